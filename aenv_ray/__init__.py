@@ -1,0 +1,61 @@
+"""aenv-ray: a Ray-native fabric of environments for agentic reinforcement learning.
+
+    import aenv_ray
+
+    env = aenv_ray.create("mini-terminal@1.0.0", ttl="30m")
+    result = ray.get(env.call_tool.remote("execute_command", {"command": "uname"}))
+
+Importing this package loads neither Ray nor FastMCP; each name below is loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aenv_ray.actors.fabric import create, create_many, get, init, list_instances, shutdown
+    from aenv_ray.actors.handle import EnvHandle
+    from aenv_ray.client import Environment, SyncEnvironment
+    from aenv_ray.errors import AenvError
+    from aenv_ray.models import ToolResult
+    from aenv_ray.sampling import sample
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AenvError": "aenv_ray.errors",
+    "EnvHandle": "aenv_ray.actors.handle",
+    "Environment": "aenv_ray.client",
+    "SyncEnvironment": "aenv_ray.client",
+    "ToolResult": "aenv_ray.models",
+    "create": "aenv_ray.actors.fabric",
+    "create_many": "aenv_ray.actors.fabric",
+    "get": "aenv_ray.actors.fabric",
+    "init": "aenv_ray.actors.fabric",
+    "list_instances": "aenv_ray.actors.fabric",
+    "sample": "aenv_ray.sampling",
+    "shutdown": "aenv_ray.actors.fabric",
+}
+
+__all__ = [
+    "AenvError",
+    "EnvHandle",
+    "Environment",
+    "SyncEnvironment",
+    "ToolResult",
+    "create",
+    "create_many",
+    "get",
+    "init",
+    "list_instances",
+    "sample",
+    "shutdown",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

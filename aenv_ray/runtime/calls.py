@@ -1,0 +1,259 @@
+"""One call under way: its deadline, its cancellation, its progress, and how it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+DEFAULT_TIMEOUT_S: Final = 60.0
+"""AEnvironment's documented default for a call."""
+
+_current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("aenv_call", default=None)
+
+
+class CallInterrupted(BaseException):
+    """Raised inside a tool's thread when its call is cancelled or its deadline has passed.
+
+    Not an `Exception`, so that ``except Exception`` in a tool does not swallow it.
+    """
+
+
+class Call:
+    """One call, from its arrival to its outcome.
+
+    Args:
+        call_id: The caller's id of it.
+        name: The tool, reward or function.
+        deadline: When it is stopped; seconds on `time.monotonic`.
+        on_progress: Told ``(progress, total, message)``; None when nobody listens.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_on_progress",
+        "_running",
+        "_started",
+        "_stop_async",
+        "_thread",
+        "call_id",
+        "deadline",
+        "name",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        call_id: str,
+        name: str,
+        deadline: float,
+        on_progress: Callable[[float, float | None, str | None], None] | None = None,
+    ) -> None:
+        self.call_id = call_id
+        self.name = name
+        self.deadline = deadline
+        self.stop_reason: str | None = None
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._running = False
+        self._started = 0.0
+        self._thread: tuple[int, int] | None = None
+        self._stop_async: Callable[[], Any] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the call was cancelled or its deadline passed: stop working and return."""
+        return self.stop_reason is not None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Tell the caller how far the call is; does nothing when nobody listens."""
+        if self._on_progress is not None:
+            self._on_progress(progress, total, message)
+
+    # --- for the dispatcher -----------------------------------------------------------------
+
+    def run_sync(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Run a sync function in this thread, so that `stop` can interrupt it.
+
+        Raises:
+            CallInterrupted: `stop` was called meanwhile.
+        """
+        token = _current.set(self)
+        try:
+            with self._lock:
+                if self.stop_reason is not None:
+                    raise CallInterrupted
+                self._thread = (threading.get_ident(), threading.get_native_id())
+                self._started = time.monotonic()
+                self._running = True
+            try:
+                return function(**arguments)
+            finally:
+                self._leave()
+        except CallInterrupted:
+            # The interrupt may have hit `_leave` itself; it is delivered only once.
+            self._leave()
+            raise
+        finally:
+            _current.reset(token)
+
+    async def run_async(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Run an async function on the running loop; `bind_stop` says how to cancel it."""
+        token = _current.set(self)
+        try:
+            return await function(**arguments)
+        finally:
+            _current.reset(token)
+
+    def bind_stop(self, stop: Callable[[], Any]) -> None:
+        """Set what cancels an async call; called at once when the call is already stopped."""
+        with self._lock:
+            self._stop_async = stop
+            late = self.stop_reason is not None
+        if late:
+            stop()
+
+    def stop(self, reason: str) -> None:
+        """Tell the function to stop: cancel its task, or interrupt its thread and kill what it
+        started. The first reason stays.
+
+        A thread inside a blocking C call ends only when that call returns.
+        """
+        with self._lock:
+            if self.stop_reason is not None:
+                return
+            self.stop_reason = reason
+            stop_async = self._stop_async
+            if self._running and self._thread is not None:
+                _raise_in_thread(self._thread[0], CallInterrupted)
+                _kill_children(self._thread[1], self._started)
+        if stop_async is not None:
+            stop_async()
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._running and self.stop_reason is not None and self._thread is not None:
+                _raise_in_thread(self._thread[0], None)
+            self._running = False
+
+
+def current_call() -> Call:
+    """Return the call that is running the current code, for `Call.progress`, `Call.is_cancelled`.
+
+    Outside of a call, for example in a unit test, it is a call without a listener or deadline.
+    """
+    return _current.get() or Call("none", "none", float("inf"))
+
+
+def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
+    """Raise `exception` in the thread at its next bytecode; None takes a pending one back."""
+    target = ctypes.py_object(exception) if exception is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
+
+
+def _kill_children(native_thread_id: int, since_monotonic: float) -> None:
+    """SIGKILL the process trees that the thread started since `since_monotonic`; Linux only.
+
+    A thread that waits for a child (`subprocess.run`) is freed by that. Older children, such as a
+    persistent shell, are left alone.
+    """
+    listing = Path(f"/proc/self/task/{native_thread_id}/children")
+    with contextlib.suppress(OSError):
+        for pid in [int(text) for text in listing.read_text().split()]:
+            if _start_monotonic(pid) >= since_monotonic - 1 / _CLOCK_TICKS:
+                kill_tree(pid)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL `pid` and everything below it; stopped first, so that nothing new appears."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGSTOP)
+    for child in _children(pid):
+        kill_tree(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def _start_monotonic(pid: int) -> float:
+    """Return when `pid` started, on `time.monotonic`'s scale (Linux: since boot, less suspend)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        started_ticks = int(stat.rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    offset = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return started_ticks / _CLOCK_TICKS - offset
+
+
+class Watchdog:
+    """Stops calls whose deadline has passed.
+
+    It wakes for the earliest deadline it knew when it last slept, so a call whose deadline is later
+    costs no wake-up: at a usual timeout of a minute it wakes about once a minute, and an idle
+    instance not at all.
+
+    Args:
+        on_expired: Told each expired call, in the watchdog's thread.
+    """
+
+    def __init__(self, on_expired: Callable[[Call], None]) -> None:
+        self._on_expired = on_expired
+        self._condition = threading.Condition()
+        self._calls: dict[int, Call] = {}
+        self._wakes_at = float("inf")
+        self._thread: threading.Thread | None = None
+
+    def add(self, call: Call) -> None:
+        """Watch `call` until `remove`."""
+        self._calls[id(call)] = call
+        if call.deadline < self._wakes_at:
+            with self._condition:
+                self._wakes_at = min(self._wakes_at, call.deadline)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="aenv-watchdog", daemon=True
+                    )
+                    self._thread.start()
+                self._condition.notify()
+
+    def remove(self, call: Call) -> None:
+        """Stop watching `call`."""
+        self._calls.pop(id(call), None)
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            calls = list(self._calls.values())
+            for call in calls:
+                if call.deadline <= now:
+                    self.remove(call)
+                    self._on_expired(call)
+            with self._condition:
+                deadlines = [c.deadline for c in list(self._calls.values())]
+                self._wakes_at = min(deadlines, default=float("inf"))
+                wait_s = self._wakes_at - time.monotonic()
+                if wait_s > 0:
+                    self._condition.wait(None if wait_s == float("inf") else wait_s)

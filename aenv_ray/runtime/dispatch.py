@@ -1,0 +1,457 @@
+"""Runs calls: the one path behind both doors, so that they cannot differ.
+
+A call arrives as a method and its parameters and leaves as an *outcome*: the bytes of a JSON-RPC
+``"result":…`` or ``"error":…`` member. Every call has an id; a repeated id never runs anything
+again (design D6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aenv_ray.runtime import workspace
+from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S, Call, CallInterrupted, Watchdog
+from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
+from aenv_ray.runtime.outcomes import Outcomes
+from aenv_ray.runtime.registry import Registered, Registry
+from aenv_ray.runtime.results import RESULT_LIMIT_BYTES, error_result, to_json, tool_result
+
+Outcome = bytes
+OnOutcome = Callable[[Outcome], None]
+OnProgress = Callable[[float, float | None, str | None], None]
+
+HEALTHY: Final = frozenset({"healthy", "success", "ok"})
+
+
+def result_outcome(payload: bytes) -> Outcome:
+    """Return the outcome for JSON bytes of a result."""
+    return b'"result":' + payload
+
+
+def fault_outcome(fault: Fault) -> Outcome:
+    """Return the outcome for a refused or stopped call."""
+    return b'"error":' + to_json(fault.rpc_error())
+
+
+@dataclass
+class _Request:
+    """One call, parsed."""
+
+    call_id: str
+    entry: Registered
+    arguments: Mapping[str, Any]
+    timeout_s: float
+    on_progress: OnProgress | None
+
+
+class Dispatcher:
+    """Runs the registered functions of one environment.
+
+    Args:
+        registry: What the environment registered.
+        load_error: The traceback when its code did not load; every call is then refused with it.
+        instance_id: For messages; empty for ``aenv run``.
+
+    Thread-safe. A sync function runs in the thread that calls `submit`; an async one on a loop
+    thread of its own, started at the first use.
+    """
+
+    def __init__(
+        self, registry: Registry, *, load_error: str | None = None, instance_id: str = ""
+    ) -> None:
+        self.registry = registry
+        self.load_error = load_error
+        self._instance_id = instance_id
+        self._outcomes = Outcomes()
+        self._watchdog = Watchdog(self._expire)
+        self._calls: dict[str, Call] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._last_active = time.time()
+        self._builtins = {
+            method: Registered(name=method, function=function, kind="builtin")
+            for method, function in workspace.METHODS.items()
+        }
+
+    # --- entry points -----------------------------------------------------------------------
+
+    def submit(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Run one call; `on_outcome` is told once, in whatever thread knows it first.
+
+        Args:
+            method: ``tools/call``, ``aenv/function``, ``aenv/reward``, ``aenv/health``,
+                ``aenv/call_tools``, a listing, or a workspace method.
+            params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
+            on_outcome: Must not raise.
+            on_progress: Told of the function's progress.
+
+        A sync function runs before this returns; an async one afterwards.
+        """
+        listing = self._listing(method)
+        if listing is not None:
+            on_outcome(listing)
+            return
+        meta = params.get("_meta") or {}
+        call_id = str(meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}")
+        if not self._outcomes.begin(call_id, on_outcome, _LOST):
+            return
+        self._last_active = time.time()
+        try:
+            if self.load_error is not None:
+                raise Fault("sandbox_start_failed", self.load_error)
+            if method == "aenv/call_tools":
+                self._run_batch(call_id, params, meta)
+                return
+            request = self._parse(call_id, method, params, meta, on_progress)
+            arguments = request.entry.signature.bind(request.entry.name, request.arguments)
+        except Fault as fault:
+            self._outcomes.finish(call_id, fault_outcome(fault))
+            return
+        self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
+
+    def cancel(self, call_id: str, reason: str = "the caller cancelled") -> bool:
+        """Stop a call that is under way; False when there is none of that id."""
+        call = self._calls.get(call_id)
+        if call is None:
+            return False
+        call.stop("cancelled")
+        fault = Fault(
+            "call_cancelled", f"{call.name!r} was cancelled: {reason}", tool_name=call.name
+        )
+        return self._outcomes.finish(call_id, fault_outcome(fault))
+
+    @property
+    def pending(self) -> int:
+        """How many calls are under way."""
+        return self._outcomes.pending
+
+    # --- parsing ----------------------------------------------------------------------------
+
+    def _listing(self, method: str) -> Outcome | None:
+        if method == "tools/list":
+            if self.load_error is not None:
+                return fault_outcome(Fault("sandbox_start_failed", self.load_error))
+            tools = [tool.mcp_tool() for tool in self.registry.tools.values()]
+            return result_outcome(to_json({"tools": tools}))
+        if method == "aenv/functions":
+            return result_outcome(to_json(self.registry.listing()))
+        if method == "ping":
+            return result_outcome(b"{}")
+        return None
+
+    def _parse(
+        self,
+        call_id: str,
+        method: str,
+        params: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        on_progress: OnProgress | None,
+    ) -> _Request:
+        if method == "tools/call":
+            entry = self.registry.tool(_name(params))
+        elif method == "aenv/function":
+            entry = self.registry.function(_name(params))
+        elif method == "aenv/reward":
+            entry = self.registry.reward(params.get("name"))
+        elif method == "aenv/health":
+            entry = self.registry.health or Registered("health", self._default_health, "health")
+        elif method in self._builtins:
+            entry = self._builtins[method]
+        else:
+            raise Fault("config_error", f"there is no method {method!r}", rpc_code=METHOD_NOT_FOUND)
+        arguments = params.get("arguments") or {}
+        if not isinstance(arguments, dict):
+            raise Fault(
+                "tool_input_invalid",
+                f"arguments of {entry.name!r} are {type(arguments).__name__}, not an object",
+                'write them as {"name": value}',
+                tool_name=entry.name,
+            )
+        wanted = _timeout(meta.get("aenv/timeout_s"))
+        timeout_s = min(wanted, entry.timeout_s) if entry.timeout_s else wanted
+        return _Request(call_id, entry, arguments, timeout_s, on_progress)
+
+    def _default_health(self) -> dict[str, Any]:
+        return {
+            "status": "success",
+            "message": "the environment is healthy",
+            "details": {"tool_count": len(self.registry.tools)},
+            "last_active": self._last_active,
+        }
+
+    # --- running ----------------------------------------------------------------------------
+
+    def _run(self, request: _Request, arguments: dict[str, Any], done: OnOutcome) -> None:
+        entry = request.entry
+        call = Call(
+            request.call_id, entry.name, time.monotonic() + request.timeout_s, request.on_progress
+        )
+        self._calls[request.call_id] = call
+        self._watchdog.add(call)
+        if entry.is_async:
+            self._run_on_loop(call, entry, entry.function, arguments, done)
+            return
+        try:
+            value = call.run_sync(entry.function, arguments)
+        except CallInterrupted:
+            outcome = _stopped(call, entry, request.timeout_s)
+        except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
+            self._leave_if_forked()
+            outcome = _raised(entry, exc)
+        else:
+            self._leave_if_forked()
+            if inspect.isawaitable(value):
+                self._run_on_loop(call, entry, _awaiting(value), {}, done)
+                return
+            outcome = _returned(entry, value)
+        self._forget(call)
+        done(outcome)
+
+    def _run_on_loop(
+        self,
+        call: Call,
+        entry: Registered,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        done: OnOutcome,
+    ) -> None:
+        async def run() -> None:
+            try:
+                outcome = _returned(entry, await call.run_async(function, arguments))
+            except asyncio.CancelledError:
+                outcome = _stopped(call, entry, None)
+            except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
+                outcome = _raised(entry, exc)
+            self._forget(call)
+            done(outcome)
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._ensure_loop())
+        call.bind_stop(future.cancel)
+
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="aenv-loop", daemon=True
+                ).start()
+            return self._loop
+
+    def _forget(self, call: Call) -> None:
+        self._watchdog.remove(call)
+        self._calls.pop(call.call_id, None)
+
+    def _expire(self, call: Call) -> None:
+        """Stop a call whose deadline has passed; its function may not notice, its caller must."""
+        fault = Fault(
+            "tool_timeout",
+            f"{call.name!r} reached its deadline and was stopped",
+            "give the call a longer timeout, or the tool a shorter task",
+            tool_name=call.name,
+        )
+        call.stop("timeout")
+        self._outcomes.finish(call.call_id, fault_outcome(fault))
+        self._calls.pop(call.call_id, None)
+
+    def _leave_if_forked(self) -> None:
+        """End a process that a tool forked and let return: only the runtime answers calls."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def _run_batch(
+        self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> None:
+        """Run several tool calls, in order or in parallel; one outcome for all of them.
+
+        An item that is refused, raises or times out does not stop the others.
+        """
+        calls = params.get("calls")
+        if not isinstance(calls, list) or not all(isinstance(item, dict) for item in calls):
+            raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
+        timeout_s = _timeout(meta.get("aenv/timeout_s"))
+        batch = _Batch(call_id, len(calls), timeout_s, self._outcomes)
+        self._calls[call_id] = batch.call
+        self._watchdog.add(batch.call)
+
+        def run_item(index: int) -> None:
+            if batch.call.is_cancelled:
+                return
+            item = calls[index]
+            item_meta = {"aenv/timeout_s": min(timeout_s, batch.call.remaining_s or 0.001)}
+            finished = threading.Event()
+
+            def done(outcome: Outcome) -> None:
+                batch.put(index, outcome)
+                finished.set()
+
+            try:
+                request = self._parse(f"{call_id}.{index}", "tools/call", item, item_meta, None)
+                arguments = request.entry.signature.bind(request.entry.name, request.arguments)
+            except Fault as fault:
+                done(fault_outcome(fault))
+                return
+            self._run(request, arguments, done)
+            finished.wait(request.timeout_s + 1.0)
+
+        if params.get("parallel"):
+            threads = [
+                threading.Thread(target=run_item, args=(index,), daemon=True)
+                for index in range(len(calls))
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        else:
+            for index in range(len(calls)):
+                run_item(index)
+        self._forget(batch.call)
+        batch.finish()
+
+
+class _Batch:
+    """The outcomes of a batch's items; what is missing at its deadline is said so."""
+
+    def __init__(self, call_id: str, size: int, timeout_s: float, outcomes: Outcomes) -> None:
+        self.call = Call(call_id, "call_tools", time.monotonic() + timeout_s)
+        self.call.bind_stop(self.finish)
+        self._outcomes = outcomes
+        self._items: list[Outcome | None] = [None] * size
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        self._items[index] = outcome
+
+    def finish(self) -> None:
+        missing = fault_outcome(
+            Fault("tool_timeout", "the batch reached its deadline before this call had a result")
+        )
+        body = b",".join(b"{" + (item or missing) + b"}" for item in self._items)
+        self._outcomes.finish(
+            self.call.call_id, result_outcome(b'{"results":[' + body + b"]}")
+        )
+
+
+_LOST: Final = fault_outcome(
+    Fault(
+        "call_outcome_unknown",
+        "the call ran, but its result is no longer remembered",
+        "the call was repeated after many later ones; it was not run again",
+    )
+)
+
+
+def _awaiting(value: Any) -> Callable[[], Any]:
+    async def wait() -> Any:
+        return await value
+
+    return wait
+
+
+def _name(params: Mapping[str, Any]) -> str:
+    name = params.get("name")
+    if not isinstance(name, str) or not name:
+        raise Fault("tool_input_invalid", "the call names no tool or function")
+    return name
+
+
+def _timeout(value: Any) -> float:
+    if value is None:
+        return DEFAULT_TIMEOUT_S
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise Fault("tool_input_invalid", f"timeout {value!r} is not a number of seconds above 0")
+    return min(float(value), 86_400.0)
+
+
+def _returned(entry: Registered, value: Any) -> Outcome:
+    """Return the outcome for what the function returned."""
+    try:
+        if entry.kind == "tool":
+            return result_outcome(to_json(tool_result(value)))
+        if entry.kind == "health":
+            return result_outcome(to_json({"data": _health(value)}))
+        if entry.kind == "reward":
+            _check_reward(entry.name, value)
+        payload = to_json(value)
+    except Exception as exc:  # noqa: BLE001  # a value's own __iter__ or serializer may raise
+        if entry.kind == "tool":
+            text = f"{entry.name} returned a value that cannot be sent: {exc}"
+            return result_outcome(to_json(error_result(text, type(exc).__name__)))
+        return fault_outcome(
+            Fault("function_failed", f"{entry.kind} {entry.name!r}: {exc}", tool_name=entry.name)
+        )
+    if len(payload) > RESULT_LIMIT_BYTES and entry.kind != "builtin":
+        return fault_outcome(
+            Fault(
+                "function_failed",
+                f"{entry.kind} {entry.name!r} returned {len(payload)} bytes, over the limit of "
+                f"{RESULT_LIMIT_BYTES}",
+                "return less, or write it to a file and read that",
+                tool_name=entry.name,
+            )
+        )
+    return result_outcome(b'{"data":' + payload + b"}")
+
+
+def _check_reward(name: str, value: Any) -> None:
+    numbers = value.values() if isinstance(value, dict) else [value]
+    for number in numbers:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"{name} returned {number}, which is no reward")
+
+
+def _health(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {"status": "healthy", **value}
+    if value is None or value is True:
+        return {"status": "healthy"}
+    return {"status": "unhealthy", "message": str(value)}
+
+
+def _raised(entry: Registered, exc: BaseException) -> Outcome:
+    """Return the outcome for a function that raised: a tool's is a result, others' an error."""
+    if isinstance(exc, Fault):
+        return fault_outcome(exc)
+    text = f"{type(exc).__name__}: {exc}"
+    trace = "".join(traceback.format_exception(exc))
+    print(trace, flush=True)  # noqa: T201  # stdout is the instance's log
+    if entry.kind == "tool":
+        return result_outcome(to_json(error_result(text, type(exc).__name__)))
+    if entry.kind == "health":
+        return result_outcome(to_json({"data": {"status": "unhealthy", "message": text}}))
+    return fault_outcome(
+        Fault(
+            "function_failed",
+            f"{entry.kind} {entry.name!r} raised {text}",
+            tool_name=entry.name,
+            traceback=trace[-4000:],
+        )
+    )
+
+
+def _stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
+    if call.stop_reason == "timeout":
+        after = f" after {timeout_s:g} s" if timeout_s else ""
+        return fault_outcome(
+            Fault("tool_timeout", f"{entry.name!r} was stopped{after}", tool_name=entry.name)
+        )
+    return fault_outcome(
+        Fault("call_cancelled", f"{entry.name!r} was cancelled", tool_name=entry.name)
+    )

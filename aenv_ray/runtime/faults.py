@@ -1,0 +1,52 @@
+"""How the runtime says on the wire that a call was refused or could not end well.
+
+The codes are those of the caller's error tree; the island does not import that tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+# JSON-RPC 2.0 reserves -32768..-32000; MCP clients show `message` to people.
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+SERVER_ERROR: Final = -32000
+
+_RPC_CODES = {"tool_not_found": INVALID_PARAMS, "tool_input_invalid": INVALID_PARAMS}
+
+
+class Fault(Exception):
+    """A call that has no result: refused, stopped, or ended by a failure of its own function.
+
+    Args:
+        code: One of the error tree's codes, for example ``tool_not_found``.
+        message: What, which name, which limit.
+        hint: The way out.
+        context: Further JSON data, for example ``tool_name``.
+    """
+
+    def __init__(self, code: str, message: str, hint: str | None = None, **context: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.context = context
+
+    def data(self) -> dict[str, Any]:
+        """Return the error as JSON data, as the caller's error tree reads it."""
+        data: dict[str, Any] = {"code": self.code, "message": self.message, **self.context}
+        if self.hint:
+            data["hint"] = self.hint
+        return data
+
+    def rpc_error(self) -> dict[str, Any]:
+        """Return the JSON-RPC error object."""
+        code = _RPC_CODES.get(self.code, SERVER_ERROR)
+        return {"code": code, "message": self.message, "data": self.data()}
+
+
+class ProjectLoadError(Exception):
+    """The project's code does not load; the message carries the traceback."""

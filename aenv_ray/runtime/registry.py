@@ -1,0 +1,445 @@
+"""What an environment offers: the decorators and the registry that both doors serve."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar, cast, overload
+
+from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.signature import Signature
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_REWARD_PATH = "/task/reward"
+HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A function of the environment, with what its caller must know."""
+
+    name: str
+    function: Callable[..., Any]
+    kind: str
+    """``tool``, ``reward``, ``function`` or ``health``."""
+    description: str | None = None
+    timeout_s: float | None = None
+    """The call is stopped after this many seconds. None: the caller's own limit."""
+    idempotent: bool = False
+    """Running it twice does no harm; stated to callers as MCP's ``idempotentHint``."""
+    endpoint: str = ""
+    """Path at the public door; not for tools."""
+    method: str = "POST"
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Validator and schema, made at the first use."""
+        return Signature(self.function)
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether calling it gives a coroutine."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004  # an object with async __call__
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    def mcp_tool(self) -> dict[str, Any]:
+        """Return the MCP ``Tool`` object."""
+        tool: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description or self.signature.description,
+            "inputSchema": self.signature.schema,
+        }
+        if self.idempotent:
+            tool["annotations"] = {"idempotentHint": True}
+        return tool
+
+    def listing(self) -> dict[str, Any]:
+        """Return the entry of ``/functions/list``, in AEnvironment's form."""
+        parameters = {
+            name: {
+                "type": "Any" if p.annotation is p.empty else _type_name(p.annotation),
+                "default": None if p.default is p.empty else str(p.default),
+            }
+            for name, p in inspect.signature(self.function).parameters.items()
+        }
+        return {
+            "name": self.name,
+            "endpoint": self.endpoint,
+            "method": self.method,
+            "description": self.description or self.signature.description or "",
+            "parameters": parameters,
+            "is_async": self.is_async,
+        }
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else str(annotation)
+
+
+@dataclass
+class Registry:
+    """Everything one environment registered."""
+
+    tools: dict[str, Registered] = field(default_factory=dict)
+    rewards: dict[str, Registered] = field(default_factory=dict)
+    functions: dict[str, Registered] = field(default_factory=dict)
+    health: Registered | None = None
+
+    def add_tool(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
+    ) -> Registered:
+        """Register a tool.
+
+        Raises:
+            ValueError: The name is taken by another function, or `timeout_s` is not above zero.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        entry = Registered(
+            name=name or function.__name__,
+            function=function,
+            kind="tool",
+            description=description,
+            timeout_s=_positive(timeout_s),
+            idempotent=idempotent,
+        )
+        return self._put(self.tools, entry)
+
+    def register(
+        self, function: Callable[..., Any], name: str | None = None, description: str | None = None
+    ) -> Registered:
+        """Register a tool; AEnvironment's spelling of `add_tool`."""
+        return self.add_tool(function, name=name, description=description)
+
+    def add_reward(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        default: bool = False,
+    ) -> Registered:
+        """Register a reward; the first one, or the one marked `default`, answers unnamed calls.
+
+        Raises:
+            ValueError: The name is taken, or a second reward is marked `default`.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        entry_name = name or function.__name__
+        if default and self._marked_default and self._default_reward != entry_name:
+            raise ValueError(
+                f"reward {entry_name!r} and {self._default_reward!r} are both marked default"
+            )
+        entry = Registered(
+            name=entry_name,
+            function=function,
+            kind="reward",
+            timeout_s=_positive(timeout_s),
+            endpoint=DEFAULT_REWARD_PATH,
+        )
+        self._put(self.rewards, entry)
+        if default or self._default_reward is None:
+            self._default_reward, self._marked_default = entry.name, default
+        return entry
+
+    def add_function(
+        self,
+        function: Callable[..., Any],
+        *,
+        endpoint: str | None = None,
+        method: str = "POST",
+        timeout_s: float | None = None,
+    ) -> Registered:
+        """Register a function; it is served at `endpoint`, by default ``/functions/<name>``.
+
+        Raises:
+            ValueError: The name or the endpoint is taken, or the method is no HTTP method.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        if method.upper() not in HTTP_METHODS:
+            raise ValueError(f"method {method!r} is none of {', '.join(HTTP_METHODS)}")
+        path = endpoint or f"/functions/{function.__name__}"
+        if not path.startswith("/"):
+            path = f"/{path}"
+        for other in self.functions.values():
+            same_route = (other.endpoint, other.method) == (path, method.upper())
+            if same_route and not _same(other.function, function):
+                raise ValueError(f"{method.upper()} {path} is already served by {other.name!r}")
+        entry = Registered(
+            name=function.__name__,
+            function=function,
+            kind="function",
+            timeout_s=_positive(timeout_s),
+            endpoint=path,
+            method=method.upper(),
+        )
+        return self._put(self.functions, entry)
+
+    def set_health(self, function: Callable[..., Any]) -> Registered:
+        """Register the health check; there is at most one.
+
+        Raises:
+            ValueError: Another health check is registered.
+        """
+        if self.health and not _same(self.health.function, function):
+            raise ValueError(
+                f"health check {function.__name__!r}: {self.health.name!r} is already registered"
+            )
+        self.health = Registered(
+            name=function.__name__,
+            function=function,
+            kind="health",
+            endpoint="/health",
+            method="GET",
+        )
+        return self.health
+
+    def tool(self, name: str) -> Registered:
+        """Return the tool.
+
+        Raises:
+            Fault: ``tool_not_found``, with the names there are.
+        """
+        return _find(self.tools, name, "tool")
+
+    def function(self, name: str) -> Registered:
+        """Return the function.
+
+        Raises:
+            Fault: ``tool_not_found``, with the names there are.
+        """
+        return _find(self.functions, name, "function")
+
+    def reward(self, name: str | None = None) -> Registered:
+        """Return the named reward, or the default one.
+
+        Raises:
+            Fault: ``tool_not_found``: no such reward, or the environment has none.
+        """
+        if name is None and self._default_reward is None:
+            raise Fault(
+                "tool_not_found",
+                "the environment registers no reward",
+                "decorate a function with @register_reward",
+            )
+        return _find(self.rewards, name or cast(str, self._default_reward), "reward")
+
+    def listing(self) -> dict[str, Any]:
+        """Return the ``data`` of ``/functions/list``, in AEnvironment's form."""
+        functions = [entry.listing() for entry in self.functions.values()]
+        rewards = [entry.listing() for entry in self.rewards.values()]
+        health = [self.health.listing()] if self.health else []
+        return {
+            "total": len(functions) + len(rewards) + len(health),
+            "functions": functions,
+            "reward": rewards,
+            "health": health,
+        }
+
+    def compile(self) -> None:
+        """Build every validator and schema now, so that the first call does not pay for it.
+
+        Raises:
+            TypeError: A function has a parameter that JSON cannot carry.
+        """
+        for group in (self.tools, self.rewards, self.functions):
+            for entry in group.values():
+                entry.mcp_tool()
+        if self.health:
+            self.health.mcp_tool()
+
+    def clear(self) -> None:
+        """Forget everything; for tests and notebooks."""
+        self.tools.clear()
+        self.rewards.clear()
+        self.functions.clear()
+        self.health = None
+        self._default_reward, self._marked_default = None, False
+
+    _default_reward: str | None = None
+    _marked_default: bool = False
+
+    @staticmethod
+    def _put(group: dict[str, Registered], entry: Registered) -> Registered:
+        known = group.get(entry.name)
+        if known and not _same(known.function, entry.function):
+            raise ValueError(
+                f"{entry.kind} {entry.name!r} is already registered by "
+                f"{_where(known.function)}; {_where(entry.function)} needs another name"
+            )
+        group[entry.name] = entry
+        return entry
+
+
+def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether a notebook cell or a module merely ran again."""
+    return (
+        _where(one) == _where(other) and getattr(one, "__module__", 0) == getattr(
+            other, "__module__", 1
+        ) and one.__qualname__ == other.__qualname__
+    ) if hasattr(one, "__qualname__") and hasattr(other, "__qualname__") else one is other
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _positive(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and timeout_s <= 0:
+        raise ValueError(f"timeout {timeout_s!r} is not above zero seconds")
+    return timeout_s
+
+
+def _find(group: Mapping[str, Registered], name: str, kind: str) -> Registered:
+    entry = group.get(name)
+    if entry is None:
+        known = ", ".join(sorted(group)) or "none"
+        raise Fault(
+            "tool_not_found",
+            f"there is no {kind} {name!r}",
+            f"the environment's {kind}s are: {known}",
+            tool_name=name,
+        )
+    return entry
+
+
+_REGISTRY = Registry()
+
+
+def get_registry() -> Registry:
+    """Return the registry that the decorators fill: one for each process."""
+    return _REGISTRY
+
+
+@overload
+def register_tool(function: F) -> F: ...
+@overload
+def register_tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    idempotent: bool = False,
+) -> Callable[[F], F]: ...
+def register_tool(
+    function: Any = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    idempotent: bool = False,
+) -> Any:
+    """Make a function a tool that agents call; it stays an ordinary function.
+
+    Args:
+        function: Sync (runs in a thread) or async.
+        name: What agents call it. None: the function's name.
+        description: For the model. None: the docstring before its sections.
+        timeout: Seconds after which a call is stopped. None: the caller's own limit.
+        idempotent: Calling it twice with the same arguments changes nothing more.
+
+    Raises:
+        ValueError: The name is taken, or `timeout` is not above zero.
+    """
+
+    def register(target: F) -> F:
+        get_registry().add_tool(
+            target, name=name, description=description, timeout_s=timeout, idempotent=idempotent
+        )
+        return target
+
+    return register(function) if function is not None else register
+
+
+@overload
+def register_reward(function: F) -> F: ...
+@overload
+def register_reward(
+    *, name: str | None = None, timeout: float | None = None, default: bool = False
+) -> Callable[[F], F]: ...
+def register_reward(
+    function: Any = None,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    default: bool = False,
+) -> Any:
+    """Make a function a reward; the first one, or the one marked `default`, answers unnamed calls.
+
+    Args:
+        function: Returns any JSON value; a number or ``{"score": …}`` by custom.
+        name: None: the function's name.
+        timeout: Seconds after which it is stopped. None: the caller's own limit.
+        default: Answer calls that name no reward.
+
+    Raises:
+        ValueError: The name is taken, or a second reward is marked `default`.
+    """
+
+    def register(target: F) -> F:
+        get_registry().add_reward(target, name=name, timeout_s=timeout, default=default)
+        return target
+
+    return register(function) if function is not None else register
+
+
+@overload
+def register_function(function: F) -> F: ...
+@overload
+def register_function(
+    *, endpoint: str | None = None, method: str = "POST", timeout: float | None = None
+) -> Callable[[F], F]: ...
+def register_function(
+    function: Any = None,
+    *,
+    endpoint: str | None = None,
+    method: str = "POST",
+    timeout: float | None = None,
+) -> Any:
+    """Make a function callable by the trainer, not by the agent; served over HTTP as well.
+
+    Args:
+        function: Returns any JSON value.
+        endpoint: Path at the public door. None: ``/functions/<name>``.
+        method: GET, POST, PUT, PATCH or DELETE.
+        timeout: Seconds after which it is stopped. None: the caller's own limit.
+
+    Raises:
+        ValueError: The name or the route is taken, or the method is unknown.
+    """
+
+    def register(target: F) -> F:
+        get_registry().add_function(target, endpoint=endpoint, method=method, timeout_s=timeout)
+        return target
+
+    return register(function) if function is not None else register
+
+
+@overload
+def register_health(function: F) -> F: ...
+@overload
+def register_health() -> Callable[[F], F]: ...
+def register_health(function: Any = None) -> Any:
+    """Make a function the environment's health check.
+
+    It returns ``{"status": "healthy" | "success", …}``; any other status, or an exception, means
+    unhealthy.
+
+    Raises:
+        ValueError: Another health check is registered.
+    """
+
+    def register(target: F) -> F:
+        get_registry().set_health(target)
+        return target
+
+    return register(function) if function is not None else register

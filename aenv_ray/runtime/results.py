@@ -1,0 +1,199 @@
+"""From what a function returned to what the wire carries."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+
+import pydantic_core
+
+RESULT_LIMIT_BYTES: Final = 10 * 1024 * 1024
+"""Largest text of one result; more is cut with a mark (invariant 12)."""
+
+_IMAGE_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that a tool returns to a model."""
+
+    data: bytes
+    mime_type: str = "image/png"
+
+
+def to_json(value: Any) -> bytes:
+    """Return `value` as JSON bytes.
+
+    NaN and the infinities become strings, since JSON has no number for them and null would hide
+    them. Bytes are UTF-8 text where they are valid, else base64.
+
+    Raises:
+        ValueError: It cannot be JSON: a cycle, too deep, or a type without a JSON form.
+    """
+    try:
+        return pydantic_core.to_json(value, inf_nan_mode="strings", bytes_mode="utf8")
+    except pydantic_core.PydanticSerializationError as exc:
+        if "utf-8" in str(exc) or "utf8" in str(exc):
+            return to_json_base64(value)
+        raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
+    except (RecursionError, UnicodeError) as exc:
+        raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
+
+
+def to_json_base64(value: Any) -> bytes:
+    """Return `value` as JSON bytes with every bytes object in base64.
+
+    Raises:
+        ValueError: It cannot be JSON.
+    """
+    try:
+        return pydantic_core.to_json(value, inf_nan_mode="strings", bytes_mode="base64")
+    except pydantic_core.PydanticSerializationError as exc:
+        raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
+
+
+def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, Any]:
+    """Return the MCP ``CallToolResult`` object for what a tool returned.
+
+    An object is both text and ``structuredContent``; another JSON value is structured as
+    ``{"result": value}`` and marked ``aenv/wrapped``. Images, bytes and MCP content blocks pass as
+    blocks. Text over `limit_bytes` is cut with a mark and ``aenv/truncated``.
+
+    Raises:
+        ValueError: The value cannot be JSON.
+    """
+    blocks = _blocks(value)
+    if blocks is not None:
+        return _limited({"content": blocks, "isError": False}, limit_bytes)
+    if isinstance(value, str):
+        result: dict[str, Any] = {
+            "content": [{"type": "text", "text": _clean_text(value)}],
+            "isError": False,
+        }
+        if len(value) > limit_bytes // 4:
+            result = _limited(result, limit_bytes)
+            value = result["content"][0]["text"]
+        result["structuredContent"] = {"result": _clean_text(value)}
+        result.setdefault("_meta", {})["aenv/wrapped"] = True
+        return result
+    encoded = to_json(value)
+    if len(encoded) > limit_bytes:
+        text = encoded[:limit_bytes].decode(errors="ignore")
+        return _cut([{"type": "text", "text": text}], len(encoded), limit_bytes)
+    # Decoding again gives plain data whatever the value was: a model, a dataclass, an enum.
+    plain = pydantic_core.from_json(encoded)
+    result = {"content": [{"type": "text", "text": encoded.decode()}], "isError": False}
+    if isinstance(plain, dict):
+        result["structuredContent"] = plain
+    elif value is not None:
+        result["structuredContent"] = {"result": plain}
+        result["_meta"] = {"aenv/wrapped": True}
+    else:
+        result["content"] = []
+    return result
+
+
+def error_result(text: str, error_type: str, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, Any]:
+    """Return the ``CallToolResult`` of a tool that raised."""
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": _clean_text(text)}],
+        "isError": True,
+    }
+    if len(text) > limit_bytes // 4:
+        result = _limited(result, limit_bytes)
+    result.setdefault("_meta", {})["aenv/error_type"] = error_type
+    return result
+
+
+def _clean_text(text: str) -> str:
+    """Return text that UTF-8 can carry: lone surrogates become U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _blocks(value: Any) -> list[dict[str, Any]] | None:
+    """Return content blocks for values that are blocks rather than JSON, else None."""
+    block = _block(value)
+    if block is not None:
+        return [block]
+    if isinstance(value, list) and value and len(value) <= 1000:
+        blocks = [_block(item) for item in value]
+        if any(blocks):
+            return [
+                b if b is not None else {"type": "text", "text": _as_text(item)}
+                for b, item in zip(blocks, value, strict=True)
+            ]
+    return None
+
+
+def _as_text(value: Any) -> str:
+    return _clean_text(value) if isinstance(value, str) else to_json(value).decode()
+
+
+def _block(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, Image):
+        return _binary("image", value.data, value.mime_type)
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        for magic, mime_type in _IMAGE_MAGIC:
+            if data.startswith(magic):
+                return _binary("image", data, mime_type)
+        return {
+            "type": "resource",
+            "resource": {
+                "uri": "aenv://result",
+                "mimeType": "application/octet-stream",
+                "blob": base64.b64encode(data).decode(),
+            },
+        }
+    if type(value).__module__.startswith("PIL.") and hasattr(value, "save"):
+        buffer = BytesIO()
+        value.save(buffer, format="PNG")
+        return _binary("image", buffer.getvalue(), "image/png")
+    if type(value).__module__.startswith(("mcp.", "mcp_types")) and hasattr(value, "model_dump"):
+        dumped: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return dumped if "type" in dumped else None
+    return None
+
+
+def _binary(kind: str, data: bytes, mime_type: str) -> dict[str, Any]:
+    return {"type": kind, "data": base64.b64encode(data).decode(), "mimeType": mime_type}
+
+
+def _limited(result: dict[str, Any], limit_bytes: int) -> dict[str, Any]:
+    """Cut the text blocks so that together they fit; refuse binary blocks that do not."""
+    total = 0
+    room = limit_bytes
+    blocks: list[dict[str, Any]] = []
+    for block in result["content"]:
+        payload = block.get("text") or block.get("data") or block.get("resource", {}).get("blob", "")
+        encoded = payload.encode()
+        total += len(encoded)
+        if len(encoded) <= room:
+            blocks.append(block)
+            room -= len(encoded)
+        elif block.get("type") == "text":
+            blocks.append({"type": "text", "text": encoded[:room].decode(errors="ignore")})
+            room = 0
+    if total <= limit_bytes:
+        return result
+    return _cut(blocks, total, limit_bytes) | {"isError": result.get("isError", False)}
+
+
+def _cut(blocks: list[dict[str, Any]], total: int, limit_bytes: int) -> dict[str, Any]:
+    mark = f"\n[output cut: the first {limit_bytes} of {total} bytes]"
+    for block in reversed(blocks):
+        if block["type"] == "text":
+            block["text"] += mark
+            break
+    else:
+        blocks.append({"type": "text", "text": mark.strip()})
+    return {"content": blocks, "isError": False, "_meta": {"aenv/truncated": True}}

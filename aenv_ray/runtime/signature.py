@@ -1,0 +1,114 @@
+"""From a Python function to a validator of its arguments and a JSON Schema of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+
+from aenv_ray.runtime.docstrings import describe
+from aenv_ray.runtime.faults import Fault
+
+_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=())
+
+
+class Signature:
+    """The validated parameters of one registered function.
+
+    Args:
+        function: What was registered; sync or async.
+
+    Raises:
+        TypeError: A parameter has a type that JSON cannot carry, or is positional-only.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.description, argument_docs = describe(function)
+        self.accepts_any = False
+        fields: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        hints = _type_hints(function)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self.accepts_any = True
+                continue
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise TypeError(
+                    f"{function.__name__}: parameter {parameter.name!r} is positional-only; "
+                    "arguments come by name"
+                )
+            annotation = hints.get(parameter.name, Any)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # A field may not start with an underscore nor shadow BaseModel's own names.
+            field = f"p_{parameter.name}"
+            self._names[field] = parameter.name
+            fields[field] = (
+                annotation,
+                Field(
+                    default, alias=parameter.name, description=argument_docs.get(parameter.name)
+                ),
+            )
+        config = ConfigDict(**{**_CONFIG, "extra": "allow" if self.accepts_any else "forbid"})
+        try:
+            self._model: type[BaseModel] = create_model(
+                f"{function.__name__}Arguments", __config__=config, **fields
+            )
+            self.schema = _clean(self._model.model_json_schema(by_alias=True))
+        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as exc:
+            raise TypeError(f"{function.__name__}: {exc}") from exc
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names, in order."""
+        return list(self._names.values())
+
+    def bind(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return validated keyword arguments.
+
+        Args:
+            name: What to call the function in the message.
+            arguments: JSON data from the caller.
+
+        Raises:
+            Fault: ``tool_input_invalid``, naming each argument and what is wrong with it.
+        """
+        try:
+            model = self._model.model_validate(arguments)
+        except ValidationError as exc:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}"
+                for error in exc.errors(include_url=False, include_input=False)
+            )
+            takes = ", ".join(self.names) or "no arguments"
+            raise Fault(
+                "tool_input_invalid",
+                f"arguments of {name!r} do not fit its schema: {problems}",
+                f"{name} takes {takes}",
+                tool_name=name,
+            ) from None
+        bound = {parameter: getattr(model, field) for field, parameter in self._names.items()}
+        if self.accepts_any:
+            bound.update(model.model_extra or {})
+        return bound
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as exc:
+        raise TypeError(f"{function.__name__}: its type hints do not resolve: {exc}") from exc
+
+
+def _clean(schema: dict[str, Any]) -> dict[str, Any]:
+    """Drop the generated class name and the titles that only repeat a property's name."""
+    schema.pop("title", None)
+    for name, prop in schema.get("properties", {}).items():
+        if prop.get("title", "").replace(" ", "_").lower() == name.lower().strip("_"):
+            prop.pop("title")
+    schema.setdefault("properties", {})
+    return schema
