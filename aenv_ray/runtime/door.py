@@ -48,12 +48,11 @@ class Connection:
         self._buffer = bytearray()
         self._scanned = 0
         self._call_ids: dict[Any, str] = {}
-        self._closed = threading.Event()
+        self._closed = False
 
-    def serve(self) -> None:
-        """Answer until the peer closes; returns when reading has ended."""
+    def start(self) -> None:
+        """Answer, in threads of its own, until the peer closes."""
         self._add_thread()
-        self._closed.wait()
 
     def _add_thread(self) -> None:
         with self._state:
@@ -70,11 +69,11 @@ class Connection:
     def _lead(self) -> bool:
         """Read one request and run it; False ends the thread."""
         with self._leader:
-            if self._closed.is_set():
+            if self._closed:
                 return False
             message = self._read()
             if message is None:
-                self._closed.set()
+                self._closed = True
                 self._sock.close()
                 return False
             with self._state:
@@ -182,7 +181,7 @@ class Connection:
             with self._sending:
                 self._sock.sendall(data)
         except OSError:
-            self._closed.set()
+            self._closed = True
 
 
 def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:
@@ -192,6 +191,4 @@ def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:
             sock, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(
-            target=Connection(sock, dispatcher).serve, name="aenv-connection", daemon=True
-        ).start()
+        Connection(sock, dispatcher).start()

@@ -1,0 +1,36 @@
+"""What the commands say to people, on standard error, so that standard output stays data."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_RED, _BLUE, _BOLD, _OFF = "\033[1;31m", "\033[36m", "\033[1m", "\033[0m"
+
+
+def say(text: str = "") -> None:
+    """Write a line for people; flushed, because a server may run for hours after it."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """Write ``error: …`` and, when there is a way out, ``hint: …``."""
+    say(f"{_styled('error:', _RED)} {message}")
+    if hint:
+        say(f"{_styled('hint:', _BLUE)} {hint}")
+
+
+def strong(text: str) -> str:
+    """Return `text` in bold where standard error shows colours, else unchanged."""
+    return _styled(text, _BOLD)
+
+
+def has_colour() -> bool:
+    """Return whether standard error is a terminal that wants colour (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stderr.isatty()
+
+
+def _styled(text: str, code: str) -> str:
+    return f"{code}{text}{_OFF}" if has_colour() else text

@@ -1,0 +1,209 @@
+"""A project's public door as a child process that never outlives the command that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from aenv_ray.errors import ConfigError, boundary
+
+STOP_GRACE_S: Final = 1.5
+"""Between SIGTERM and SIGKILL; Ctrl-C is done within two seconds."""
+KEPT_LINES: Final = 200
+"""Of output that is not shown as it comes; shown when the process fails."""
+_LISTENING: Final = re.compile(rb"environment server listening on (http://\S+:(\d+))")
+_LIST_TIMEOUT_S: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def spawn(
+    command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, output: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, that is killed when this process dies.
+
+    Only Linux can promise the latter (``PR_SET_PDEATHSIG``); elsewhere a ``kill -9`` of this
+    process leaves it.
+
+    Args:
+        command: Program and arguments.
+        environment: All of its variables.
+        cwd: Its working directory.
+        output: File descriptor, or `subprocess.PIPE`, for both of its outputs.
+
+    Raises:
+        ConfigError: It cannot be started, for example with these variables.
+    """
+    with boundary(ConfigError, f"{command[0]} cannot be started"):
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only us; we end it with all that it started
+            preexec_fn=_bound_to_parent(),  # noqa: PLW1509  # this process has one thread
+        )
+
+
+def _bound_to_parent() -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: little may happen between fork and exec
+    parent = os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return bind
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process of `spawn` and what it started, within `STOP_GRACE_S`; twice is harmless."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_GRACE_S)
+    finally:  # also after a second Ctrl-C
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class LocalServer:
+    """One run of ``python -m aenv_ray.runtime`` and its output.
+
+    Both outputs of the server go to our standard error as they come, except with `quiet`.
+
+    Args:
+        project: The project's directory; also the working directory, as in its image.
+        host: Address to listen on.
+        port: 0 takes a free one.
+        environment: All variables of the server.
+        quiet: Keep the output, for `kept_output`.
+
+    Raises:
+        ConfigError: The process cannot be started.
+    """
+
+    def __init__(
+        self, project: Path, *, host: str, port: int, environment: Mapping[str, str], quiet: bool
+    ) -> None:
+        self.url: str | None = None
+        """Where it can be reached from this machine; None until it listens."""
+        self.port = port
+        self._quiet = quiet
+        self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._lines_seen = 0
+        self._partial = b""
+        command = [sys.executable, "-m", "aenv_ray.runtime", str(project), "--strict"]
+        self._process = spawn(
+            [*command, "--host", host, "--port", str(port)],
+            environment={**environment, "PYTHONUNBUFFERED": "1"},
+            cwd=project,
+            output=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+
+    def pump(self, timeout_s: float) -> int | None:
+        """Pass on output for up to `timeout_s`, less when there is some.
+
+        Returns:
+            The exit code once the server has ended and all its output is passed on, else None.
+        """
+        ready, _, _ = select.select([self._pipe], [], [], timeout_s)
+        # Asked before the last read, so that nothing written before the end is missed.
+        code = self._process.poll()
+        if ready and not self._read() and code is None:
+            # End of output, and it still runs or is about to end.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(timeout_s)
+        if self._partial and (code is not None or not ready):
+            self._emit(self._partial)
+            self._partial = b""
+        return code
+
+    def _read(self) -> bool:
+        """Pass on all that is there now; return whether more may come."""
+        while True:
+            try:
+                chunk = os.read(self._pipe, 65536)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            *lines, self._partial = (self._partial + chunk).split(b"\n")
+            for line in lines:
+                self._emit(line + b"\n")
+
+    def _emit(self, line: bytes) -> None:
+        match = _LISTENING.match(line) if self.url is None else None
+        if match:
+            self.port = int(match[2])
+            self.url = _reachable(match[1].decode())
+            return
+        self._lines_seen += 1
+        self._kept.append(line)
+        if not self._quiet:
+            sys.stderr.flush()
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+
+    def kept_output(self) -> str:
+        """Return the last lines of output, saying how many came before them."""
+        text = b"".join(self._kept).decode(errors="replace")
+        cut = self._lines_seen - len(self._kept)
+        return f"[{cut} earlier lines left out]\n{text}" if cut else text
+
+    def tools(self) -> list[str]:
+        """Ask the server for the names of its tools.
+
+        Returns:
+            The names; none when it does not answer, which its health then explains.
+        """
+        address = urlsplit(self.url or "")
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+        }
+        try:
+            connection = http.client.HTTPConnection(
+                address.hostname or "", address.port, timeout=_LIST_TIMEOUT_S
+            )
+            with contextlib.closing(connection):
+                connection.request("POST", "/mcp", json.dumps(body), headers)
+                answer = json.loads(connection.getresponse().read())
+            return [tool["name"] for tool in answer["result"]["tools"]]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return []
+
+    def stop(self) -> None:
+        """End it within `STOP_GRACE_S`; its last words are passed on."""
+        stop(self._process)
+        self.pump(0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _reachable(url: str) -> str:
+    """Return `url` with a name for this machine where it listens on all its addresses."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

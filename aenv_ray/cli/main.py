@@ -1,0 +1,208 @@
+"""The ``aenv`` entry point: the table of commands, and the one place where errors become output.
+
+    exit code   meaning
+    0           it worked
+    1           it failed
+    2           wrong usage: unknown command or option, malformed value
+    3           the settings, arguments or project files are wrong (`ConfigError`)
+    130         Ctrl-C
+
+A command is a function, or a Typer application with sub-commands, in its own module. It is named in
+`COMMANDS` and imported when it is used, so that ``aenv version`` does not pay for Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from aenv_ray.cli import console
+from aenv_ray.errors import AenvError, ConfigError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "init": "aenv_ray.cli.init:init",
+    "test": "aenv_ray.cli.test:run_tests",
+    "run": "aenv_ray.cli.run:run",
+    "version": "aenv_ray.cli.version:version",
+}
+"""Name → ``module:attribute``, in the order of ``aenv --help``.
+
+The attribute is a function with Typer annotations, or a `typer.Typer` for a noun with sub-commands.
+"""
+
+_EXAMPLE = re.compile(r"(?m)^(Examples?:)$")
+_INTERRUPTED: Final = 130
+_LOG_FORMAT: Final = "%(levelname)s %(name)s: %(message)s"
+
+
+@dataclass
+class Talk:
+    """How much the user wants to hear; the root context's ``obj``, for every command to read."""
+
+    verbose: bool = False
+    debug: bool = False
+
+    @property
+    def tracebacks(self) -> bool:
+        """Whether errors are shown with their traceback."""
+        return self.verbose or self.debug
+
+
+class CommandTable(TyperGroup):
+    """The root group: imports a command's module when the command is used or listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: D102
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: D102
+        target = COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = load_command(cmd_name, target)
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: D102
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            suggestion = f", did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"there is no command {name!r}{suggestion}")
+        return super().resolve_command(ctx, args)
+
+
+def load_command(name: str, target: str) -> Any:
+    """Import ``module:attribute`` and return it as a command called `name`."""
+    module, _, attribute = target.partition(":")
+    noun = getattr(importlib.import_module(module), attribute)
+    if not isinstance(noun, typer.Typer):
+        function = noun
+        noun = typer.Typer(add_completion=False, rich_markup_mode=None)
+        noun.command(name)(function)
+    command = get_command(noun)
+    command.name = name
+    _keep_examples(command)
+    return command
+
+
+def _keep_examples(command: Any) -> None:
+    """Mark the examples of a command's help as preformatted: a wrapped one cannot be pasted."""
+    command.help = _EXAMPLE.sub("\b\n\\1", command.help or "")
+    for nested in getattr(command, "commands", {}).values():
+        _keep_examples(nested)
+
+
+app = typer.Typer(
+    name="aenv",
+    cls=CommandTable,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log everything; show tracebacks.")
+    ] = False,
+) -> None:
+    """Make, test and run environments for agentic reinforcement learning.
+
+    Example:
+      aenv init todo
+      aenv test todo
+      aenv run todo
+    """
+    talk = context.ensure_object(Talk)
+    talk.verbose, talk.debug = verbose, debug
+    if talk.tracebacks:
+        level = logging.DEBUG if debug else logging.INFO
+        logging.basicConfig(level=level, format=_LOG_FORMAT, stream=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``aenv`` and return its exit code.
+
+    Args:
+        argv: The arguments after the program's name. None: those of this process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    talk = Talk()
+    command = get_command(app)
+    _keep_examples(command)
+    try:
+        code = command.main(
+            arguments or ["--help"], prog_name="aenv", standalone_mode=False, obj=talk
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _leave_broken_pipe()
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except typer.Abort:
+        console.error("aborted")
+        return 1
+    except typer.TyperException as exc:
+        return _usage_error(exc)
+    except AenvError as exc:
+        console.error(exc.message, exc.hint)
+        if talk.tracebacks:
+            traceback.print_exception(exc)
+        return 3 if isinstance(exc, ConfigError) else 1
+    except Exception as exc:  # noqa: BLE001  # the last line of defence: nothing passes it
+        return _unexpected(exc, talk)
+    if code == _INTERRUPTED:
+        console.say("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _usage_error(exc: typer.TyperException) -> int:
+    """Show what Typer refused, in our two lines; a noun without a sub-command shows its help."""
+    context = getattr(exc, "ctx", None)
+    if type(exc).__name__ == "NoArgsIsHelpError":
+        console.say(exc.format_message())
+        return exc.exit_code
+    path = context.command_path if context is not None else "aenv"
+    message = exc.format_message().strip().removesuffix(".").replace("Value error, ", "")
+    console.error(message[:1].lower() + message[1:], f"see: {path} --help")
+    return exc.exit_code
+
+
+def _unexpected(exc: Exception, talk: Talk) -> int:
+    summary = " ".join(f"{type(exc).__name__}: {exc}".split())
+    if talk.tracebacks:
+        traceback.print_exception(exc)
+        console.error(f"unexpected {summary}, please report it")
+    else:
+        console.error(
+            f"unexpected {summary}, please report it",
+            "see the traceback with: aenv --verbose COMMAND …",
+        )
+    return 1
+
+
+def _leave_broken_pipe() -> int:
+    """Let the interpreter flush its streams at exit into nothing: the reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""``aenv run``: a project's public door on this machine, for its author."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.errors import AenvError, ConfigError
+
+if TYPE_CHECKING:
+    from aenv_ray.cli.local_server import LocalServer
+    from aenv_ray.project import Project
+
+_POLL_S: Final = 0.5
+"""How often a project is looked at for changes."""
+_END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    path: Annotated[Path, typer.Argument(help="The project's directory.")] = Path(),
+    work_dir: Annotated[
+        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
+    ] = Path(),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any free one.")
+    ] = 8081,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a file of the project changes.")
+    ] = False,
+    inspector: Annotated[
+        bool, typer.Option("--inspector/--no-inspector", help="Start the MCP inspector (npx) too.")
+    ] = False,
+    inspector_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the inspector listens.")
+    ] = 6274,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable; may be repeated."),
+    ] = None,
+) -> None:
+    """Serve a project on this machine until Ctrl-C, without Ray and without isolation.
+
+    It answers as an instance does: /mcp for tools, /task/reward, /functions/* and /health. Its
+    variables are those of config.json, then -e. It runs in the project's directory.
+
+    Example:
+      aenv run ./todo --reload
+      DUMMY_INSTANCE_IP=http://127.0.0.1:8081 python train.py
+    """
+    from aenv_ray import project
+
+    variables = dict(_variable(item) for item in env or [])
+    loaded = project.load(work_dir / path)
+    npx = _find_npx() if inspector else None
+    runner = _Runner(
+        project=loaded,
+        host=host,
+        port=port,
+        quiet=quiet,
+        reload=reload,
+        npx=npx,
+        inspector_port=inspector_port,
+        variables=variables,
+    )
+    with _interrupts():
+        try:
+            code = runner.run()
+        except KeyboardInterrupt:
+            code = 0
+        finally:
+            runner.stop()
+    if code == 0 and not quiet:
+        console.say("stopped")
+    raise typer.Exit(code)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--env")
+    return name, value
+
+
+def _find_npx() -> str:
+    npx = shutil.which("npx")
+    if npx is None:
+        raise ConfigError(
+            "--inspector needs npx, which is not on PATH",
+            hint="install Node.js, or leave --inspector out and point any MCP client at /mcp",
+        )
+    return npx
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Make every signal that asks us to end a KeyboardInterrupt."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = [(number, signal.signal(number, interrupt)) for number in _END_SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@dataclass
+class _Runner:
+    """Keeps the server of one project up, and its author informed."""
+
+    project: Project
+    host: str
+    port: int
+    quiet: bool
+    reload: bool
+    npx: str | None
+    inspector_port: int
+    variables: dict[str, str]
+    _server: LocalServer | None = None
+    _announced: bool = False
+    _inspector: subprocess.Popen[bytes] | None = None
+    _seen: str = ""
+    """What the project looked like when the server was started: its digest, or its error."""
+    _looked_at: float = 0.0
+
+    def run(self) -> int:
+        """Serve until the server ends; with `reload` until KeyboardInterrupt.
+
+        Returns:
+            The exit code for ``aenv run``: the server's, but 1 for a server that ended by itself
+            with 0.
+        """
+        self._seen = self.project.digest
+        self._start()
+        while True:
+            code = self._pump()
+            if code is not None:
+                self._report_end(code)
+                if not self.reload:
+                    return abs(code) + 128 if code < 0 else code or 1
+                self._end_server()
+                console.say("waiting for a change of the project")
+            if self.reload:
+                self._restart_if_changed()
+
+    def stop(self) -> None:
+        """End what runs."""
+        try:
+            self._end_server()
+        finally:
+            if self._inspector is not None:
+                from aenv_ray.cli import local_server
+
+                local_server.stop(self._inspector)
+
+    def _start(self) -> None:
+        from aenv_ray.cli.local_server import LocalServer
+
+        self._say(f"starting {self.project.reference}")
+        environment = {**os.environ, **self.project.config.deploy.variables, **self.variables}
+        self._announced = False
+        self._server = LocalServer(
+            self.project.path,
+            host=self.host,
+            port=self.port,
+            environment=environment,
+            quiet=self.quiet,
+        )
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _pump(self) -> int | None:
+        """Let half a second of the server's life pass; return its exit code when it ended."""
+        if self._server is None:
+            time.sleep(_POLL_S)
+            return None
+        code = self._server.pump(_POLL_S)
+        if self._server.url is not None and not self._announced:
+            self._announced = True
+            self.port = self._server.port  # a restart keeps the one that was free
+            self._announce(self._server, self._server.url)
+        return code
+
+    def _announce(self, server: LocalServer, url: str) -> None:
+        if not self.quiet:
+            rows: Sequence[tuple[str, str]] = (
+                ("tools", ", ".join(server.tools()) or "none"),
+                ("MCP", f"{url}/mcp"),
+                ("client", f"DUMMY_INSTANCE_IP={url}"),
+                ("stop", "Ctrl-C"),
+            )
+            console.say(f"{console.strong(self.project.reference)} is served at {url}")
+            for name, value in rows:
+                console.say(f"  {name:<8}{value}")
+            if not _is_loopback(self.host):
+                console.say("  anyone who reaches this machine can call it, without a token")
+        if self.npx is not None and self._inspector is None:
+            self._start_inspector(self.npx)
+
+    def _start_inspector(self, npx: str) -> None:
+        from aenv_ray.cli import local_server
+
+        ports = {
+            "CLIENT_PORT": str(self.inspector_port),
+            "SERVER_PORT": str(self.inspector_port + 3),  # its own default distance
+        }
+        self._inspector = local_server.spawn(
+            [npx, "--yes", "@modelcontextprotocol/inspector"],
+            environment={**os.environ, **ports},
+            cwd=self.project.path,
+            output=sys.stderr.fileno(),
+        )
+
+    def _report_end(self, code: int) -> None:
+        server = self._server
+        output = server.kept_output() if server else ""
+        if self.quiet:
+            sys.stderr.write(output)
+        hint = None
+        if "cannot listen on" in output and not self._announced:
+            hint = "choose another port, for example --port 0 for any free one"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        console.error(f"the server of {self.project.reference} {how}", hint)
+
+    def _restart_if_changed(self) -> None:
+        from aenv_ray import project
+
+        now = time.monotonic()
+        if now - self._looked_at < _POLL_S:
+            return
+        self._looked_at = now
+        try:
+            loaded = project.load(self.project.path)
+        except AenvError as exc:
+            if exc.message != self._seen:
+                self._seen = exc.message
+                self._end_server()
+                console.error(exc.message, exc.hint)
+                console.say("waiting for a change of the project")
+            return
+        except OSError:
+            return  # a file went away while it was read: look again
+        if loaded.digest != self._seen:
+            self.project, self._seen = loaded, loaded.digest
+            self._say("the project changed")
+            self._end_server()
+            self._start()
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            console.say(text)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

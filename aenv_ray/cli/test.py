@@ -1,0 +1,76 @@
+"""``aenv test``: a project's own test script, with the interpreter that runs ``aenv``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.errors import ConfigError
+
+_COMMAND_NOT_FOUND: Final = 127
+_GRACE_S: Final = 5.0
+"""After Ctrl-C, which the terminal sends to the script too."""
+
+
+def run_tests(
+    path: Annotated[Path, typer.Argument(help="The project's directory.")] = Path(),
+    work_dir: Annotated[
+        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
+    ] = Path(),
+) -> None:
+    """Run testConfig.script of a project's config.json, in its directory.
+
+    The script sees src/ on PYTHONPATH, the variables of config.json, and this python first on
+    PATH. Exits with 0 when the script does, else with 1.
+
+    Example:
+      aenv test ./todo
+    """
+    from aenv_ray import project
+
+    loaded = project.load(work_dir / path)
+    script = loaded.config.test.script.strip()
+    if not script:
+        raise ConfigError(
+            f"{loaded.path / project.CONFIG_NAME} has no testConfig.script",
+            hint='set it, for example: "testConfig": {"script": "python -m pytest -q tests"}',
+        )
+    code = _run_script(script, loaded.path, loaded.config.deploy.variables)
+    if code:
+        how = f"was ended by signal {-code}" if code < 0 else f"failed with code {code}"
+        console.error(f"test script {script!r} {how}", _hint(script, code))
+        raise typer.Exit(1)
+
+
+def _run_script(script: str, directory: Path, variables: dict[str, str]) -> int:
+    """Run the script to its end; its input and output are those of this process."""
+    source = directory / "src" if (directory / "src").is_dir() else directory
+    environment = {**os.environ, **variables}
+    for name, first in (("PYTHONPATH", source), ("PATH", Path(sys.executable).parent)):
+        rest = environment.get(name)
+        environment[name] = f"{first}{os.pathsep}{rest}" if rest else str(first)
+    process = subprocess.Popen(script, shell=True, cwd=directory, env=environment)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
+def _hint(script: str, code: int) -> str | None:
+    if re.search(r"\bpytest\b", script) and importlib.util.find_spec("pytest") is None:
+        return f"pytest is not installed beside aenv: {sys.executable} -m pip install pytest"
+    if code == _COMMAND_NOT_FOUND:
+        return "a command of the script is not on PATH; install it, or change testConfig.script"
+    return None

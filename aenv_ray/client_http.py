@@ -1,0 +1,401 @@
+"""Talks to one environment server at an address: what `Environment` uses with ``aenv run``.
+
+An instance here is a server that somebody else started. Nothing listens at its address: if it never
+answered, that is `FabricUnavailable` (start it, or wait); if it did, the instance with its state is
+gone, and that is `SandboxLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from aenv_ray.client_mcp import NOT_SENT, McpSession, RpcError
+from aenv_ray.errors import (
+    AenvError,
+    CallOutcomeUnknown,
+    ConfigError,
+    DeadlineExceeded,
+    FabricUnavailable,
+    FunctionFailed,
+    InternalError,
+    SandboxLost,
+    SandboxStartFailed,
+    ToolInputInvalid,
+    ToolNotFound,
+    ToolTimeout,
+    from_wire,
+)
+from aenv_ray.models import ToolResult
+
+DEFAULT_PORT: Final = 8081
+HEALTHY: Final = frozenset({"healthy", "success"})
+_CONNECT_S: Final = 5.0
+_GRACE_S: Final = 2.0
+"""What the server's own deadline gets before the caller's ends the call from here."""
+_KEEP_IDLE_S: Final = 4.0
+"""Below the 5 s after which servers close idle connections: none is sent into a closing one."""
+_FIRST_POLL_S: Final = 0.02
+_LONGEST_POLL_S: Final = 0.5
+_PROBE_S: Final = 3.0
+
+
+def parse_address(address: str) -> str:
+    """Return the base URL of an environment server, without a trailing slash.
+
+    Args:
+        address: ``host``, ``host:port``, ``[ipv6]:port``, or a URL, whose scheme, port and path
+            prefix are kept. Without a port it is 8081, whatever the scheme.
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    text = address.strip().rstrip("/")
+    hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
+    if "://" not in text:
+        bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        text = f"http://[{text}]" if bare_ipv6 else f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port or DEFAULT_PORT
+    except ValueError as exc:
+        raise ConfigError(f"address {address!r}: {exc}", hint=hint) from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(f"address {address!r} is no address of a server", hint=hint)
+    if parts.username or parts.query or parts.fragment:
+        raise ConfigError(f"an address has no user, query or fragment: {parts.hostname}", hint=hint)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path}"
+
+
+class HttpInstance:
+    """One environment server, reached by HTTP; one MCP session and one pool of connections.
+
+    Args:
+        address: See `parse_address`.
+        headers: Sent with every request, for example for a gateway.
+        max_connections: Calls under way at once; more wait for a connection.
+
+    Calls may run concurrently; a failing one does not disturb the others. Use it on one event loop.
+    Cancelling a call cancels it at the server.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        max_connections: int = 1000,
+    ) -> None:
+        self.url = parse_address(address)
+        secure = self.url.startswith("https://")
+        self._http = httpx.AsyncClient(
+            headers=dict(headers or {}),
+            # Deadlines are the calls' own.
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            limits=httpx.Limits(
+                max_connections=max_connections,
+                max_keepalive_connections=max_connections,
+                keepalive_expiry=_KEEP_IDLE_S,
+            ),
+            # Without TLS this is a direct line: no proxy from the environment, no certificates.
+            trust_env=secure,
+            verify=secure,
+        )
+        self._session = McpSession(self._http, f"{self.url}/mcp")
+        self._answered = False
+
+    # --- tools ------------------------------------------------------------------------------
+
+    async def list_tools(self, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        """Return the tools as MCP ``Tool`` objects: ``name``, ``description``, ``inputSchema``.
+
+        Raises:
+            SandboxStartFailed: The environment's code does not load.
+            FabricUnavailable: The server cannot be reached.
+            DeadlineExceeded: It did not answer in time.
+        """
+        tools: list[dict[str, Any]] = []
+        params: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    page = await self._list_page(params)
+                    tools += page.get("tools") or []
+                    if not page.get("nextCursor"):
+                        return tools
+                    params = {"cursor": page["nextCursor"]}
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.url} did not list its tools within {timeout_s:g} s"
+            ) from None
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float = 60.0
+    ) -> ToolResult:
+        """Call a tool; never sent twice.
+
+        A tool that raises is a result with ``is_error``.
+
+        Raises:
+            ToolNotFound, ToolInputInvalid: It did not run.
+            ToolTimeout: It reached `timeout_s` and was told to stop.
+            CallOutcomeUnknown: The call was sent, and the connection failed before its answer.
+            FabricUnavailable: Nothing has ever answered at this address.
+            SandboxLost: Nothing listens any more at this address, which has answered before.
+        """
+        params = {
+            "name": name,
+            "arguments": dict(arguments),
+            "_meta": {"aenv/timeout_s": timeout_s},
+        }
+        async with self._attributed(name, timeout_s):
+            data = await self._session.request("tools/call", params)
+        error = (data.get("_meta") or {}).get("aenv/error")
+        if isinstance(error, dict):
+            raise from_wire(error)
+        return ToolResult.from_wire(data)
+
+    async def _list_page(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._attributed("tools/list", None):
+            try:
+                return await self._session.request("tools/list", params)
+            except CallOutcomeUnknown:
+                return await self._session.request("tools/list", params)  # reading twice is safe
+
+    @asynccontextmanager
+    async def _attributed(self, name: str, timeout_s: float | None) -> AsyncIterator[None]:
+        """Bound a block by the call's deadline, and raise our errors for all that leaves it."""
+        limit_s = None if timeout_s is None else timeout_s + _GRACE_S
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                yield
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise ToolTimeout(
+                f"{name!r} had no result after {timeout_s:g} s and was told to stop",
+                tool_name=name,
+                hint="give the call a longer timeout",
+            ) from exc
+        except NOT_SENT as exc:
+            raise self._unreachable(exc) from exc
+        except RpcError as exc:
+            self._answered = True
+            raise _from_rpc(exc, name) from None
+        else:
+            self._answered = True
+
+    def _unreachable(self, exc: Exception) -> AenvError:
+        reason = str(exc) or type(exc).__name__
+        if isinstance(exc, httpx.PoolTimeout | httpx.ConnectTimeout) or not self._answered:
+            return FabricUnavailable(
+                f"no environment server answers at {self.url}: {reason}",
+                hint="start one with `aenv run`, or check DUMMY_INSTANCE_IP",
+            )
+        return SandboxLost(f"the environment server at {self.url} is gone: {reason}")
+
+    # --- functions and rewards --------------------------------------------------------------
+
+    async def list_functions(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Return ``total``, and the lists ``functions``, ``reward`` and ``health``.
+
+        Raises:
+            As `call_function`.
+        """
+        data: dict[str, Any] = await self._send("GET", "/functions/list", {}, timeout_s, "list")
+        return data
+
+    async def call_function(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        timeout_s: float = 60.0,
+        method: str = "POST",
+    ) -> Any:
+        """Call a function and return its result; never sent twice.
+
+        Args:
+            name: The function's, or its endpoint, starting with ``/``. Where the function has an
+                endpoint or method of its own, the server is asked for it.
+            arguments: Sent as a JSON object, or as the query with GET.
+            timeout_s: Then it is stopped.
+            method: The HTTP method to try first.
+
+        Raises:
+            ToolNotFound, ToolInputInvalid: It did not run.
+            FunctionFailed: It raised.
+            ToolTimeout: It reached `timeout_s` and was told to stop.
+            CallOutcomeUnknown: The call was sent, and the connection failed before its answer.
+            FabricUnavailable, SandboxLost: As for `call_tool`.
+        """
+        path = name if name.startswith("/") else f"/functions/{quote(name, safe='')}"
+        try:
+            return await self._send(method, path, arguments, timeout_s, name)
+        except (ToolNotFound, _MethodNotAllowed):
+            for entry in (await self.list_functions(timeout_s)).get("functions", []):
+                route = (entry["method"], entry["endpoint"])
+                if name in (entry["name"], entry["endpoint"]) and route != (method, path):
+                    return await self._send(*route, arguments, timeout_s, name)
+            raise
+
+    async def call_reward(
+        self, arguments: Mapping[str, Any], name: str | None = None, timeout_s: float = 60.0
+    ) -> Any:
+        """Call a reward, by default the environment's default one; never sent twice.
+
+        Raises:
+            As `call_function`.
+        """
+        path = "/task/reward" if name is None else f"/task/reward/{quote(name, safe='')}"
+        return await self._send("POST", path, arguments, timeout_s, name or "reward")
+
+    async def _send(
+        self, method: str, path: str, arguments: Mapping[str, Any], timeout_s: float, name: str
+    ) -> Any:
+        headers = {"aenv-timeout-s": f"{timeout_s:g}"}
+        async with self._attributed(name, timeout_s):
+            try:
+                if method == "GET":
+                    query = {key: _query_text(value) for key, value in arguments.items()}
+                    response = await self._http.get(self.url + path, params=query, headers=headers)
+                else:
+                    response = await self._http.request(
+                        method, self.url + path, json=dict(arguments), headers=headers
+                    )
+            except NOT_SENT:
+                raise
+            except httpx.TransportError as exc:
+                raise CallOutcomeUnknown(
+                    f"{name!r} was sent and has no answer: {type(exc).__name__}: {exc}",
+                    hint="it may have run; it was not sent again",
+                ) from exc
+        return _read_envelope(response, name)
+
+    # --- health -----------------------------------------------------------------------------
+
+    async def check_health(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Return the health check's whole answer; ``data.status`` says how the environment is.
+
+        Raises:
+            FabricUnavailable, SandboxLost: Nothing answers at the address.
+            DeadlineExceeded: No answer within `timeout_s`.
+            InternalError: The answer is none of a health check.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._http.get(f"{self.url}/health")
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.url}/health did not answer within {timeout_s:g} s"
+            ) from None
+        except httpx.TransportError as exc:
+            raise self._unreachable(exc) from exc
+        body = _json_object(response)
+        if body is None or not isinstance(body.get("data"), dict):
+            raise InternalError(
+                f"{self.url}/health answered HTTP {response.status_code} and no health: "
+                f"{response.text[:200]}"
+            )
+        self._answered = True
+        return body
+
+    async def wait_healthy(self, deadline_s: float = 300.0) -> dict[str, Any]:
+        """Wait until the environment is healthy and return the health check's answer.
+
+        Raises:
+            DeadlineExceeded: It was not within `deadline_s`; the message has the last answer.
+            SandboxStartFailed: Its code does not load, which waiting does not change.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + deadline_s
+        pause_s, last = _FIRST_POLL_S, "none"
+        while True:
+            try:
+                remaining_s = max(ends_at - loop.time(), 0.001)
+                body = await self.check_health(min(_PROBE_S, remaining_s))
+            except (FabricUnavailable, SandboxLost, DeadlineExceeded, InternalError) as exc:
+                last = exc.message
+            else:
+                data = body["data"]
+                if data.get("status") in HEALTHY:
+                    return body
+                if data.get("code") == SandboxStartFailed.code:
+                    raise SandboxStartFailed(
+                        f"the environment at {self.url} does not load: {data.get('message')}"
+                    )
+                last = json.dumps(data)[:500]
+            if loop.time() + pause_s > ends_at:
+                raise DeadlineExceeded(
+                    f"{self.url} was not healthy within {deadline_s:g} s; its last answer: {last}"
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_POLL_S)
+
+    async def close(self) -> None:
+        """End the session and close the connections; any number of times."""
+        await self._session.close()
+        await self._http.aclose()
+
+
+class _MethodNotAllowed(ConfigError):
+    """The path takes another HTTP method; nothing ran."""
+
+
+def _query_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _json_object(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _read_envelope(response: httpx.Response, name: str) -> Any:
+    """Return the ``data`` of an answer.
+
+    Raises:
+        AenvError: The one that the answer, or else its status, describes.
+    """
+    body = _json_object(response)
+    if response.is_success and body is not None and body.get("success"):
+        return body.get("data")
+    status = response.status_code
+    text = str(body.get("error")) if body and "error" in body else response.text[:500]
+    if status == 405:
+        raise _MethodNotAllowed(text, hint="name the function's own HTTP method")
+    if body and "code" in body:
+        raise from_wire({**body, "message": text})
+    if status == 404:
+        raise ToolNotFound(f"there is no function {name!r}", tool_name=name)
+    if status in {400, 413, 422}:
+        raise ToolInputInvalid(text, tool_name=name)
+    if status in {401, 403, 421}:
+        raise ConfigError(f"{response.url} refuses this client: HTTP {status}: {text}")
+    if status in {429, 503}:
+        raise FabricUnavailable(f"{response.url} answered HTTP {status}: {text}")
+    if body is None and status in {502, 504}:
+        raise CallOutcomeUnknown(f"{name!r}: a proxy answered HTTP {status}: {text}")
+    raise FunctionFailed(text or f"HTTP {status}", tool_name=name)
+
+
+def _from_rpc(error: RpcError, name: str) -> AenvError:
+    if isinstance(error.data, dict) and "code" in error.data:
+        return from_wire(error.data)
+    if error.code == -32602:
+        unknown = error.message.lower().startswith("unknown tool")
+        return (ToolNotFound if unknown else ToolInputInvalid)(error.message, tool_name=name)
+    return InternalError(f"{name}: the server refused: {error.message} (JSON-RPC {error.code})")

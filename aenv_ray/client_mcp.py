@@ -1,0 +1,264 @@
+"""One MCP session over streamable HTTP, on an HTTP client that its owner shares with other calls.
+
+Small and ours, rather than the MCP package's client, for three reasons: every request is a POST of
+its own, so one failure cannot end the calls beside it; it knows whether a request can have reached
+the server, which decides between asking again and `CallOutcomeUnknown`; and it needs a tenth of the
+import time. It speaks the versions with sessions, which AEnvironment's servers speak and ours do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import httpx
+
+from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
+
+PROTOCOL_VERSION: Final = "2025-06-18"
+"""Asked for; the server may answer with an older one."""
+FAREWELL_S: Final = 2.0
+"""What a cancellation or the end of a session may take to be told to the server."""
+NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures before any byte of the request was sent."""
+
+
+class RpcError(Exception):
+    """The server answered with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class _SessionUnknown(Exception):
+    """The server does not know the session, so it did not run the request."""
+
+
+class McpSession:
+    """A session that is opened at the first request, and again when the server has forgotten it.
+
+    Args:
+        http: Pooled client; not closed here.
+        url: The MCP endpoint.
+
+    Any number of requests may be under way at once.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+        self._ids = itertools.count(1)
+        self._opening = asyncio.Lock()
+        self._headers: dict[str, str] | None = None
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    async def request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return its result.
+
+        Cancelling tells the server. The caller bounds the time.
+
+        Raises:
+            RpcError: The server refused it.
+            CallOutcomeUnknown: It may have reached the server, and no answer came. Never resent.
+            FabricUnavailable: The server refuses work for now; the request did not run.
+            ConfigError: There is no MCP server at this URL, or it refuses this client.
+            httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout: It was not sent.
+        """
+        headers = await self._open()
+        try:
+            return await self._exchange(method, params, headers)
+        except _SessionUnknown:
+            # The server was restarted or has dropped an idle session; nothing ran.
+            if self._headers is headers:
+                self._headers = None
+        headers = await self._open()
+        try:
+            return await self._exchange(method, params, headers)
+        except _SessionUnknown as exc:
+            raise FabricUnavailable(
+                f"{self._url} forgets its sessions: {exc}", hint="is it behind a load balancer?"
+            ) from exc
+
+    async def close(self) -> None:
+        """End the session at the server; waits a moment at most, and never fails."""
+        headers, self._headers = self._headers, None
+        if headers and "mcp-session-id" in headers:
+            self._say_goodbye(self._http.delete(self._url, headers=headers))
+        if self._farewells:
+            await asyncio.wait(set(self._farewells), timeout=FAREWELL_S)
+
+    # --- the session ------------------------------------------------------------------------
+
+    async def _open(self) -> dict[str, str]:
+        async with self._opening:
+            if self._headers is not None:
+                return self._headers
+            try:
+                self._headers = await self._initialize()
+            except NOT_SENT:
+                raise
+            except (CallOutcomeUnknown, httpx.TransportError) as exc:
+                raise FabricUnavailable(f"{self._url} opens no session: {exc}") from exc
+            return self._headers
+
+    async def _initialize(self) -> dict[str, str]:
+        params = {
+            "protocolVersion": PROTOCOL_VERSION,
+            "capabilities": {},
+            "clientInfo": {"name": "aenv-ray", "version": "0.1"},
+        }
+        received: dict[str, str] = {}
+        result = await self._exchange("initialize", params, {}, received)
+        headers = {"mcp-protocol-version": str(result.get("protocolVersion"))}
+        if "mcp-session-id" in received:
+            headers["mcp-session-id"] = received["mcp-session-id"]
+        await self._notify("notifications/initialized", {}, headers)
+        return headers
+
+    async def _notify(
+        self, method: str, params: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        await self._http.post(self._url, json=message, headers={**_ACCEPT, **headers})
+
+    # --- requests ---------------------------------------------------------------------------
+
+    async def _exchange(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        received: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        request_id = next(self._ids)
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        try:
+            async with self._http.stream(
+                "POST", self._url, json=message, headers={**_ACCEPT, **headers}
+            ) as response:
+                if received is not None:
+                    received.update(response.headers)
+                await self._check(response)
+                async with aclosing(_messages(response)) as messages:
+                    async for answer in messages:
+                        if answer.get("id") == request_id and "method" not in answer:
+                            return _result(answer)
+                        if "id" in answer and "method" in answer:
+                            self._decline(answer, headers)
+        except asyncio.CancelledError:
+            cancelled = {"requestId": request_id, "reason": "the caller cancelled"}
+            self._say_goodbye(self._notify("notifications/cancelled", cancelled, headers))
+            raise
+        except NOT_SENT:
+            raise
+        except (httpx.TransportError, httpx.StreamError, ValueError) as exc:
+            raise _unknown(method, f"{type(exc).__name__}: {exc}") from exc
+        raise _unknown(method, "the server ended its answer without a result")
+
+    async def _check(self, response: httpx.Response) -> None:
+        """Raise for an HTTP status that carries no JSON-RPC answer to this request."""
+        status = response.status_code
+        if status < 400:
+            return
+        text = (await response.aread()).decode(errors="replace")
+        with_session = "mcp-session-id" in response.request.headers
+        if with_session and (status == 404 or (status == 400 and "session" in text.lower())):
+            raise _SessionUnknown(text[:200])
+        try:
+            error = json.loads(text)["error"]
+        except (ValueError, KeyError, TypeError):
+            error = None
+        if status in {429, 503}:
+            raise FabricUnavailable(f"{self._url} answered HTTP {status}: {text[:200]}")
+        if isinstance(error, dict) and "code" in error:
+            raise RpcError(error["code"], str(error.get("message")), error.get("data"))
+        if status < 500:
+            raise ConfigError(
+                f"{self._url} answered HTTP {status}: {text[:200]}",
+                hint="is this the address of an environment server?",
+            )
+        raise _unknown("the request", f"HTTP {status}: {text[:200]}")
+
+    def _decline(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+        """Answer what the server asks of its client: it may ping, and nothing else."""
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
+        if request["method"] == "ping":
+            answer["result"] = {}
+        else:
+            answer["error"] = {"code": -32601, "message": "not supported by this client"}
+        self._say_goodbye(self._http.post(self._url, json=answer, headers={**_ACCEPT, **headers}))
+
+    def _say_goodbye(self, sending: Any) -> None:
+        """Send in the background what no answer is needed for."""
+
+        async def send() -> None:
+            try:
+                async with asyncio.timeout(FAREWELL_S):
+                    await sending
+            except (TimeoutError, httpx.HTTPError, RuntimeError):
+                return  # the server is gone, or this client is closed: nobody to tell
+
+        task = asyncio.get_running_loop().create_task(send())
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+
+_ACCEPT: Final = {"accept": "application/json, text/event-stream"}
+
+
+def _unknown(what: str, reason: str) -> CallOutcomeUnknown:
+    return CallOutcomeUnknown(
+        f"{what} was sent and has no answer: {reason}",
+        hint="it may have run; it was not sent again",
+    )
+
+
+def _result(answer: Mapping[str, Any]) -> dict[str, Any]:
+    error = answer.get("error")
+    if error is not None:
+        raise RpcError(error.get("code", 0), str(error.get("message")), error.get("data"))
+    result = answer.get("result")
+    return result if isinstance(result, dict) else {}
+
+
+async def _messages(response: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the JSON-RPC messages of an answer, JSON or an event stream.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        body = await response.aread()
+        if body:
+            message = json.loads(body)
+            if isinstance(message, dict):
+                yield message
+        return
+    data: list[str] = []
+    async for line in _lines(response):
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            message = json.loads("\n".join(data))
+            data.clear()
+            if isinstance(message, dict):
+                yield message
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield an event stream's lines: split at CR and LF only, not at what Unicode calls a line."""
+    parts: list[bytes] = []
+    async for chunk in response.aiter_bytes():
+        *complete, rest = chunk.split(b"\n")
+        for line in complete:
+            parts.append(line)
+            yield b"".join(parts).removesuffix(b"\r").decode(errors="replace")
+            parts.clear()
+        parts.append(rest)

@@ -1,0 +1,69 @@
+"""Every setting an operator can make, read from the environment once, here and nowhere else.
+
+| variable | meaning | default |
+|---|---|---|
+| ``AENV_DATA_DIR`` | caches: unpacked projects, virtual environments | ``~/.cache/aenv`` |
+| ``AENV_RUNTIME_DIR`` | sockets and locks of this machine; a short path | ``/tmp/aenv-<uid>`` |
+| ``AENV_ENGINE`` | engine when neither caller nor project names one | ``process`` |
+| ``AENV_ISOLATION`` | ``auto`` or ``none``: whether the process engine uses namespaces | ``auto`` |
+| ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
+| ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
+| ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aenv_ray.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """The settings of this process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    data_dir: Path
+    """Caches; may be deleted when nothing runs."""
+    runtime_dir: Path
+    """Sockets and locks: private to the user, lives as long as the machine is up."""
+    engine: str = "process"
+    isolation: Literal["auto", "none"] = "auto"
+    system_url: str | None = None
+    dummy_instance: str | None = None
+    ray_address: str | None = None
+
+
+def read_settings() -> Settings:
+    """Return the settings that the environment gives now.
+
+    Raises:
+        ConfigError: A variable has a value that cannot be used.
+    """
+    environment = os.environ
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    try:
+        return Settings(
+            data_dir=Path(environment.get("AENV_DATA_DIR") or Path.home() / ".cache" / "aenv"),
+            runtime_dir=Path(environment.get("AENV_RUNTIME_DIR") or f"/tmp/aenv-{uid}"),
+            engine=environment.get("AENV_ENGINE") or "process",
+            isolation=environment.get("AENV_ISOLATION") or "auto",  # type: ignore[arg-type]
+            system_url=environment.get("AENV_SYSTEM_URL") or None,
+            dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
+            ray_address=environment.get("RAY_ADDRESS") or None,
+        )
+    except ValidationError as exc:
+        problem = exc.errors()[0]
+        name = f"AENV_{str(problem['loc'][0]).upper()}"
+        raise ConfigError(f"environment variable {name}: {problem['msg']}") from None
+
+
+@cache
+def settings() -> Settings:
+    """Return the settings, read at the first use."""
+    return read_settings()

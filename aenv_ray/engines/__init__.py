@@ -1,0 +1,1 @@
+"""What makes sandboxes: one contract, an engine a file."""

@@ -1,0 +1,210 @@
+"""The contract between a host and whatever makes sandboxes.
+
+An *engine* makes sandboxes on one node for one host actor. A *sandbox* is one of them: it holds one
+instance of an environment and answers the fast door's methods. Everything above this file, the
+actors, handles and samplers, knows these classes and no engine.
+
+What every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
+
+- A sandbox outlives the host that made it, until its deadline: a new host with the same id attaches
+  to it and calls go on. It is no child of the host and inherits no descriptor of it.
+- Nothing of it is left after `Engine.stop`, after its deadline by more than 10 s, or after the end
+  of whatever the engine was told owns it, whoever was killed in between.
+- Its end is reported with a cause in words. A dead sandbox never answers a call with a result.
+- It sees the environment variables, arguments and labels of its spec and none of the host's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from aenv_ray.errors import AenvError, SandboxLost
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import EnvironmentConfig, Isolation
+
+OnProgress = Callable[[float, float | None, str | None], None]
+"""Told ``progress``, ``total`` (None when unknown) and a message."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do; stated, never assumed."""
+
+    isolation: str
+    """The strongest it offers: ``namespaces``, ``container``, ``none`` …"""
+    network_modes: frozenset[str] = frozenset({"host"})
+    attach: bool = True
+    """A new host can take over a running sandbox."""
+    second_container: bool = False
+    snapshot: bool = False
+    pause: bool = False
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """One sandbox to make."""
+
+    instance_id: InstanceId
+    project_dir: Path
+    """The unpacked project on this node; read-only for everyone."""
+    config: EnvironmentConfig
+    deadline: float
+    """Seconds since the epoch; the engine ends the sandbox then, also when the host is gone."""
+    environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The caller's; the config's are added below them."""
+    arguments: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    datasource: str = ""
+
+
+@dataclass(frozen=True)
+class RunningSandbox:
+    """What an engine's own listing says of a sandbox that really exists."""
+
+    instance_id: InstanceId
+    host_id: HostId
+    deadline: float
+
+
+class Sandbox(ABC):
+    """One running sandbox, as its host sees it.
+
+    Safe for any number of concurrent `request` calls on one event loop.
+    """
+
+    instance_id: InstanceId
+    isolation: Isolation
+    start_mode: str
+    """How it came to be, for people: ``template``, or ``bare: <reason>``, or ``fresh: <reason>``."""
+
+    @abstractmethod
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send one call and wait for its result.
+
+        Args:
+            method: A fast-door method, for example ``tools/call``.
+            params: Its parameters; ``_meta`` carries ``aenv/call_id``.
+            deadline_s: Seconds after which the sandbox counts as not answering. Longer than the
+                call's own timeout, which the runtime enforces.
+            on_progress: Told of the call's progress.
+
+        Returns:
+            The JSON-RPC result.
+
+        Raises:
+            ToolError: The runtime refused or stopped the call; the concrete class says why.
+            SandboxLost: The sandbox ended before it answered.
+            CallOutcomeUnknown: `deadline_s` passed without an answer.
+
+        Cancelling tells the runtime to stop the call and passes on at once.
+        Idempotent by call id: a repeated id returns the first outcome and runs nothing.
+        """
+
+    @property
+    @abstractmethod
+    def end_cause(self) -> str | None:
+        """Why the sandbox ended, in words; None while it runs."""
+
+    @abstractmethod
+    def on_end(self, callback: Callable[[str], None]) -> None:
+        """Have `callback` told the cause when the sandbox ends; at once when it has."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect; the sandbox runs on. Does nothing on later calls."""
+
+
+class Engine(ABC):
+    """Makes and ends the sandboxes of one host.
+
+    Args given to the constructors of concrete engines are that engine's own; every engine takes a
+    ``host_id``, under which a restarted host finds its sandboxes again.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
+        """Make sandboxes and wait until each answers calls or has failed.
+
+        Args:
+            specs: Distinct instance ids.
+
+        Returns:
+            In the order of `specs`, a sandbox or the error that kept it from starting
+            (`SandboxStartFailed` with the reason and the last lines of its log, `ConfigError`,
+            `CapacityExceeded`). A failed one has left nothing behind.
+
+        Raises:
+            FabricUnavailable: The node cannot make sandboxes at all.
+
+        Cancelling ends those that were under way.
+        """
+
+    @final
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Make one sandbox.
+
+        Raises:
+            AenvError: As in the result of `start_many`.
+        """
+        (started,) = await self.start_many([spec])
+        if isinstance(started, AenvError):
+            raise started
+        return started
+
+    @abstractmethod
+    async def attach(self, instance_id: InstanceId) -> Sandbox:
+        """Connect to a sandbox that an earlier host of the same id made.
+
+        Raises:
+            SandboxLost: It does not run any more.
+        """
+
+    @abstractmethod
+    async def running(self) -> list[RunningSandbox]:
+        """Return this host's sandboxes that really exist, from the operating system's point of
+        view and not from our own tables.
+        """
+
+    @abstractmethod
+    async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End sandboxes with everything in them, and return when they are gone.
+
+        Unknown and ended ids do nothing. Works while calls are under way: those get `SandboxLost`.
+        """
+
+    @abstractmethod
+    async def set_deadline(self, instance_id: InstanceId, deadline: float) -> None:
+        """Move a sandbox's deadline, in seconds since the epoch.
+
+        Raises:
+            SandboxLost: It does not run any more.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect from the node; sandboxes run on, for the next host of the same id."""
+
+
+def lost(instance_id: InstanceId, cause: str) -> SandboxLost:
+    """Return the error for a sandbox that ended."""
+    return SandboxLost(
+        f"the sandbox of {instance_id} is gone: {cause}",
+        instance_id=instance_id,
+        hint="create a new instance; what ran in this one counts as neither success nor failure",
+    )
+
+

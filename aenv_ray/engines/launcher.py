@@ -1,0 +1,619 @@
+"""The node's launcher: a small process that owns the process engine's sandboxes.
+
+``python -m aenv_ray.engines.launcher DIR`` runs in a session of its own, so that neither the death
+of a host actor nor Ray's killing of a worker's process group reaches it. It is single-threaded,
+imports little, and decides nothing but deadlines. Whoever starts sandboxes connects to its Unix
+socket and sends one JSON object a line:
+
+    {"op": "hello", "host": id, "owner_pid": n}    claim the instances of that host
+    {"op": "template", "key": k, "setup": …}       make sure the template is there
+    {"op": "start", "items": […]}                  fork instances
+    {"op": "stop", "ids": […]}                     end instances
+    {"op": "deadline", "id": i, "deadline": t}     move a deadline
+    {"op": "list"}                                 what runs
+
+Every message carries ``"seq"`` and gets one answer with it; ``{"event": "exited", …}`` comes
+unasked.
+
+What it guarantees (design D8, invariant 3): an instance ends at its deadline; when its host stays
+away for `ADOPTION_GRACE_S`; when the process that owns this launcher (the raylet) is gone; and when
+the launcher itself dies, for its templates die with it and everything dies with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ADOPTION_GRACE_S: Final = 30.0
+"""A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
+IDLE_TEMPLATE_S: Final = 600.0
+"""A template nobody used for this long is ended; making it again costs about half a second."""
+MAX_TEMPLATES: Final = 32
+IDLE_EXIT_S: Final = 60.0
+"""With no host connected and nothing running, the launcher ends after this long."""
+BOOT_DEADLINE_S: Final = 60.0
+"""A forked instance says that it is up within this, or is ended."""
+LOG_LIMIT_BYTES: Final = 8 * 1024 * 1024
+LOG_KEEP_BYTES: Final = 2 * 1024 * 1024
+LOG_TAIL_BYTES: Final = 4000
+SWEEP_S: Final = 0.5
+PACKET_BYTES: Final = 1 << 20
+
+
+def short_name(instance_id: str) -> str:
+    """Return the file name of an instance's socket and log: socket paths hold 108 bytes."""
+    return hashlib.sha256(instance_id.encode()).hexdigest()[:20]
+
+
+@dataclass
+class _Peer:
+    sock: socket.socket
+    host: str = ""
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+
+
+@dataclass
+class _Template:
+    key: str
+    setup: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    ready: dict[str, Any] | None = None
+    waiting: list[tuple[_Peer, int]] = field(default_factory=list)
+    queued: list[_Instance] = field(default_factory=list)
+    used_at: float = 0.0
+    stderr: Path | None = None
+
+
+@dataclass
+class _Instance:
+    id: str
+    host: str
+    template: str
+    deadline: float
+    item: dict[str, Any]
+    boot_by: float
+    reply: tuple[_Peer, int] | None = None
+    status: str = "starting"
+    stoppers: list[tuple[_Peer, int]] = field(default_factory=list)
+    cause: str = ""
+
+
+class Launcher:
+    """The event loop.
+
+    Args:
+        directory: Where its socket, the instances' sockets and their logs are.
+        clock: Wall-clock seconds; deadlines are compared across processes.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._templates: dict[str, _Template] = {}
+        self._instances: dict[str, _Instance] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._away: dict[str, float] = {}
+        self._owner = -1
+        self._jail_refusal = ""
+        self._quiet_since = clock()
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until there is nobody left to serve."""
+        listener = socket.socket(socket.AF_UNIX)
+        path = self._directory / "launcher.sock"
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen(256)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        next_sweep = 0.0
+        try:
+            while not self._stopping:
+                for key, events in self._selector.select(SWEEP_S):
+                    key.data(key.fileobj, events)
+                if self._clock() >= next_sweep:
+                    self._sweep()
+                    next_sweep = self._clock() + SWEEP_S
+        finally:
+            self._close(path)
+
+    def _terminate(self, *_: object) -> None:
+        self._stopping = True
+
+    def _close(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        for template in list(self._templates.values()):
+            template.process.kill()
+        for template in list(self._templates.values()):
+            template.process.wait()
+        _kill_stragglers()
+        for instance in list(self._instances.values()):
+            self._clean_files(instance)
+
+    # --- peers --------------------------------------------------------------------------------
+
+    def _accept(self, listener: Any, _: int) -> None:
+        sock, _address = listener.accept()
+        sock.setblocking(False)
+        self._peers[sock.fileno()] = _Peer(sock)
+        self._selector.register(sock, selectors.EVENT_READ, self._on_peer)
+
+    def _on_peer(self, sock: Any, events: int) -> None:
+        peer = self._peers[sock.fileno()]
+        if events & selectors.EVENT_WRITE:
+            self._flush(peer)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(peer)
+            return
+        peer.inbox += data
+        *lines, rest = peer.inbox.split(b"\n")
+        peer.inbox = bytearray(rest)
+        for line in lines:
+            self._on_message(peer, json.loads(line))
+
+    def _drop(self, peer: _Peer) -> None:
+        if peer.sock.fileno() < 0:
+            return
+        self._selector.unregister(peer.sock)
+        del self._peers[peer.sock.fileno()]
+        peer.sock.close()
+        still_here = any(other.host == peer.host for other in self._peers.values())
+        if peer.host and not still_here:
+            self._away[peer.host] = self._clock()
+
+    def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
+        if peer.sock.fileno() < 0:
+            return
+        peer.outbox += json.dumps(message).encode() + b"\n"
+        self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        try:
+            sent = peer.sock.send(peer.outbox)
+            del peer.outbox[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(peer)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
+        self._selector.modify(peer.sock, wanted, self._on_peer)
+
+    def _on_message(self, peer: _Peer, message: dict[str, Any]) -> None:
+        seq = message["seq"]
+        match message["op"]:
+            case "hello":
+                self._hello(peer, seq, message)
+            case "template":
+                self._want_template(peer, seq, message["key"], message["setup"])
+            case "start":
+                for item in message["items"]:
+                    self._start(peer, seq, item)
+            case "stop":
+                for instance_id in message["ids"]:
+                    self._stop(instance_id, "released", (peer, seq))
+            case "deadline":
+                instance = self._instances.get(message["id"])
+                if instance is not None:
+                    instance.deadline = message["deadline"]
+                self._send(peer, {"seq": seq, "known": instance is not None})
+            case "list":
+                self._send(peer, {"seq": seq, "instances": self._listing()})
+
+    def _hello(self, peer: _Peer, seq: int, message: dict[str, Any]) -> None:
+        peer.host = message["host"]
+        self._away.pop(peer.host, None)
+        if self._owner < 0 and message.get("owner_pid") and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._owner = os.pidfd_open(message["owner_pid"])
+                self._selector.register(self._owner, selectors.EVENT_READ, self._owner_gone)
+        self._send(peer, {"seq": seq, "pid": os.getpid(), "instances": self._listing(peer.host)})
+
+    def _owner_gone(self, *_: object) -> None:
+        self._stopping = True
+
+    def _listing(self, host: str | None = None) -> list[dict[str, Any]]:
+        return [
+            {"id": i.id, "host": i.host, "status": i.status, "deadline": i.deadline}
+            for i in self._instances.values()
+            if host is None or i.host == host
+        ]
+
+    # --- templates ----------------------------------------------------------------------------
+
+    def _want_template(self, peer: _Peer, seq: int, key: str, setup: dict[str, Any]) -> None:
+        template = self._templates.get(key)
+        if template is None:
+            self._make_room()
+            template = self._launch(key, setup)
+        template.used_at = self._clock()
+        if template.ready is not None:
+            self._send(peer, {"seq": seq, "ready": template.ready})
+        else:
+            template.waiting.append((peer, seq))
+
+    def _launch(self, key: str, setup: dict[str, Any]) -> _Template:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        stderr = self._directory / "log" / f"template-{short_name(key)}"
+        with stderr.open("wb") as output:
+            process = subprocess.Popen(
+                [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=setup["env"],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        theirs.close()
+        isolated = setup["isolation"] != "none" and not self._jail_refusal
+        reason = self._jail_refusal or "switched off by AENV_ISOLATION=none"
+        scratch = self._directory / "root"
+        first = {
+            "jail": setup["jail"], "preload": setup["preload"], "isolated": isolated,
+            "reason": reason, "scratch": str(scratch),
+        }  # fmt: skip
+        template = _Template(key, setup, process, ours, used_at=self._clock(), stderr=stderr)
+        self._templates[key] = template
+        with contextlib.suppress(OSError):  # it died at once: reading from it will say so
+            ours.send(json.dumps({"setup": first}).encode())
+        ours.setblocking(False)
+        self._selector.register(
+            ours, selectors.EVENT_READ, lambda *_: self._on_template(template)
+        )
+        return template
+
+    def _make_room(self) -> None:
+        """End the longest unused template when there are too many."""
+        in_use = {i.template for i in self._instances.values()}
+        idle = [t for t in self._templates.values() if t.key not in in_use and t.ready]
+        if len(self._templates) >= MAX_TEMPLATES and idle:
+            self._end_template(min(idle, key=lambda t: t.used_at), "made room")
+
+    def _on_template(self, template: _Template) -> None:
+        while True:
+            try:
+                data = template.control.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._end_template(template, "its template process died")
+                return
+            self._on_report(template, json.loads(data))
+            if template.control.fileno() < 0:
+                return
+
+    def _on_report(self, template: _Template, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            template.ready = message["ready"]
+            for peer, seq in template.waiting:
+                self._send(peer, {"seq": seq, "ready": template.ready})
+            template.waiting.clear()
+        elif "failed" in message:
+            self._end_template(template, message["failed"])
+        elif "jail_unavailable" in message:
+            self._without_jail(template, message["jail_unavailable"])
+        elif "booted" in message:
+            self._booted(message["booted"], "")
+        elif "boot_failed" in message:
+            self._booted(message["boot_failed"], message["error"])
+        elif "exited" in message:
+            self._exited(message["exited"], _cause(message["status"]))
+
+    def _without_jail(self, template: _Template, reason: str) -> None:
+        """Make the template again without namespaces; the facts of its instances will say so."""
+        waiting, setup = list(template.waiting), template.setup
+        template.waiting.clear()
+        if setup["isolation"] == "required":
+            template.waiting = waiting
+            self._end_template(template, f"namespaces are required, but: {reason}")
+            return
+        self._end_template(template, reason)
+        self._jail_refusal = reason
+        self._launch(template.key, setup).waiting = waiting
+
+    def _end_template(self, template: _Template, why: str) -> None:
+        if self._templates.get(template.key) is template:
+            del self._templates[template.key]
+        if template.control.fileno() >= 0:
+            self._selector.unregister(template.control)
+            template.control.close()
+        template.process.kill()
+        template.process.wait()
+        words = ""
+        if template.stderr is not None:
+            if template.waiting and why == "its template process died":
+                words = template.stderr.read_text(errors="replace")[-4000:]
+            template.stderr.unlink(missing_ok=True)
+        for peer, seq in template.waiting:
+            self._send(peer, {"seq": seq, "failed": f"{why}\n{words}".strip()})
+        for instance in [i for i in self._instances.values() if i.template == template.key]:
+            if instance.status == "starting":
+                self._booted(instance.id, why)
+            self._exited(instance.id, why)
+
+    # --- instances ----------------------------------------------------------------------------
+
+    def _start(self, peer: _Peer, seq: int, item: dict[str, Any]) -> None:
+        instance = _Instance(
+            id=item["id"], host=peer.host, template=item["template"], deadline=item["deadline"],
+            item=item, boot_by=self._clock() + BOOT_DEADLINE_S, reply=(peer, seq),
+        )  # fmt: skip
+        if item["id"] in self._instances:
+            self._send(peer, {"seq": seq, "id": item["id"], "failed": "it runs already"})
+            return
+        template = self._templates.get(item["template"])
+        if template is None or template.ready is None:
+            self._send(peer, {"seq": seq, "id": item["id"], "no_template": item["template"]})
+            return
+        self._instances[instance.id] = instance
+        template.used_at = self._clock()
+        template.queued.append(instance)
+        self._pump(template)
+
+    def _pump(self, template: _Template) -> None:
+        """Send queued forks while the template's socket takes them."""
+        while template.queued:
+            instance = template.queued[0]
+            try:
+                self._fork(template, instance)
+            except BlockingIOError:
+                return  # the next sweep goes on
+            except OSError as exc:
+                self._booted(instance.id, f"the launcher could not fork it: {exc}")
+                self._exited(instance.id, str(exc))
+            template.queued.pop(0)
+
+    def _fork(self, template: _Template, instance: _Instance) -> None:
+        name = short_name(instance.id)
+        path = self._directory / "s" / name
+        message = {
+            "fork": instance.id, "env": instance.item["env"],
+            "arguments": instance.item["arguments"], "work_dir": self._work_dir(template, name),
+        }  # fmt: skip
+        path.unlink(missing_ok=True)
+        log = os.open(
+            self._directory / "log" / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+                listener.listen(16)
+                socket.send_fds(
+                    template.control, [json.dumps(message).encode()], [listener.fileno(), log]
+                )
+        finally:
+            os.close(log)
+
+    def _work_dir(self, template: _Template, name: str) -> str:
+        assert template.ready is not None
+        if template.ready["isolation"]["kind"] == "namespaces":
+            return ""
+        path = self._directory / "work" / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(path)
+
+    def _booted(self, instance_id: str, error: str) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.reply is None:
+            return
+        (peer, seq), instance.reply = instance.reply, None
+        if error:
+            instance.cause = error
+            instance.status = "failed"
+            self._send(peer, {"seq": seq, "id": instance_id, "failed": error})
+        else:
+            instance.status = "running"
+            self._send(peer, {"seq": seq, "id": instance_id, "started": True})
+
+    def _stop(
+        self, instance_id: str, cause: str, stopper: tuple[_Peer, int] | None = None
+    ) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            if stopper:
+                self._send(stopper[0], {"seq": stopper[1], "id": instance_id, "stopped": True})
+            return
+        instance.cause = instance.cause or cause
+        if stopper:
+            instance.stoppers.append(stopper)
+        template = self._templates.get(instance.template)
+        if template is None:
+            self._exited(instance_id, cause)
+        elif instance in template.queued:
+            template.queued.remove(instance)
+            self._exited(instance_id, cause)
+        else:
+            with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
+                template.control.send(json.dumps({"kill": instance_id}).encode())
+
+    def _exited(self, instance_id: str, cause: str) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return
+        cause = instance.cause or cause
+        self._booted(instance_id, f"it ended while it started: {cause}")
+        del self._instances[instance_id]
+        tail = "" if instance.stoppers else self._log_tail(instance)
+        self._clean_files(instance)
+        for peer, seq in instance.stoppers:
+            self._send(peer, {"seq": seq, "id": instance_id, "stopped": True})
+        for peer in list(self._peers.values()):
+            if peer.host == instance.host:
+                report = {"event": "exited", "id": instance_id, "cause": cause, "log": tail}
+                self._send(peer, report)
+
+    def _log_tail(self, instance: _Instance) -> str:
+        with contextlib.suppress(OSError):
+            with (self._directory / "log" / short_name(instance.id)).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        return ""
+
+    def _clean_files(self, instance: _Instance) -> None:
+        name = short_name(instance.id)
+        (self._directory / "s" / name).unlink(missing_ok=True)
+        (self._directory / "log" / name).unlink(missing_ok=True)
+        work = self._directory / "work" / name
+        if work.exists():
+            _remove_tree(work)
+
+    # --- the sweep ----------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for instance in list(self._instances.values()):
+            away_since = self._away.get(instance.host)
+            if instance.deadline <= now:
+                self._stop(instance.id, "its TTL passed")
+            elif instance.status == "starting" and instance.boot_by <= now:
+                self._booted(instance.id, f"it was not up after {BOOT_DEADLINE_S:g} s")
+                self._stop(instance.id, "it did not come up")
+            elif away_since is not None and now - away_since > ADOPTION_GRACE_S:
+                self._stop(instance.id, "its host is gone")
+            elif instance.stoppers or instance.status == "failed":
+                self._stop(instance.id, instance.cause)
+        in_use = {i.template for i in self._instances.values()}
+        for template in list(self._templates.values()):
+            self._pump(template)
+            idle = template.key not in in_use and template.ready is not None
+            if idle and now - template.used_at > IDLE_TEMPLATE_S:
+                self._end_template(template, "idle")
+        _kill_stragglers({t.process.pid for t in self._templates.values()})
+        self._trim_logs()
+        if self._peers or self._instances:
+            self._quiet_since = now
+        elif now - self._quiet_since > IDLE_EXIT_S:
+            self._stopping = True
+
+    def _trim_logs(self) -> None:
+        """Keep the end of logs that grew too large, and say what was cut."""
+        with os.scandir(self._directory / "log") as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    size = entry.stat().st_size
+                    if size > LOG_LIMIT_BYTES:
+                        _trim(Path(entry.path), size)
+
+
+def _trim(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(-LOG_KEEP_BYTES, os.SEEK_END)
+        kept = file.read()
+        mark = f"[log cut: the first {size - LOG_KEEP_BYTES} bytes are gone]\n".encode()
+        file.seek(0)
+        file.write(mark + kept)
+        file.truncate()
+
+
+def _cause(status: int) -> str:
+    if status >= 0:
+        return f"its process exited with code {status}"
+    with contextlib.suppress(ValueError):
+        return f"its process was killed by {signal.Signals(-status).name}"
+    return f"its process was killed by signal {-status}"
+
+
+def _kill_stragglers(known: set[int] | None = None) -> None:
+    """Kill and reap processes of dead templates that this subreaper inherited."""
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(OSError):
+        for pid in map(int, listing.read_text().split()):
+            if known is None or pid not in known:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def _remove_tree(path: Path) -> None:
+    """Delete a directory whatever modes its content has."""
+
+    def retry(function: Any, name: str, _: Any) -> None:
+        with contextlib.suppress(OSError):
+            Path(name).parent.chmod(0o700)
+            Path(name).chmod(0o700)
+            function(name)
+
+    shutil.rmtree(path, onerror=retry)
+
+
+def _become_daemon(directory: Path) -> None:
+    """Detach from the starter: a session of its own, no inherited descriptors, normal priority."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(directory / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.closerange(3, 65_536)
+    os.chdir("/")
+    os.umask(0o077)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # a Ray worker runs at nice 15; only root may go back
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    """Run the launcher of a directory; a second one there ends at once."""
+    directory = Path(sys.argv[1])
+    for name in ("", "s", "log", "work", "root"):
+        (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
+    _become_daemon(directory)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if sys.platform == "linux":
+        # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `runtime.linux` would load pydantic too.
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    Launcher(directory).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The host's side of the node's launcher: finds it, starts it, speaks with it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.errors import ConfigError, FabricUnavailable
+
+START_DEADLINE_S: Final = 20.0
+_SOCKET_PATH_BYTES: Final = 107
+_RETRY_S: Final = 0.005
+
+
+def node_directory(runtime_dir: Path, scope: str) -> Path:
+    """Return the launcher's directory for a scope (a Ray node), made private to this user.
+
+    Raises:
+        ConfigError: It belongs to somebody else, or its path is too long for a socket.
+    """
+    directory = runtime_dir / hashlib.sha256(scope.encode()).hexdigest()[:10]
+    if len(str(directory)) + len("/s/") + 20 > _SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"runtime directory {runtime_dir} is too long for a Unix socket",
+            hint="set AENV_RUNTIME_DIR to a shorter path",
+        )
+    for path in (runtime_dir, directory):
+        path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{path} belongs to another user",
+                hint="set AENV_RUNTIME_DIR to a directory of your own",
+            )
+    return directory
+
+
+class LauncherClient:
+    """A connection to the launcher of one directory; starts the launcher when there is none.
+
+    Args:
+        directory: From `node_directory`.
+        host_id: Whose instances these are.
+        owner_pid: Process with which the launcher and everything in it ends; the raylet.
+        on_exit: Told ``(instance id, cause, end of its log)``.
+        on_lost: Told when the launcher itself is gone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host_id: str,
+        owner_pid: int,
+        on_exit: Callable[[str, str, str], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.directory = directory
+        self.host_id = host_id
+        self._owner_pid = owner_pid
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._seq = itertools.count(1)
+        self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader_task: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self.instances: list[dict[str, Any]] = []
+        """What ran for this host when it connected."""
+
+    async def connect(self) -> None:
+        """Connect, starting the launcher if need be; does nothing when connected.
+
+        Raises:
+            FabricUnavailable: It did not come up.
+        """
+        async with self._connecting:
+            if self._writer is not None:
+                return
+            try:
+                async with asyncio.timeout(START_DEADLINE_S):
+                    reader, writer = await self._open()
+            except TimeoutError:
+                log = self.directory / "launcher.log"
+                words = log.read_text(errors="replace")[-1000:] if log.exists() else ""
+                raise FabricUnavailable(
+                    f"the node's launcher did not start within {START_DEADLINE_S:g} s: {words}",
+                    hint=f"look into {log}",
+                ) from None
+            self._writer = writer
+            self._reader_task = asyncio.create_task(self._read(reader))
+        hello = await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
+        self.instances = hello["instances"]
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        path = str(self.directory / "launcher.sock")
+        spawned = False
+        while True:
+            try:
+                return await asyncio.open_unix_connection(path, limit=64 * 1024 * 1024)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if not spawned:
+                    spawned = True
+                    await self._spawn()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _spawn(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "aenv_ray.engines.launcher", str(self.directory),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            env=launcher_environment(), start_new_session=True,
+        )  # fmt: skip
+        await process.wait()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if message.get("event") == "exited":
+                    self._on_exit(message["id"], message["cause"], message["log"])
+                    continue
+                queue = self._answers.get(message["seq"])
+                if queue is not None:
+                    queue.put_nowait(message)
+        except (OSError, ValueError):
+            pass  # a broken connection ends like a closed one
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        gone = {"gone": True}
+        for queue in self._answers.values():
+            queue.put_nowait(gone)
+        self._on_lost()
+
+    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Send one request and return its answer.
+
+        Raises:
+            FabricUnavailable: The launcher is gone.
+        """
+        seq, queue = self.send(op, **fields)
+        try:
+            return self._checked(await queue.get())
+        finally:
+            self.forget(seq)
+
+    def send(self, op: str, **fields: Any) -> tuple[int, asyncio.Queue[dict[str, Any]]]:
+        """Send a request that gets several answers; `forget` it when they are in.
+
+        Raises:
+            FabricUnavailable: The launcher is gone.
+        """
+        if self._writer is None:
+            raise FabricUnavailable("the node's launcher is gone")
+        seq = next(self._seq)
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._answers[seq] = queue
+        message = {"op": op, "seq": seq, **fields}
+        self._writer.write(json.dumps(message).encode() + b"\n")
+        return seq, queue
+
+    async def receive(self, queue: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
+        """Return the next answer.
+
+        Raises:
+            FabricUnavailable: The launcher is gone.
+        """
+        return self._checked(await queue.get())
+
+    @staticmethod
+    def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+        if answer.get("gone"):
+            raise FabricUnavailable("the node's launcher died")
+        return answer
+
+    def forget(self, seq: int) -> None:
+        """Drop a request made with `send`."""
+        self._answers.pop(seq, None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the launcher is there."""
+        return self._writer is not None
+
+    async def close(self) -> None:
+        """Disconnect; instances run on until their deadline or the adoption grace."""
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def launcher_environment() -> dict[str, str]:
+    """Return the launcher's own environment: nothing of Ray's, no token."""
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH")
+    return {name: os.environ[name] for name in kept if name in os.environ}

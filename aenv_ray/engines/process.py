@@ -1,0 +1,378 @@
+"""The process engine: instances are processes, forked from a template by the node's launcher.
+
+The embedded default: no Docker, no root, milliseconds. `aenv_ray.engines.launcher` owns the
+processes, `aenv_ray.runtime.template` forks them, `aenv_ray.runtime.jail` builds their walls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import aenv_ray
+from aenv_ray import units
+from aenv_ray.engines import virtual_environment
+from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.launcher import short_name
+from aenv_ray.engines.launcher_client import LauncherClient, node_directory
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import Isolation, NetworkMode
+from aenv_ray.runtime.jail import WORK, JailSpec
+
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ProcessEngine(Engine):
+    """Sandboxes as processes of the node's launcher.
+
+    Args:
+        host_id: Under which a restarted host finds its sandboxes.
+        runtime_dir: For sockets; short.
+        data_dir: For virtual environments.
+        scope: One launcher serves each scope: a Ray node.
+        owner_pid: Process with which everything ends: the raylet.
+        isolation: ``auto``, ``none`` or ``required``.
+    """
+
+    name = "process"
+    capabilities = Capabilities(
+        isolation="namespaces" if sys.platform == "linux" else "none",
+        network_modes=frozenset({"none", "host"}),
+    )
+
+    def __init__(
+        self,
+        host_id: HostId,
+        *,
+        runtime_dir: Path,
+        data_dir: Path,
+        scope: str,
+        owner_pid: int,
+        isolation: str = "auto",
+    ) -> None:
+        self._data_dir = data_dir
+        self._isolation = isolation if sys.platform == "linux" else "none"
+        self._directory = node_directory(runtime_dir, scope)
+        self._launcher = LauncherClient(
+            self._directory, host_id, owner_pid, self._on_exit, self._on_launcher_lost
+        )
+        self._sandboxes: dict[str, DoorSandbox] = {}
+        self._ended: dict[str, str] = {}
+        self._end_events: dict[str, asyncio.Event] = {}
+        self._ready: dict[str, dict[str, Any]] = {}
+
+    # --- starting -------------------------------------------------------------------------------
+
+    async def start_many(  # noqa: D102
+        self, specs: Sequence[SandboxSpec]
+    ) -> list[Sandbox | AenvError]:
+        await self._launcher.connect()
+        results: dict[str, Sandbox | AenvError] = {}
+        items: list[dict[str, Any]] = []
+        modes: dict[str, tuple[str, dict[str, Any]]] = {}
+        plans: dict[tuple[Path, str], _Plan | AenvError] = {}
+        for spec in specs:
+            group = (spec.project_dir, spec.config.model_dump_json(include={"deploy"}))
+            if group not in plans:
+                plans[group] = await self._plan(spec)
+            plan = plans[group]
+            if isinstance(plan, AenvError):
+                results[spec.instance_id] = plan
+                continue
+            try:
+                key, mode, ready = await self._choose_template(plan, spec)
+            except AenvError as exc:
+                results[spec.instance_id] = exc
+                continue
+            modes[spec.instance_id] = (mode, ready)
+            items.append(
+                {
+                    "id": spec.instance_id,
+                    "template": key,
+                    "env": instance_environment(spec, ready["isolation"]["kind"]),
+                    "arguments": list(spec.arguments),
+                    "deadline": spec.deadline,
+                }
+            )
+        if items:
+            results |= await self._launch(items, modes)
+        return [results[spec.instance_id] for spec in specs]
+
+    async def _launch(
+        self, items: list[dict[str, Any]], modes: dict[str, tuple[str, dict[str, Any]]]
+    ) -> dict[str, Sandbox | AenvError]:
+        results: dict[str, Sandbox | AenvError] = {}
+        seq, answers = self._launcher.send("start", items=items)
+        try:
+            for _ in items:
+                answer = await self._launcher.receive(answers)
+                instance_id = InstanceId(answer["id"])
+                if "started" in answer:
+                    mode, ready = modes[instance_id]
+                    results[instance_id] = await self._connect(instance_id, mode, ready)
+                else:
+                    results[instance_id] = self._start_failure(instance_id, answer)
+        except BaseException:
+            with contextlib.suppress(FabricUnavailable):
+                self._launcher.send("stop", ids=[item["id"] for item in items])
+            raise
+        finally:
+            self._launcher.forget(seq)
+        return results
+
+    def _start_failure(self, instance_id: InstanceId, answer: dict[str, Any]) -> AenvError:
+        if "no_template" in answer:
+            self._ready.pop(answer["no_template"], None)
+            reason = "its template ended meanwhile"
+        else:
+            reason = answer["failed"]
+        return SandboxStartFailed(
+            f"{instance_id} did not start: {reason}", instance_id=instance_id
+        )
+
+    async def _plan(self, spec: SandboxSpec) -> _Plan | AenvError:
+        try:
+            python = await virtual_environment.ensure(
+                spec.project_dir, self._data_dir / "environments"
+            )
+            return _Plan(spec, python, self._isolation, self._runtime_path())
+        except AenvError as exc:
+            return exc
+
+    async def _choose_template(
+        self, plan: _Plan, spec: SandboxSpec
+    ) -> tuple[str, str, dict[str, Any]]:
+        """Return template key, start mode in words, and the template's report."""
+        key, setup = plan.setup(preload=True)
+        ready = await self._template(key, setup)
+        reason = ready.get("bare_reason", "")
+        if not reason and spec.arguments:
+            reason = "it has arguments, which its code may read when it is imported"
+        if not reason:
+            seen = set(ready["env_reads"])
+            given = {**spec.config.deploy.variables, **spec.environment_variables}
+            differing = [n for n, v in given.items() if setup["env"].get(n) != v]
+            read = [name for name in differing if "*" in seen or name in seen]
+            if read:
+                reason = f"its code reads {', '.join(sorted(read)[:3])} when it is imported"
+        if not reason:
+            return key, "template", ready
+        key, setup = plan.setup(preload=False)
+        return key, f"bare: {reason}", await self._template(key, setup)
+
+    async def _template(self, key: str, setup: dict[str, Any]) -> dict[str, Any]:
+        known = self._ready.get(key)
+        if known is not None:
+            return known
+        answer = await self._launcher.ask("template", key=key, setup=setup)
+        if "ready" not in answer:
+            raise SandboxStartFailed(
+                f"the environment's code does not load: {answer['failed']}",
+                hint="mend the project; `aenv run` shows the same error",
+            )
+        self._ready[key] = answer["ready"]
+        return dict(answer["ready"])
+
+    def _runtime_path(self) -> Path:
+        """Return a directory that holds this package and no other, for virtual environments."""
+        package = Path(aenv_ray.__file__).resolve().parent
+        name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+        directory = self._data_dir / "runtime" / name
+        link = directory / "aenv_ray"
+        if not link.is_symlink():
+            directory.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(package)
+        return directory
+
+    # --- running --------------------------------------------------------------------------------
+
+    async def _connect(
+        self, instance_id: InstanceId, mode: str, ready: dict[str, Any]
+    ) -> Sandbox | AenvError:
+        self._ended.pop(instance_id, None)
+        event = self._end_events.setdefault(instance_id, asyncio.Event())
+
+        async def find_cause() -> str:
+            await event.wait()
+            return self._ended.get(instance_id, "unknown")
+
+        sandbox = DoorSandbox(instance_id, _isolation(ready), mode, find_cause)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            # A connect to a listening Unix socket does not block: the backlog takes it.
+            sock.connect(str(self._directory / "s" / short_name(instance_id)))
+            await sandbox.connect(sock)
+        except OSError as exc:
+            sock.close()
+            return lost(instance_id, f"its socket is gone ({exc.strerror})")
+        self._sandboxes[instance_id] = sandbox
+        return sandbox
+
+    async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
+        await self._launcher.connect()
+        running = {row["id"] for row in await self._rows()}
+        if instance_id not in running:
+            raise lost(instance_id, "it ended while its host was away")
+        rows = {"isolation": self._adopted_facts(), "bare_reason": ""}
+        sandbox = await self._connect(instance_id, "attached", rows)
+        if isinstance(sandbox, AenvError):
+            raise sandbox
+        return sandbox
+
+    def _adopted_facts(self) -> dict[str, Any]:
+        return {"kind": "unknown", "missing": ["facts are those of its record"]}
+
+    async def running(self) -> list[RunningSandbox]:  # noqa: D102
+        await self._launcher.connect()
+        return [
+            RunningSandbox(InstanceId(row["id"]), HostId(row["host"]), row["deadline"])
+            for row in await self._rows()
+        ]
+
+    async def _rows(self) -> list[dict[str, Any]]:
+        answer = await self._launcher.ask("list")
+        return [row for row in answer["instances"] if row["host"] == self._launcher.host_id]
+
+    async def set_deadline(  # noqa: D102
+        self, instance_id: InstanceId, deadline: float
+    ) -> None:
+        await self._launcher.connect()
+        answer = await self._launcher.ask("deadline", id=instance_id, deadline=deadline)
+        if not answer["known"]:
+            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+
+    async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
+        if not instance_ids:
+            return
+        await self._launcher.connect()
+        seq, answers = self._launcher.send("stop", ids=list(instance_ids))
+        try:
+            for _ in instance_ids:
+                answer = await self._launcher.receive(answers)
+                self._on_exit(answer["id"], "it was released", "")
+        finally:
+            self._launcher.forget(seq)
+        for instance_id in instance_ids:
+            self._end_events.pop(instance_id, None)
+            self._ended.pop(instance_id, None)
+
+    def _on_exit(self, instance_id: str, cause: str, log: str) -> None:
+        if log.strip() and cause not in ("its TTL passed", "its host is gone"):
+            cause = f"{cause}; the end of its log:\n{log.strip()}"
+        self._ended.setdefault(instance_id, cause)
+        event = self._end_events.get(instance_id)
+        if event is not None:
+            event.set()
+        sandbox = self._sandboxes.pop(instance_id, None)
+        if sandbox is not None:
+            sandbox.end(self._ended[instance_id])
+
+    def _on_launcher_lost(self) -> None:
+        self._ready.clear()
+        for instance_id in list(self._sandboxes):
+            self._on_exit(instance_id, "the node's launcher died, and its sandboxes with it", "")
+
+    async def close(self) -> None:  # noqa: D102
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.close()
+        self._sandboxes.clear()
+        await self._launcher.close()
+
+
+class _Plan:
+    """How instances of one project are made: interpreter, walls, base environment."""
+
+    def __init__(
+        self, spec: SandboxSpec, python: Path | None, isolation: str, runtime_path: Path
+    ) -> None:
+        deploy = spec.config.deploy
+        network = deploy.network or NetworkMode.HOST
+        if network not in ProcessEngine.capabilities.network_modes:
+            raise ConfigError(
+                f"{spec.config.reference}: the process engine has no network mode {network.value!r}",
+                hint='use "none" or "host", or the docker engine',
+            )
+        jail = JailSpec(
+            project=str(spec.project_dir),
+            network=network.value,
+            hide_source=deploy.hide_source,
+            storage_bytes=_bytes(deploy.ephemeral_storage),
+            memory_bytes=_bytes(deploy.memory),
+            cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
+        )
+        executable = str(python or sys.executable)
+        self._base = {
+            "python": [executable, "-P"],
+            "isolation": isolation,
+            "jail": asdict(jail),
+            "env": {
+                **base_environment(spec, WORK, executable),
+                "PYTHONPATH": str(runtime_path),
+            },
+        }
+
+    def setup(self, *, preload: bool) -> tuple[str, dict[str, Any]]:
+        """Return the template's key and what the launcher makes it from."""
+        setup = {**self._base, "preload": preload}
+        if not preload:
+            # Nothing of the project is loaded: one process serves each interpreter and jail.
+            setup["env"] = dict(self._base["env"])  # type: ignore[call-overload]  # a dict
+        key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
+        return key, setup
+
+
+def _bytes(value: str | int | None) -> int | None:
+    return units.parse_memory_bytes(value) if value else None
+
+
+def _isolation(ready: dict[str, Any]) -> Isolation:
+    return Isolation.model_validate(ready["isolation"])
+
+
+def base_environment(spec: SandboxSpec, home: str, python: str) -> dict[str, str]:
+    """Return the variables that all instances of a project share; none of the host's own."""
+    return {
+        "PATH": f"{Path(python).parent}:{_PATH}",
+        "HOME": home,
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "envNAME": spec.config.name,
+        "envversion": spec.config.version,
+        **spec.config.deploy.variables,
+    }
+
+
+def instance_environment(spec: SandboxSpec, kind: str) -> dict[str, str]:
+    """Return an instance's variables: the shared ones, its own, and the caller's on top."""
+    home = WORK if kind == "namespaces" else ""
+    shared = base_environment(spec, home, sys.executable)
+    if not home:
+        del shared["HOME"]  # the runtime sets it to the work directory
+    labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())
+    return {
+        **shared,
+        "AENV_INSTANCE_ID": spec.instance_id,
+        **({"AENV_LABELS": labels} if labels else {}),
+        **({"AENV_DATASOURCE": spec.datasource} if spec.datasource else {}),
+        **spec.environment_variables,
+    }
+
+
+def raylet_pid() -> int:
+    """Return the process that started this worker: the raylet, in a Ray worker."""
+    return os.getppid()

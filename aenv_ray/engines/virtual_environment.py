@@ -1,0 +1,179 @@
+"""Virtual environments of projects with requirements: built by uv, once for each content.
+
+An environment is named by a hash of the requirements, the interpreter and what the runtime itself
+needs; it is built beside its place and renamed, under a lock, so that any number of hosts ask for
+it and one builds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.errors import ConfigError, SandboxStartFailed
+
+RUNTIME_REQUIREMENTS: Final = ("pydantic>=2.12,<3",)
+"""What `aenv_ray.runtime` needs; the public door needs fastmcp too and is not started there."""
+PROVIDED: Final = frozenset({"aenvironment", "aenv-ray", "aenv_ray"})
+"""Packages that the runtime stands in for; installing them would shadow it."""
+BUILD_DEADLINE_S: Final = 1800.0
+_ERROR_TAIL: Final = 4000
+
+
+def read_requirements(project_dir: Path) -> list[str]:
+    """Return the lines of ``requirements.txt`` that ask for something; empty without the file."""
+    path = project_dir / "requirements.txt"
+    if not path.is_file():
+        return []
+    wanted = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name = text.split("#")[0].strip()
+        bare = name.lower()
+        for separator in "<>=!~[; ":
+            bare = bare.split(separator)[0]
+        if bare not in PROVIDED:
+            wanted.append(text)
+    return wanted
+
+
+async def ensure(project_dir: Path, cache_dir: Path) -> Path | None:
+    """Return the interpreter of the project's virtual environment, building it if need be.
+
+    Args:
+        project_dir: Unpacked project.
+        cache_dir: Where environments are kept.
+
+    Returns:
+        None for a project without requirements: the node's own interpreter serves it.
+
+    Raises:
+        SandboxStartFailed: The installer failed; the message ends with its own words.
+        ConfigError: ``requirements.txt`` is not text.
+    """
+    try:
+        requirements = read_requirements(project_dir)
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{project_dir / 'requirements.txt'}: {exc}") from exc
+    if not requirements:
+        return None
+    key = "\n".join([*requirements, *RUNTIME_REQUIREMENTS, sys.base_prefix, platform.python_version()])
+    target = cache_dir / hashlib.sha256(key.encode()).hexdigest()[:24]
+    python = target / "bin" / "python"
+    if not python.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        lock = await asyncio.to_thread(_lock, target.with_suffix(".lock"))
+        try:
+            if not python.exists():
+                await _build(project_dir, requirements, target)
+        finally:
+            os.close(lock)
+    return python
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+async def _build(project_dir: Path, requirements: list[str], target: Path) -> None:
+    uv = _uv()
+    print(f"aenv: building the environment of {project_dir.name[:12]} for {len(requirements)} "  # noqa: T201
+          "requirements", file=sys.stderr)
+    # Not renamed afterwards: scripts in a virtual environment hold its absolute path.
+    shutil.rmtree(target, ignore_errors=True)
+    marker = target / "bin" / "python"
+    partial = target / "bin" / "python.partial"
+    try:
+        await _run([uv, "venv", "--quiet", "--python", sys.executable, str(target)])
+        marker.rename(partial)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join([*requirements, *RUNTIME_REQUIREMENTS]))
+            file.flush()
+            install = [uv, "pip", "install", "--python", str(partial), "-r", file.name]
+            await _run([*install, *_index_options()], cwd=project_dir)
+        partial.rename(marker)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+async def _run(command: list[str], cwd: Path | None = None) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "NO_COLOR": "1"}, umask=0o022,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(BUILD_DEADLINE_S):
+            output, _ = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise
+    if process.returncode:
+        words = output.decode(errors="replace").strip()[-_ERROR_TAIL:]
+        raise SandboxStartFailed(
+            f"the project's requirements cannot be installed:\n{words}",
+            hint="mend requirements.txt; the lines above are the installer's own",
+        )
+
+
+def _uv() -> str:
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        from uv import find_uv_bin
+
+        return find_uv_bin()
+    found = shutil.which("uv")
+    if found is None:
+        raise SandboxStartFailed(
+            "the project has requirements, and uv, which installs them, is missing",
+            hint="pip install uv",
+        )
+    return found
+
+
+def _index_options() -> list[str]:
+    """Return the package indexes of pip's configuration as uv's options, unless uv has its own."""
+    if any(name.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for name in os.environ):
+        return []
+    options: list[str] = []
+    for key, value in _pip_settings():
+        option = {
+            "index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
+        }.get(key)  # fmt: skip
+        for item in value.split() if option else ():
+            options += [str(option), item]
+    return options
+
+
+def _pip_settings() -> Iterator[tuple[str, str]]:
+    candidates = [
+        Path("/etc/pip.conf"),
+        Path.home() / ".pip" / "pip.conf",
+        Path.home() / ".config" / "pip" / "pip.conf",
+        Path(sys.prefix) / "pip.conf",
+    ]
+    parser = configparser.RawConfigParser()
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError):
+        parser.read(candidates)
+    if parser.has_section("global"):
+        yield from parser.items("global")
+    for name in ("index-url", "extra-index-url", "find-links"):
+        value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
+        if value:
+            yield name, value

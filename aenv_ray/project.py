@@ -1,0 +1,255 @@
+"""An environment project on disk: its config, its digest, its archive, and where references lead.
+
+A project is the source of an environment. What an instance runs is an unpacked copy that is named
+by its digest, so that a project edited meanwhile never changes what already runs (invariant 6).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from aenv_ray import ids
+from aenv_ray.errors import ConfigError, EnvironmentNotFound
+from aenv_ray.models import EnvironmentConfig
+
+CONFIG_NAME: Final = "config.json"
+BUILTIN_DIR: Final = Path(__file__).parent / "envs"
+MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
+"""A larger project carries data that belongs into an image or a volume."""
+
+_EXCLUDED: Final = frozenset(
+    {
+        ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
+        ".pytest_cache", ".ruff_cache", ".tox", ".idea", ".vscode", ".DS_Store", ".aenv",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project directory with a valid config.
+
+    Attributes:
+        path: The directory.
+        config: Its parsed ``config.json``.
+        digest: SHA-256 over the names, kinds, modes and contents of its files.
+    """
+
+    path: Path
+    config: EnvironmentConfig
+    digest: str
+
+    @property
+    def reference(self) -> str:
+        """``name@version``."""
+        return self.config.reference
+
+    def archive(self) -> bytes:
+        """Return the project's files as an uncompressed tar, the same bytes for the same digest.
+
+        Raises:
+            ConfigError: It is larger than `MAX_ARCHIVE_BYTES`.
+        """
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for relative, path in _files(self.path):
+                tar.add(path, arcname=relative, recursive=False, filter=_anonymous)
+                if buffer.tell() > MAX_ARCHIVE_BYTES:
+                    raise ConfigError(
+                        f"project {self.path} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
+                        hint="keep data sets out of it: put them in an image or a volume",
+                    )
+        return buffer.getvalue()
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mtime = 0
+    info.mode = 0o755 if info.mode & stat.S_IXUSR else 0o644
+    return info
+
+
+def _files(root: Path) -> list[tuple[str, Path]]:
+    """Return the project's files and symlinks, sorted by relative name."""
+    found: list[tuple[str, Path]] = []
+    for directory, subdirectories, names in os.walk(root):
+        subdirectories[:] = sorted(d for d in subdirectories if d not in _EXCLUDED)
+        for name in names:
+            path = Path(directory, name)
+            if name in _EXCLUDED or name.endswith(".pyc"):
+                continue
+            if path.is_symlink() or path.is_file():
+                found.append((path.relative_to(root).as_posix(), path))
+        found += [
+            (Path(directory, d).relative_to(root).as_posix(), Path(directory, d))
+            for d in subdirectories
+            if Path(directory, d).is_symlink()
+        ]
+    return sorted(found)
+
+
+def _fingerprint(root: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what changes when a file does: cheap enough for every create."""
+    rows = []
+    for relative, path in _files(root):
+        status = path.lstat()
+        rows.append((relative, status.st_size, status.st_mtime_ns, status.st_mode))
+    return tuple(rows)
+
+
+@lru_cache(maxsize=256)
+def _digest(root: Path, fingerprint: tuple[tuple[str, int, int, int], ...]) -> str:
+    total = hashlib.sha256()
+    for relative, _, _, mode in fingerprint:
+        path = root / relative
+        if stat.S_ISLNK(mode):
+            content = os.readlink(path).encode()
+        else:
+            content = path.read_bytes()
+        kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
+        total.update(f"{kind} {len(content)} {relative}\0".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def load(path: str | Path) -> Project:
+    """Read a project directory.
+
+    Raises:
+        EnvironmentNotFound: No such directory, or it has no ``config.json``.
+        ConfigError: The config is malformed; the message names line or field.
+    """
+    root = Path(path).expanduser().resolve()
+    if not root.is_dir():
+        raise EnvironmentNotFound(
+            f"there is no project directory {root}", hint="make one with: aenv init NAME"
+        )
+    config = read_config(root / CONFIG_NAME)
+    return Project(root, config, _digest(root, _fingerprint(root)))
+
+
+def read_config(path: Path) -> EnvironmentConfig:
+    """Parse a ``config.json``.
+
+    Raises:
+        EnvironmentNotFound: There is no such file.
+        ConfigError: It is not JSON (with the line), or a field is wrong (with its path).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EnvironmentNotFound(
+            f"{path.parent} has no {CONFIG_NAME}",
+            hint="name a project directory, or make one with: aenv init NAME",
+        ) from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    data = _parse_json(path, text)
+    try:
+        return EnvironmentConfig.model_validate(data)
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
+            for e in exc.errors(include_url=False)
+        )
+        raise ConfigError(f"{path}: {problems}") from None
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc.message}", hint=exc.hint) from None
+
+
+def _parse_json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as exc:
+        line = text.splitlines()[exc.lineno - 1].strip() if text.strip() else ""
+        raise ConfigError(
+            f"{path}, line {exc.lineno}, column {exc.colno}: {exc.msg}",
+            hint=f"the line is: {line[:80]}" if line else "the file is empty",
+        ) from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: it holds a {type(data).__name__}, not an object")
+    return data
+
+
+def builtins() -> dict[str, Path]:
+    """Return the environments that ship with aenv-ray, by name."""
+    found = {}
+    for path in sorted(BUILTIN_DIR.glob(f"*/{CONFIG_NAME}")):
+        found[path.parent.name.replace("_", "-")] = path.parent
+    return found
+
+
+def resolve(reference: str | Path) -> Project:
+    """Return the project that a reference names.
+
+    Args:
+        reference: ``name@version`` or ``name`` of a built-in environment, or a path to a project
+            (a `Path`, or text with a slash, or ``.``).
+
+    Raises:
+        EnvironmentNotFound: There is no such environment, version or directory.
+        ConfigError: The reference or the project's config is malformed.
+    """
+    if isinstance(reference, Path) or _looks_like_path(reference):
+        return load(reference)
+    name, version = ids.split_reference(reference)
+    path = builtins().get(name)
+    if path is None:
+        known = ", ".join(builtins()) or "none"
+        raise EnvironmentNotFound(
+            f"there is no environment {name!r}",
+            hint=f"built-in environments: {known}; or give the path of a project, as ./{name}",
+        )
+    project = load(path)
+    if version is not None and version != project.config.version:
+        raise EnvironmentNotFound(
+            f"environment {name!r} has no version {version!r}",
+            hint=f"use {project.reference}",
+        )
+    return project
+
+
+def _looks_like_path(reference: str) -> bool:
+    return reference.startswith((".", "/", "~")) or "/" in reference or os.sep in reference
+
+
+def unpack(archive: bytes, digest: str, directory: Path) -> Path:
+    """Unpack an archive into ``directory/digest`` once; a later call returns it at once.
+
+    The files are written beside it and renamed, so a crash leaves no half project, and two
+    processes may do it at the same time.
+
+    Raises:
+        ConfigError: The archive would escape its directory.
+    """
+    target = directory / digest
+    if target.is_dir():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
+        content = Path(partial, "content")
+        content.mkdir(mode=0o755)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                tar.extractall(content, filter="data")
+        except tarfile.FilterError as exc:
+            raise ConfigError(f"project archive {digest[:12]}: {exc}") from exc
+        try:
+            content.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was first, with the same content
+                raise
+    return target
