@@ -130,7 +130,7 @@ class HttpInstance:
             async with asyncio.timeout(timeout_s):
                 while True:
                     page = await self._list_page(params)
-                    tools += page.get("tools") or []
+                    tools += [{"description": "", **tool} for tool in page.get("tools") or []]
                     if not page.get("nextCursor"):
                         return tools
                     params = {"cursor": page["nextCursor"]}

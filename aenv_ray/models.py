@@ -224,6 +224,27 @@ class Isolation(_Frozen):
     """What is *not* isolated here, each in words with the reason."""
 
 
+class InstanceRecord(_Frozen):
+    """What a host must know to take over an instance whose sandbox outlived its actor."""
+
+    spec: InstanceSpec
+    host_id: ids.HostId
+    node_id: str
+    density: ActorDensity
+    created_at: float
+    """Seconds since the epoch."""
+    deadline: float
+    """Seconds since the epoch."""
+    isolation: Isolation
+    start_mode: str
+    generation: int = 0
+
+    @property
+    def id(self) -> ids.InstanceId:
+        """The instance's id."""
+        return self.spec.instance_id
+
+
 class InstanceInfo(_Frozen):
     """What is known of an instance now."""
 

@@ -25,7 +25,9 @@ _VERSION: Final = "0.0.0-template"
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of the environment, for example my-env.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the environment, for example my-env.")
+    ],
     version: Annotated[str, typer.Option("--version", "-v", help="Its first version.")] = "1.0.0",
     template: Annotated[str, typer.Option("--template", "-t", help="What to copy.")] = "default",
     work_dir: Annotated[
@@ -38,9 +40,9 @@ def init(
         bool, typer.Option("--config-only", help="Write only WORK_DIR/config.json.")
     ] = False,
 ) -> None:
-    """Make a new environment project in WORK_DIR/NAME and print its path.
+    """Make a new environment project and print its path.
 
-    Nothing is asked from any server.
+    It is made in WORK_DIR/NAME, complete with tests that pass. No server is asked.
 
     Example:
       aenv init todo

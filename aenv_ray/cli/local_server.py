@@ -25,6 +25,8 @@ STOP_GRACE_S: Final = 1.5
 KEPT_LINES: Final = 200
 """Of output that is not shown as it comes; shown when the process fails."""
 _LISTENING: Final = re.compile(rb"environment server listening on (http://\S+:(\d+))")
+_CHUNKS_AT_ONCE: Final = 64
+"""A server that writes without end does not keep us from looking after it."""
 _LIST_TIMEOUT_S: Final = 5.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -55,18 +57,23 @@ def spawn(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches only us; we end it with all that it started
-            preexec_fn=_bound_to_parent(),  # noqa: PLW1509  # this process has one thread
+            preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # we have one thread
         )
 
 
-def _bound_to_parent() -> Callable[[], None] | None:
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """Return a ``preexec_fn`` that has the child sent `number` when this thread dies.
+
+    Returns:
+        None where the system has no such thing; only Linux has.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: little may happen between fork and exec
     parent = os.getpid()
 
     def bind() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 
@@ -96,6 +103,7 @@ class LocalServer:
         host: Address to listen on.
         port: 0 takes a free one.
         environment: All variables of the server.
+        log_level: ``DEBUG`` logs every request.
         quiet: Keep the output, for `kept_output`.
 
     Raises:
@@ -103,7 +111,14 @@ class LocalServer:
     """
 
     def __init__(
-        self, project: Path, *, host: str, port: int, environment: Mapping[str, str], quiet: bool
+        self,
+        project: Path,
+        *,
+        host: str,
+        port: int,
+        environment: Mapping[str, str],
+        log_level: str,
+        quiet: bool,
     ) -> None:
         self.url: str | None = None
         """Where it can be reached from this machine; None until it listens."""
@@ -114,7 +129,7 @@ class LocalServer:
         self._partial = b""
         command = [sys.executable, "-m", "aenv_ray.runtime", str(project), "--strict"]
         self._process = spawn(
-            [*command, "--host", host, "--port", str(port)],
+            [*command, "--host", host, "--port", str(port), "--log-level", log_level],
             environment={**environment, "PYTHONUNBUFFERED": "1"},
             cwd=project,
             output=subprocess.PIPE,
@@ -142,8 +157,8 @@ class LocalServer:
         return code
 
     def _read(self) -> bool:
-        """Pass on all that is there now; return whether more may come."""
-        while True:
+        """Pass on what is there now; return whether more may come."""
+        for _ in range(_CHUNKS_AT_ONCE):
             try:
                 chunk = os.read(self._pipe, 65536)
             except BlockingIOError:
@@ -153,6 +168,7 @@ class LocalServer:
             *lines, self._partial = (self._partial + chunk).split(b"\n")
             for line in lines:
                 self._emit(line + b"\n")
+        return True
 
     def _emit(self, line: bytes) -> None:
         match = _LISTENING.match(line) if self.url is None else None

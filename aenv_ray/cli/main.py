@@ -143,7 +143,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name. None: those of this process.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _leave_broken_pipe()
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command and make output and an exit code of whatever it raises.
+
+    Raises:
+        BrokenPipeError: Nobody reads our output any more.
+    """
     talk = Talk()
     command = get_command(app)
     _keep_examples(command)
@@ -151,9 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command.main(
             arguments or ["--help"], prog_name="aenv", standalone_mode=False, obj=talk
         )
-        sys.stdout.flush()
     except BrokenPipeError:
-        return _leave_broken_pipe()
+        raise
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except typer.Abort:
@@ -200,7 +212,9 @@ def _unexpected(exc: Exception, talk: Talk) -> int:
 
 def _leave_broken_pipe() -> int:
     """Let the interpreter flush its streams at exit into nothing: the reader has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nothing, stream.fileno())
     return 1
 
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.5
 """How often a project is looked at for changes."""
-_END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(
-    path: Annotated[Path, typer.Argument(help="The project's directory.")] = Path(),
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
     ] = Path(),
@@ -54,10 +54,11 @@ def run(
         typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve a project on this machine until Ctrl-C, without Ray and without isolation.
+    """Serve a project on this machine until Ctrl-C.
 
-    It answers as an instance does: /mcp for tools, /task/reward, /functions/* and /health. Its
-    variables are those of config.json, then -e. It runs in the project's directory.
+    It answers as an instance does: /mcp for tools, /task/reward, /functions/* and /health, but
+    without Ray and without isolation. Its variables are those of config.json, then -e. It runs in
+    the project's directory; with --reload a file that it writes there restarts it too.
 
     Example:
       aenv run ./todo --reload
@@ -77,6 +78,7 @@ def run(
         npx=npx,
         inspector_port=inspector_port,
         variables=variables,
+        log_level="DEBUG" if context.obj.debug else "INFO",
     )
     with _interrupts():
         try:
@@ -93,7 +95,8 @@ def run(
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--env")
+        # Not shown: it may be a secret whose name was forgotten.
+        raise typer.BadParameter("write it as KEY=VALUE", param_hint="--env")
     return name, value
 
 
@@ -112,9 +115,13 @@ def _interrupts() -> Iterator[None]:
     """Make every signal that asks us to end a KeyboardInterrupt."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
         raise KeyboardInterrupt
 
-    before = [(number, signal.signal(number, interrupt)) for number in _END_SIGNALS]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup wants us to stay
+        numbers.append(signal.SIGHUP)
+    before = [(number, signal.signal(number, interrupt)) for number in numbers]
     try:
         yield
     finally:
@@ -134,6 +141,7 @@ class _Runner:
     npx: str | None
     inspector_port: int
     variables: dict[str, str]
+    log_level: str
     _server: LocalServer | None = None
     _announced: bool = False
     _inspector: subprocess.Popen[bytes] | None = None
@@ -182,6 +190,7 @@ class _Runner:
             host=self.host,
             port=self.port,
             environment=environment,
+            log_level=self.log_level,
             quiet=self.quiet,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +22,16 @@ _GRACE_S: Final = 5.0
 
 
 def run_tests(
-    path: Annotated[Path, typer.Argument(help="The project's directory.")] = Path(),
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
     ] = Path(),
 ) -> None:
-    """Run testConfig.script of a project's config.json, in its directory.
+    """Run a project's own test script.
 
-    The script sees src/ on PYTHONPATH, the variables of config.json, and this python first on
-    PATH. Exits with 0 when the script does, else with 1.
+    That is testConfig.script of its config.json, run by the shell in the project's directory. It
+    sees src/ on PYTHONPATH, the variables of config.json, and this python first on PATH. Exits
+    with 0 when the script does, else with 1.
 
     Example:
       aenv test ./todo
@@ -52,12 +54,20 @@ def run_tests(
 
 def _run_script(script: str, directory: Path, variables: dict[str, str]) -> int:
     """Run the script to its end; its input and output are those of this process."""
+    from aenv_ray.cli.local_server import die_with_parent
+
     source = directory / "src" if (directory / "src").is_dir() else directory
     environment = {**os.environ, **variables}
     for name, first in (("PYTHONPATH", source), ("PATH", Path(sys.executable).parent)):
         rest = environment.get(name)
         environment[name] = f"{first}{os.pathsep}{rest}" if rest else str(first)
-    process = subprocess.Popen(script, shell=True, cwd=directory, env=environment)
+    process = subprocess.Popen(
+        script,
+        shell=True,
+        cwd=directory,
+        env=environment,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  # we have one thread
+    )
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -99,9 +99,11 @@ def _bind(host: str, port: int) -> socket.socket:
         StartError: The address is taken, or none of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        )
+        # "localhost" is both; clients try 127.0.0.1.
+        family, kind, protocol, _, address = min(found, key=lambda f: f[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -169,8 +171,15 @@ def _remove_dead_socket(path: Path) -> None:
 
 
 def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Namespace) -> None:
-    from aenv_ray.runtime import public  # loads the HTTP libraries
+    """Serve until a signal.
 
+    Raises:
+        StartError: The libraries are missing, or the address was taken meanwhile.
+    """
+    try:
+        from aenv_ray.runtime import public  # loads the HTTP libraries
+    except ImportError as exc:
+        raise StartError(f"{exc}; the public door needs fastmcp, starlette and uvicorn") from exc
     limit_bytes = args.body_limit_mib * 1024 * 1024
     app = public.build_app(dispatcher, name=args.name, body_limit_bytes=limit_bytes)
     url = _url(listener, args.host)

@@ -22,6 +22,7 @@ LONGEST_CALL_S: Final = 3600.0
 CALL_ID: Final = "aenv/call_id"
 TIMEOUT_S: Final = "aenv/timeout_s"
 _IDLE_S: Final = 10.0
+_CLEANUP_S: Final = 0.3
 _GRACE_S: Final = 2.0
 """What the dispatcher's own deadline gets before a call is given up here."""
 
@@ -45,6 +46,12 @@ class Workers:
         self._threads = 0
         self._unclaimed = 0
         """Idle threads less waiting jobs; negative when jobs wait."""
+
+    @property
+    def busy(self) -> int:
+        """How many threads run a job."""
+        with self._lock:
+            return self._threads - max(0, self._unclaimed)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job`, which must not raise, as soon as a thread is free."""
@@ -152,10 +159,17 @@ class AsyncCalls:
             expiry.cancel()
             self._running.discard(job)
 
-    def cancel_all(self, reason: str) -> None:
-        """Stop every call that is under way."""
-        for job in list(self._running):
+    async def stop(self, reason: str) -> None:
+        """Cancel every call that is under way, and give their functions a moment to clean up."""
+        jobs = list(self._running)
+        for job in jobs:
             job.cancel(reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLEANUP_S):
+                if jobs:
+                    await asyncio.sleep(_CLEANUP_S / 6)  # async functions end on another loop
+                while self._workers.busy:  # noqa: ASYNC110  # threads set no asyncio.Event
+                    await asyncio.sleep(0.005)
 
 
 class _Job:

@@ -94,7 +94,7 @@ def build_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with mcp.lifespan():
             yield
-            calls.cancel_all("the server stops")
+            await calls.stop("the server stops")
 
     app = Starlette(
         routes=[Route("/mcp", mcp), *_Routes(calls).build()],

@@ -212,9 +212,57 @@ class McpEndpoint:
         watch = asyncio.create_task(_watch(receive, departure, gone))
         app = self._plain if _is_plain(scope, body) else self._sessions
         try:
-            await app(scope, _replay(body, gone), send)
+            await app(scope, _replay(body, gone), _SingleAnswer(send))
         finally:
             watch.cancel()
+
+
+class _SingleAnswer:
+    """Sends an event stream of nothing but the answer as plain JSON.
+
+    The protocol library begins a stream before it knows whether there is progress to report.
+    Clients read JSON faster, and the MCP package's client takes no event over 1 MiB.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held: Message | None = None
+        self._done = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._done:
+            return
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+                self._held = message
+                return
+        elif self._held is not None:
+            start, self._held = self._held, None
+            answer = _only_answer(message.get("body", b""))
+            if answer is not None:
+                self._done = True
+                await self._send_json(start, answer)
+                return
+            await self._send(start)
+        await self._send(message)
+
+    async def _send_json(self, start: Message, answer: bytes) -> None:
+        headers = [h for h in start["headers"] if h[0] not in {b"content-type", b"cache-control"}]
+        length = str(len(answer)).encode()
+        headers += [(b"content-type", b"application/json"), (b"content-length", length)]
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer, "more_body": False})
+
+
+def _only_answer(event: bytes) -> bytes | None:
+    """Return the JSON-RPC response that an event carries; None for notifications and pings."""
+    lines = event.splitlines()
+    data = [line[6:] for line in lines if line.startswith(b"data: ")]
+    if len(data) != 1:
+        return None
+    message = pydantic_core.from_json(data[0])
+    return data[0] if isinstance(message, dict) and "method" not in message else None
 
 
 async def read_body(receive: Receive) -> bytes | None:

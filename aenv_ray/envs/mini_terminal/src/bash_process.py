@@ -170,7 +170,7 @@ class BashProcess:
         lines += [f"builtin set -{option}" for option in "xv" if option in self.options]
         head = "; ".join(lines)
         return self._send(
-            b"LINENO=-1 PROMPT_COMMAND=$__aenv_run __aenv_next=%d __aenv_text=%b; PS1='\\[\\]'\n"
+            b"PROMPT_COMMAND=$__aenv_run __aenv_next=%d __aenv_text=%b; PS1='\\[\\]'\n"
             % (self._serial, quote(f"{head}\n{command}").encode()),
             deadline,
         )

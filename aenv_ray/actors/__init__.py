@@ -1,0 +1,1 @@
+"""Where instances live on Ray: pure cores, thin ``@ray.remote`` shells, and the handles to them."""

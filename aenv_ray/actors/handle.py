@@ -1,0 +1,319 @@
+"""The handle: a small picklable reference through which any Ray code uses an instance (D1)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, ParamSpec
+
+from aenv_ray import units
+from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.ids import InstanceId, new_call_id
+from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
+
+P = ParamSpec("P")
+
+EXEC_TIMEOUT_S: Final = 60.0
+FILE_TIMEOUT_S: Final = 60.0
+
+
+class RemoteMethod(Generic[P]):
+    """A method of a handle: ``.remote(...)`` sends it and returns a Ray ``ObjectRef``."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Callable[P, Any]) -> None:
+        self._send = send
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Send the call; `ray.get` or ``await`` the returned reference for its result."""
+        return self._send(*args, **kwargs)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        raise TypeError("methods of a handle are remote: write env.method.remote(...)")
+
+
+class EnvHandle:
+    """An instance, as seen from any Ray driver, task or actor.
+
+    Every attribute below is called with ``.remote(...)`` and gives an ``ObjectRef``:
+
+        ray.get(env.call_tool.remote("echo", {"text": "hi"}))
+
+    What `ray.get` raises are the classes of `aenv_ray.errors`; after the death of a node or long
+    after a release it is Ray's own ``ActorDiedError``.
+
+    Attributes:
+        instance_id: ``<name>-<suffix>``.
+        reference: ``name@version`` of its environment.
+    """
+
+    __slots__ = ("_controller", "_host", "instance_id", "reference")
+
+    def __init__(
+        self, instance_id: InstanceId, reference: str, host: Any, controller: Any
+    ) -> None:
+        self.instance_id = instance_id
+        self.reference = reference
+        self._host = host
+        self._controller = controller
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (EnvHandle, (self.instance_id, self.reference, self._host, self._controller))
+
+    def __repr__(self) -> str:
+        return f"EnvHandle({self.instance_id!r})"
+
+    def _call(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        return self._host.call.remote(
+            self.instance_id,
+            method,
+            params,
+            call_id or new_call_id(),
+            DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s,
+        )
+
+    # --- tools, functions, rewards --------------------------------------------------------------
+
+    @property
+    def call_tool(self) -> RemoteMethod[...]:
+        """``(name, arguments=None, timeout_s=60, call_id=None)`` → `ToolResult`.
+
+        A tool that raises is a result with ``is_error``. Raises ToolNotFound, ToolInputInvalid,
+        ToolTimeout, SandboxLost, InstanceExpired, InstanceReleased, CallOutcomeUnknown.
+        """
+        return RemoteMethod(self._call_tool)
+
+    def _call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        params = {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
+        return self._call("tools/call", params, timeout_s, call_id)
+
+    @property
+    def call_tools(self) -> RemoteMethod[...]:
+        """``(calls, parallel=False, timeout_s=60, call_id=None)`` → list of results.
+
+        `calls` are ``(name, arguments)`` pairs, run in order, or all at once when `parallel`. One
+        round trip for all. Each item is a `ToolResult` or the error that kept it from having one;
+        `timeout_s` bounds them together.
+        """
+        return RemoteMethod(self._call_tools)
+
+    def _call_tools(
+        self,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        parallel: bool = False,
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        items = [
+            {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
+            for name, arguments in calls
+        ]
+        return self._call(
+            "aenv/call_tools", {"calls": items, "parallel": parallel}, timeout_s, call_id
+        )
+
+    @property
+    def stream_tool(self) -> RemoteMethod[...]:
+        """``(name, arguments=None, timeout_s=60)`` → a generator of references.
+
+        It yields a ``(progress, total, message)`` tuple for every report that the tool makes, then
+        its `ToolResult`.
+        """
+        return RemoteMethod(self._stream_tool)
+
+    def _stream_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        params = {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
+        return self._host.stream.remote(
+            self.instance_id,
+            "tools/call",
+            params,
+            new_call_id(),
+            DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s,
+        )
+
+    @property
+    def list_tools(self) -> RemoteMethod[[]]:
+        """``()`` → list of MCP tool objects: ``name, description, inputSchema``."""
+        return RemoteMethod(lambda: self._call("tools/list", {}))
+
+    @property
+    def list_functions(self) -> RemoteMethod[[]]:
+        """``()`` → ``{"total", "functions", "reward", "health"}``, as AEnvironment lists them."""
+        return RemoteMethod(lambda: self._call("aenv/functions", {}))
+
+    @property
+    def call_function(self) -> RemoteMethod[...]:
+        """``(name, arguments=None, timeout_s=60, call_id=None)`` → what the function returned.
+
+        Raises FunctionFailed when the function raised, and the errors of `call_tool`.
+        """
+        return RemoteMethod(self._call_function)
+
+    def _call_function(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        params = {"name": name, "arguments": arguments or {}}
+        return self._call("aenv/function", params, timeout_s, call_id)
+
+    @property
+    def call_reward(self) -> RemoteMethod[...]:
+        """``(arguments=None, name=None, timeout_s=60, call_id=None)`` → what the reward returned.
+
+        `name` None is the default reward. A reward that raises, or returns NaN, is a FunctionFailed
+        and never a number.
+        """
+        return RemoteMethod(self._call_reward)
+
+    def _call_reward(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        params = {"name": name, "arguments": arguments or {}}
+        return self._call("aenv/reward", params, timeout_s, call_id)
+
+    @property
+    def check_health(self) -> RemoteMethod[...]:
+        """``(arguments=None, timeout_s=60)`` → ``{"status": "healthy" | …, …}``."""
+        return RemoteMethod(
+            lambda arguments=None, timeout_s=None: self._call(
+                "aenv/health", {"arguments": arguments or {}}, timeout_s
+            )
+        )
+
+    # --- commands and files ---------------------------------------------------------------------
+
+    @property
+    def exec(self) -> RemoteMethod[...]:
+        """``(command, cwd=None, env=None, stdin=None, timeout_s=60)`` → `ExecResult`.
+
+        `command` is a list of arguments, or text for a shell. A failing or missing program is a
+        result. Raises ToolTimeout after `timeout_s`; everything the command started is then dead.
+        """
+        return RemoteMethod(self._exec)
+
+    def _exec(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        arguments: dict[str, Any] = {
+            "command": command if isinstance(command, str) else list(command)
+        }
+        if cwd is not None:
+            arguments["cwd"] = cwd
+        if env is not None:
+            arguments["env"] = dict(env)
+        if stdin is not None:
+            arguments["stdin"] = base64.b64encode(stdin).decode()
+        return self._call("aenv/exec", {"arguments": arguments}, timeout_s or EXEC_TIMEOUT_S)
+
+    @property
+    def read_file(self) -> RemoteMethod[...]:
+        """``(path, offset=0, length=None)`` → bytes. Raises FileAccessError."""
+        return RemoteMethod(
+            lambda path, offset=0, length=None: self._call(
+                "aenv/read_file",
+                {"arguments": {"path": path, "offset": offset, "length": length}},
+                FILE_TIMEOUT_S,
+            )
+        )
+
+    @property
+    def write_file(self) -> RemoteMethod[...]:
+        """``(path, data, append=False, mode=None)`` → size in bytes. Raises FileAccessError.
+
+        `data` is bytes or text. Directories are made; the file is replaced whole.
+        """
+        return RemoteMethod(self._write_file)
+
+    def _write_file(
+        self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
+    ) -> Any:
+        payload = data.encode() if isinstance(data, str) else data
+        arguments = {
+            "path": path,
+            "data": base64.b64encode(payload).decode(),
+            "append": append,
+            "mode": mode,
+        }
+        return self._call("aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S)
+
+    @property
+    def list_files(self) -> RemoteMethod[...]:
+        """``(path=".")`` → list of `FileEntry`. Raises FileAccessError."""
+        return RemoteMethod(
+            lambda path=".": self._call(
+                "aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S
+            )
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> RemoteMethod[[]]:
+        """``()`` → `InstanceInfo`; renews nothing."""
+        return RemoteMethod(lambda: self._host.control.remote("info", self.instance_id))
+
+    @property
+    def renew(self) -> RemoteMethod[...]:
+        """``(ttl="30m")`` → `InstanceInfo` with the deadline moved to `ttl` from now."""
+        return RemoteMethod(
+            lambda ttl="30m": self._host.control.remote(
+                "renew", self.instance_id, units.parse_duration_s(ttl, what="ttl")
+            )
+        )
+
+    @property
+    def release(self) -> RemoteMethod[[]]:
+        """``()`` → None, once the sandbox is gone. From every state, any number of times."""
+        return RemoteMethod(lambda: self._controller.release.remote([self.instance_id]))
+
+
+def bare_tool_name(name: str, reference: str) -> str:
+    """Return a tool's own name from ``env@version/tool`` or ``tool``.
+
+    Raises:
+        ToolNotFound: The prefix names another environment.
+        ConfigError: The name is no text.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"tool name {name!r} is not text")
+    prefix, slash, rest = name.partition("/")
+    if not slash or "@" not in prefix:
+        # A tool's own name may hold a slash; a prefix without version is the environment's name.
+        return rest if slash and prefix == reference.partition("@")[0] else name
+    if prefix != reference:
+        raise ToolNotFound(
+            f"tool {name!r} is not of environment {reference!r}",
+            tool_name=name,
+            hint=f"write {reference}/{rest} or just {rest}",
+        )
+    return rest

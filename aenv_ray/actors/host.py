@@ -1,0 +1,535 @@
+"""The host: an actor that launches and owns instances on its node (design D2, D7).
+
+One class serves both densities: a dedicated host holds one instance and carries its id, a shared
+one holds many. `Host` is an ordinary class around engines, records and lives; `host_actor` makes
+the Ray actor of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray import project
+from aenv_ray.actors.instance import EndReason, InstanceLife
+from aenv_ray.actors.placement import HOST_CAPACITY
+from aenv_ray.actors.wire import decode
+from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    ConfigError,
+    InstanceNotFound,
+    InternalError,
+    SandboxLost,
+)
+from aenv_ray.hub.store import InstanceStore
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceRecord,
+    InstanceSpec,
+)
+
+logger = logging.getLogger(__name__)
+
+CALL_GRACE_S: Final = 5.0
+"""How long after a call's own deadline its sandbox counts as not answering."""
+SWEEP_S: Final = 0.5
+REMEMBERED_ENDS: Final = 20_000
+"""Ended instances whose callers still get the exact reason."""
+LINGER_S: Final = 30.0
+"""A dedicated host stays this long after its instance, so that late calls get a typed error."""
+
+EngineFactory = Callable[[str], Engine]
+
+
+class Host:
+    """Launches and owns instances.
+
+    Args:
+        host_id: Stays the same over restarts.
+        node_id: Where it runs.
+        density: Whether it holds one instance or many.
+        make_engine: Returns the engine of a name; `ConfigError` for an unknown one.
+        store: Records of its instances.
+        projects_dir: Where projects are unpacked.
+        clock: For deadlines.
+        on_empty: Told when a dedicated host has outlived its instance.
+    """
+
+    def __init__(
+        self,
+        host_id: HostId,
+        *,
+        node_id: str,
+        density: ActorDensity,
+        make_engine: EngineFactory,
+        store: InstanceStore,
+        projects_dir: Path,
+        clock: Clock | None = None,
+        on_empty: Callable[[], None] | None = None,
+    ) -> None:
+        self._id = host_id
+        self._node_id = node_id
+        self._density = density
+        self._make_engine = make_engine
+        self._engines: dict[str, Engine] = {}
+        self._store = store
+        self._projects_dir = projects_dir
+        self._projects: dict[str, project.Project] = {}
+        self._clock = clock or SystemClock()
+        self._on_empty = on_empty
+        self._lives: dict[str, InstanceLife] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._starting = 0
+        self._empty_since: float | None = None
+        self._adopted = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # --- life of the host -------------------------------------------------------------------
+
+    async def open(self, *, restarted: bool = False) -> None:
+        """Take over the instances that an earlier host of this id left, then sweep for ever.
+
+        Args:
+            restarted: There was an earlier host, which may have died between making a sandbox and
+                recording it: what nobody recorded is ended, and its `start` runs again.
+        """
+        records = self._store.list(self._id)
+        for record in records:
+            await self._adopt(record)
+        if restarted:
+            recorded = {record.id for record in records}
+            for name in {record.spec.engine for record in records} or {"process"}:
+                running = await self._engine(name).running()
+                orphans = [s.instance_id for s in running if s.instance_id not in recorded]
+                await self._engine(name).stop(orphans)
+        self._adopted.set()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def _adopt(self, record: InstanceRecord) -> None:
+        record = record.model_copy(update={"generation": record.generation + 1})
+        life = InstanceLife(record, self._clock.now())
+        self._lives[record.id] = life
+        try:
+            sandbox = await self._engine(record.spec.engine).attach(record.id)
+        except AenvError as exc:
+            self._note_end(record.id, EndReason.LOST, exc.message)
+            return
+        self._store.put([record])
+        self._keep(record.id, sandbox)
+
+    async def ready(self) -> str:
+        """Return the host's id once it answers for its earlier instances."""
+        await self._adopted.wait()
+        return self._id
+
+    async def close(self) -> None:
+        """Disconnect; instances run on for a host of the same id."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for engine in self._engines.values():
+            await engine.close()
+
+    def load(self) -> tuple[int, int]:
+        """Return how many instances live here, and how many fit."""
+        capacity = 1 if self._density is ActorDensity.DEDICATED else HOST_CAPACITY
+        return len(self._sandboxes) + self._starting, capacity
+
+    def _engine(self, name: str) -> Engine:
+        if name not in self._engines:
+            self._engines[name] = self._make_engine(name)
+        return self._engines[name]
+
+    # --- projects ---------------------------------------------------------------------------
+
+    def has_project(self, digest: str) -> bool:
+        """Whether the project's files are on this node."""
+        return (self._projects_dir / digest).is_dir()
+
+    async def put_project(self, digest: str, archive: bytes) -> None:
+        """Unpack a project on this node; a second time does nothing."""
+        await asyncio.to_thread(project.unpack, archive, digest, self._projects_dir)
+
+    def _project(self, digest: str) -> project.Project:
+        if digest not in self._projects:
+            path = self._projects_dir / digest
+            if not path.is_dir():
+                raise InternalError(
+                    f"project {digest[:12]} is not on node {self._node_id[:8]}",
+                    hint="its cache was deleted while in use; create again",
+                )
+            config = project.read_config(path / project.CONFIG_NAME)
+            self._projects[digest] = project.Project(path, config, digest)
+        return self._projects[digest]
+
+    # --- instances --------------------------------------------------------------------------
+
+    async def start(self, specs: Sequence[InstanceSpec]) -> list[InstanceInfo | AenvError]:
+        """Make instances and wait until each answers calls or has failed.
+
+        Idempotent by instance id: what runs already is returned as it is.
+        """
+        await self._adopted.wait()
+        known = {s.instance_id: self._lives[s.instance_id].info() for s in specs
+                 if s.instance_id in self._sandboxes}  # fmt: skip
+        wanted = [s for s in specs if s.instance_id not in known]
+        present, capacity = self.load()
+        if present + len(wanted) > capacity:
+            raise CapacityExceeded(
+                f"host {self._id} holds {present} of {capacity} instances; "
+                f"{len(wanted)} more do not fit",
+                hint="release instances or add nodes",
+            )
+        self._starting += len(wanted)
+        try:
+            started = await self._start_on_engines(wanted)
+        finally:
+            self._starting -= len(wanted)
+        return [known.get(s.instance_id) or started[s.instance_id] for s in specs]
+
+    async def _start_on_engines(
+        self, specs: Sequence[InstanceSpec]
+    ) -> dict[InstanceId, InstanceInfo | AenvError]:
+        by_engine: dict[str, list[tuple[InstanceSpec, SandboxSpec]]] = {}
+        results: dict[InstanceId, InstanceInfo | AenvError] = {}
+        now = self._clock.now()
+        for spec in specs:
+            try:
+                sandbox_spec = self._sandbox_spec(spec, now)
+                self._engine(spec.engine)
+            except AenvError as exc:
+                results[spec.instance_id] = exc
+                continue
+            by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
+        records: list[InstanceRecord] = []
+        for name, pairs in by_engine.items():
+            outcomes = await self._engine(name).start_many([s for _, s in pairs])
+            for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
+                if isinstance(outcome, AenvError):
+                    results[spec.instance_id] = outcome
+                    continue
+                record = InstanceRecord(
+                    spec=spec, host_id=self._id, node_id=self._node_id, density=self._density,
+                    created_at=now, deadline=sandbox_spec.deadline, isolation=outcome.isolation,
+                    start_mode=outcome.start_mode,
+                )  # fmt: skip
+                life = InstanceLife(record, self._clock.now())
+                self._lives[spec.instance_id] = life
+                self._keep(spec.instance_id, outcome)
+                records.append(record)
+                results[spec.instance_id] = life.info()
+        self._store.put(records)
+        return results
+
+    def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
+        source = self._project(spec.digest)
+        return SandboxSpec(
+            instance_id=spec.instance_id,
+            project_dir=source.path,
+            config=source.config,
+            deadline=now + spec.ttl_s,
+            environment_variables=spec.environment_variables,
+            arguments=spec.arguments,
+            labels=spec.labels,
+            datasource=spec.datasource,
+        )
+
+    def _keep(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
+        self._sandboxes[instance_id] = sandbox
+        self._empty_since = None
+        sandbox.on_end(functools.partial(self._note_end, instance_id, EndReason.LOST))
+
+    def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: str) -> None:
+        life = self._lives.get(instance_id)
+        if life is None or not life.end(reason, cause, self._clock.now()):
+            return
+        self._sandboxes.pop(instance_id, None)
+        self._store.delete([instance_id])
+        if not self._sandboxes:
+            self._empty_since = self._clock.now()
+        while len(self._lives) - len(self._sandboxes) > REMEMBERED_ENDS:
+            oldest = next(i for i in self._lives if i not in self._sandboxes)
+            del self._lives[oldest]
+
+    async def call(
+        self,
+        instance_id: InstanceId,
+        method: str,
+        params: dict[str, Any],
+        call_id: str,
+        timeout_s: float,
+    ) -> Any:
+        """Run one call in an instance and return its decoded result.
+
+        Args:
+            instance_id: Whose sandbox runs it.
+            method: A fast-door method.
+            params: Its parameters, without ``_meta``.
+            call_id: The caller's id: a repetition returns the first outcome.
+            timeout_s: Seconds after which the runtime stops the call.
+
+        Raises:
+            AenvError: See `InstanceLife.call_started` and `Sandbox.request`.
+        """
+        life, sandbox = await self._enter(instance_id)
+        params["_meta"] = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+        life.call_started()
+        try:
+            result = await sandbox.request(method, params, deadline_s=timeout_s + CALL_GRACE_S)
+            return decode(method, result)
+        except SandboxLost as error:
+            # Released and expired instances lose their sandbox too: say which it was.
+            raise (life.end_error() if life.ended else error) from None
+        finally:
+            life.call_finished(self._clock.now())
+
+    async def stream(
+        self,
+        instance_id: InstanceId,
+        method: str,
+        params: dict[str, Any],
+        call_id: str,
+        timeout_s: float,
+    ) -> AsyncIterator[Any]:
+        """Run one call; yield ``(progress, total, message)`` tuples, then its decoded result."""
+        life, sandbox = await self._enter(instance_id)
+        params["_meta"] = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+        reports: asyncio.Queue[Any] = asyncio.Queue()
+        life.call_started()
+        task = asyncio.create_task(
+            sandbox.request(
+                method,
+                params,
+                deadline_s=timeout_s + CALL_GRACE_S,
+                on_progress=lambda *report: reports.put_nowait(report),
+            )
+        )
+        task.add_done_callback(lambda _: reports.put_nowait(None))
+        try:
+            while (report := await reports.get()) is not None:
+                yield report
+            yield decode(method, await task)
+        except SandboxLost as error:
+            raise (life.end_error() if life.ended else error) from None
+        finally:
+            task.cancel()
+            life.call_finished(self._clock.now())
+
+    async def _enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
+        if not self._adopted.is_set():
+            await self._adopted.wait()
+        life = self._lives.get(instance_id)
+        if life is None:
+            raise InstanceNotFound(
+                f"host {self._id} has no instance {instance_id}",
+                instance_id=instance_id,
+                hint="it was released long ago, or never created",
+            )
+        sandbox = self._sandboxes.get(instance_id)
+        if sandbox is None:
+            raise life.end_error()
+        return life, sandbox
+
+    # --- deadlines and ends -----------------------------------------------------------------
+
+    async def renew(self, instance_id: InstanceId, ttl_s: float) -> InstanceInfo:
+        """Move the deadline to `ttl_s` from now, never earlier than it is.
+
+        Raises:
+            AenvError: The instance has ended.
+        """
+        life, sandbox = await self._enter(instance_id)
+        record = life.renewed(ttl_s, self._clock.now())
+        del sandbox
+        await self._engine(record.spec.engine).set_deadline(instance_id, record.deadline)
+        life.record = record
+        self._store.put([record])
+        return life.info()
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End instances; unknown and ended ones do nothing. Returns when they are gone."""
+        await self._adopted.wait()
+        await self._end(instance_ids, EndReason.RELEASED, "it was released")
+
+    async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
+        """End the instances that belong to Ray jobs that ended; return their ids."""
+        await self._adopted.wait()
+        ended = set(jobs)
+        mine = [i for i in self._sandboxes if self._lives[i].record.spec.job_id in ended]
+        ids = [InstanceId(i) for i in mine]
+        await self._end(ids, EndReason.OWNER, "the Ray job that owned it ended")
+        return ids
+
+    async def _end(self, ids: Sequence[InstanceId], reason: EndReason, cause: str) -> None:
+        by_engine: dict[str, list[InstanceId]] = {}
+        for instance_id in ids:
+            life = self._lives.get(instance_id)
+            if life is not None and instance_id in self._sandboxes:
+                by_engine.setdefault(life.record.spec.engine, []).append(instance_id)
+                self._note_end(instance_id, reason, cause)
+        for name, group in by_engine.items():
+            await self._engine(name).stop(group)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except AenvError as exc:
+                logger.warning("sweep of host %s: %s", self._id, exc)
+
+    async def sweep(self) -> None:
+        """End what is due, and tell when a dedicated host has nothing left to do."""
+        now = self._clock.now()
+        due: dict[EndReason, list[InstanceId]] = {}
+        for instance_id in list(self._sandboxes):
+            reason = self._lives[instance_id].due(now)
+            if reason is not None:
+                due.setdefault(reason, []).append(InstanceId(instance_id))
+        for reason, ids in due.items():
+            await self._end(ids, reason, reason.value)
+        waited = self._empty_since is not None and now - self._empty_since > LINGER_S
+        if waited and self._density is ActorDensity.DEDICATED and self._on_empty is not None:
+            self._on_empty()
+
+    # --- looking ----------------------------------------------------------------------------
+
+    async def info(self, instance_id: InstanceId) -> InstanceInfo:
+        """Return what is known of an instance; renews nothing.
+
+        Raises:
+            InstanceNotFound: It was never here, or ended too long ago.
+        """
+        await self._adopted.wait()
+        life = self._lives.get(instance_id)
+        if life is None:
+            raise InstanceNotFound(
+                f"host {self._id} has no instance {instance_id}", instance_id=instance_id
+            )
+        return life.info()
+
+    async def list(self) -> list[InstanceInfo]:
+        """Return the live instances."""
+        await self._adopted.wait()
+        return [self._lives[i].info() for i in self._sandboxes]
+
+
+def make_engine_factory(host_id: HostId) -> EngineFactory:
+    """Return what makes this node's engines, by the settings of this process."""
+    from aenv_ray.actors import ray_api
+    from aenv_ray.config import settings
+
+    def make(name: str) -> Engine:
+        if name == "process":
+            from aenv_ray.engines.process import ProcessEngine, raylet_pid
+
+            return ProcessEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                owner_pid=raylet_pid(),
+                isolation=settings().isolation,
+            )
+        if name == "fake":
+            from aenv_ray.engines.fake import FakeEngine
+
+            return FakeEngine(host_id)
+        raise ConfigError(
+            f"there is no engine {name!r} here", hint="engines: process, fake (for tests)"
+        )
+
+    return make
+
+
+class HostShell:
+    """The Ray actor: builds a `Host` in its own process and passes every call on."""
+
+    def __init__(self, host_id: HostId, density: str) -> None:
+        self._args = (host_id, ActorDensity(density))
+        self._host: Host | None = None
+        self._opening = asyncio.Lock()
+
+    async def _open(self) -> Host:
+        async with self._opening:
+            if self._host is None:
+                self._host = await _make_host(*self._args)
+            return self._host
+
+    async def ready(self) -> str:
+        """Return the host's id once it answers for its earlier instances."""
+        return await (self._host or await self._open()).ready()
+
+    async def call(self, *args: Any) -> Any:
+        """See `Host.call`."""
+        return await (self._host or await self._open()).call(*args)
+
+    async def stream(self, *args: Any) -> AsyncIterator[Any]:
+        """See `Host.stream`."""
+        host = self._host or await self._open()
+        async with contextlib.aclosing(host.stream(*args)) as reports:  # type: ignore[type-var]
+            async for report in reports:
+                yield report
+
+    async def control(self, operation: str, *args: Any) -> Any:
+        """Run any other operation of `Host` by name."""
+        host = self._host or await self._open()
+        method = _CONTROL[operation]
+        result = method(host, *args)
+        return await result if asyncio.iscoroutine(result) else result
+
+
+_CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
+    "has_project": Host.has_project,
+    "info": Host.info,
+    "list": Host.list,
+    "load": Host.load,
+    "put_project": Host.put_project,
+    "release": Host.release,
+    "release_jobs": Host.release_jobs,
+    "renew": Host.renew,
+    "start": Host.start,
+}
+
+
+async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
+    from aenv_ray.actors import ray_api
+    from aenv_ray.config import settings
+    from aenv_ray.engines.launcher_client import node_directory
+    from aenv_ray.hub.store import FileInstanceStore
+
+    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    host = Host(
+        host_id,
+        node_id=ray_api.node_id(),
+        density=density,
+        make_engine=make_engine_factory(host_id),
+        store=FileInstanceStore(directory / "records"),
+        projects_dir=settings().data_dir / "projects",
+        on_empty=ray_api.end_current_actor,
+    )
+    await host.open(restarted=ray_api.was_restarted())
+    return host
+
+
+@functools.cache
+def host_actor() -> Any:
+    """Return the actor class; made once, since every `ray.remote` exports the class anew."""
+    import ray
+
+    return ray.remote(
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=100_000,
+        enable_task_events=False,
+    )(HostShell)

@@ -1,0 +1,164 @@
+"""The one place that knows Ray's own API: starting it, finding actors, jobs and nodes.
+
+Everything here is a thin call; what to do with it is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import ray
+from ray import exceptions as ray_exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from aenv_ray.config import settings
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
+
+NAMESPACE: Final = "aenv"
+"""Ray namespace of every actor of ours."""
+
+SYSTEM_CONFIG: Final = {
+    # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.
+    "idle_worker_killing_time_threshold_ms": 600_000,
+}
+
+
+def ensure_ray(address: str | None = None) -> bool:
+    """Connect to Ray, starting a local one when there is none to join.
+
+    Args:
+        address: A cluster. None: what ``RAY_ADDRESS`` names, else a local Ray that runs already or
+            is started now.
+
+    Returns:
+        Whether a local Ray was started, which ends with this process.
+
+    Raises:
+        FabricUnavailable: The named cluster does not answer.
+    """
+    if ray.is_initialized():
+        return False
+    address = address or settings().ray_address
+    try:
+        if address is None:
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        context = ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+            include_dashboard=False if address is None else None,
+            _system_config=dict(SYSTEM_CONFIG) if address is None else None,
+        )
+    except (ConnectionError, ray_exceptions.RayError, RuntimeError, ValueError) as exc:
+        where = f"Ray at {address}" if address else "a local Ray"
+        raise FabricUnavailable(
+            f"{where} cannot be reached: {exc}",
+            hint="check RAY_ADDRESS, or unset it to start a local Ray",
+        ) from exc
+    del context
+    return address is None
+
+
+def job_id() -> str:
+    """Return the id of the Ray job that this process belongs to."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def node_id() -> str:
+    """Return the id of the node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def session_scope() -> str:
+    """Return what tells this node of this Ray session from any other on the machine."""
+    context = ray.get_runtime_context()
+    return f"{context.get_session_name()}/{context.get_node_id()}"
+
+
+def was_restarted() -> bool:
+    """Whether Ray restarted the current actor after a failure."""
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def alive_nodes() -> list[str]:
+    """Return the ids of the nodes that are up."""
+    return [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+
+
+def dead_jobs() -> set[str]:
+    """Return the ids of the Ray jobs that ended; asks the GCS, not the dashboard."""
+    from ray._private import state
+
+    return {job["JobID"] for job in state.jobs() if job["IsDead"]}
+
+
+def find_actor(name: str) -> Any | None:
+    """Return the actor of ours with that name; None when there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def actor_names() -> list[str]:
+    """Return the names of our live actors."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    return [row["name"] for row in listed if row["namespace"] == NAMESPACE]
+
+
+def pinned(node: str) -> NodeAffinitySchedulingStrategy:
+    """Return the strategy that keeps an actor, and its restarts, on a node."""
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+
+
+def kill(actor: Any) -> None:
+    """End an actor for good."""
+    ray.kill(actor, no_restart=True)
+
+
+def end_current_actor() -> None:
+    """End the actor that runs this code, for good."""
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def unwrap(exc: BaseException) -> BaseException:
+    """Return our error inside one of Ray's, or `exc` itself."""
+    if isinstance(exc, ray_exceptions.RayTaskError):
+        cause = getattr(exc, "cause", None)
+        return cause if isinstance(cause, BaseException) else exc
+    return exc
+
+
+@contextlib.contextmanager
+def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
+    """Turn Ray's exceptions that leave the block into ours.
+
+    Args:
+        what: What was being done, for the message.
+        instance_id: The instance concerned; its host's death is then `SandboxLost`.
+    """
+    try:
+        yield
+    except ray_exceptions.RayTaskError as exc:
+        cause = unwrap(exc)
+        if isinstance(cause, AenvError):
+            raise cause from None
+        raise
+    except (ray_exceptions.RayActorError, ray_exceptions.RaySystemError) as exc:
+        if instance_id is not None:
+            raise SandboxLost(
+                f"{what}: the host of {instance_id} is gone: {_first_line(exc)}",
+                instance_id=instance_id,
+                hint="its actor or node died, or it was released long ago",
+            ) from exc
+        raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

@@ -1,0 +1,1 @@
+"""What is remembered about environments and instances, and where."""

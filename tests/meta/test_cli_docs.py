@@ -1,0 +1,70 @@
+"""Every command of `aenv` explains itself: a summary, what each option does, an example."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from aenv_ray.cli.main import COMMANDS, app, load_command, main
+
+
+def all_commands() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command with its words, sub-commands of nouns included."""
+
+    def below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        yield words, command
+        for name, nested in getattr(command, "commands", {}).items():
+            yield from below((*words, name), nested)
+
+    yield (), get_command(app)
+    for name, target in COMMANDS.items():
+        yield from below((name,), load_command(name, target))
+
+
+EVERY = [pytest.param(w, c, id=" ".join(("aenv", *w))) for w, c in all_commands()]
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY)
+def test_help_exits_0_and_shows_an_example_of_this_very_command(words, command, capsys):
+    assert main([*words, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "Example:" in out
+    assert f"\n    {' '.join(('aenv', *words))}" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY[1:])
+def test_the_summary_fits_the_list_of_commands(words, command):
+    summary = command.help.splitlines()[0]
+    assert summary.endswith(".")
+    assert len(summary) <= 62
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY)
+def test_every_parameter_says_what_it_does(words, command):
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{' '.join(words)}: {parameter.name}"
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY)
+def test_an_example_uses_only_options_that_exist(words, command):
+    example = command.help.partition("Example:")[2]
+    lines = [line.strip() for line in example.splitlines() if line.strip().startswith("aenv ")]
+    known = {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+    for line in lines:
+        parts = shlex.split(line)
+        if tuple(parts[1 : 1 + len(words)]) == words:
+            used = {p.partition("=")[0] for p in parts[1 + len(words) :] if p.startswith("-")}
+            assert used <= known | {"--help"}, line
+
+
+def test_the_root_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in out
