@@ -56,11 +56,11 @@ def parse_address(address: str) -> str:
     Raises:
         ConfigError: It is no such address.
     """
-    text = address.strip().rstrip("/")
+    text = address.strip()
     hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
     if "://" not in text:
-        bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-        text = f"http://[{text}]" if bare_ipv6 else f"http://{text}"
+        is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        text = f"http://[{text}]" if is_bare_ipv6 else f"http://{text}"
     try:
         parts = urlsplit(text)
         port = parts.port or DEFAULT_PORT
@@ -71,7 +71,7 @@ def parse_address(address: str) -> str:
     if parts.username or parts.query or parts.fragment:
         raise ConfigError(f"an address has no user, query or fragment: {parts.hostname}", hint=hint)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path}"
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 class HttpInstance:
@@ -142,16 +142,13 @@ class HttpInstance:
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float = 60.0
     ) -> ToolResult:
-        """Call a tool; never sent twice.
-
-        A tool that raises is a result with ``is_error``.
+        """Call a tool; never sent twice. A tool that raises is a result with ``is_error``.
 
         Raises:
             ToolNotFound, ToolInputInvalid: It did not run.
             ToolTimeout: It reached `timeout_s` and was told to stop.
             CallOutcomeUnknown: The call was sent, and the connection failed before its answer.
-            FabricUnavailable: Nothing has ever answered at this address.
-            SandboxLost: Nothing listens any more at this address, which has answered before.
+            FabricUnavailable, SandboxLost: Nothing listens there: never yet, or no longer.
         """
         params = {
             "name": name,

@@ -58,7 +58,7 @@ class Fabric:
 
     # --- creating -------------------------------------------------------------------------------
 
-    def specs(self, source: project.Project, count: int, options: _Options) -> list[InstanceSpec]:
+    def specs(self, source: project.Project, count: int, options: CreateOptions) -> list[InstanceSpec]:
         """Return the specs of `count` new instances of a project."""
         deploy = source.config.deploy
         ttl = options.ttl or deploy.ttl
@@ -85,7 +85,7 @@ class Fabric:
             for _ in range(count)
         ]
 
-    def create(self, source: project.Project, count: int, options: _Options) -> list[EnvHandle]:
+    def create(self, source: project.Project, count: int, options: CreateOptions) -> list[EnvHandle]:
         """Make `count` instances, all or none."""
         self._notice(source)
         specs = self.specs(source, count, options)
@@ -198,7 +198,7 @@ class Fabric:
         return list(self.wait(self.controller.list.remote(), "listing instances", 60.0))
 
 
-class _Options:
+class CreateOptions:
     """The optional arguments of a create, parsed."""
 
     def __init__(
@@ -334,7 +334,7 @@ def create(
         CapacityExceeded: The cluster is full.
         FabricUnavailable: Ray does not answer.
     """
-    options = _Options(
+    options = CreateOptions(
         actor=actor, lifetime=lifetime, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
         environment_variables=environment_variables, arguments=arguments, labels=labels,
         owner=owner, datasource=datasource,
@@ -363,7 +363,7 @@ def create_many(
     """
     if count < 1:
         raise ConfigError(f"count {count!r} is not at least 1")
-    parsed = _Options(actor=actor, **options)
+    parsed = CreateOptions(actor=actor, **options)
     return init().create(project.resolve(environment), count, parsed)
 
 

@@ -127,6 +127,12 @@ def end_current_actor() -> None:
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
+def cancel(reference: Any) -> None:
+    """Cancel an actor task; an async method sees `asyncio.CancelledError`."""
+    with contextlib.suppress(ray_exceptions.RayError, TypeError, ValueError):
+        ray.cancel(reference)
+
+
 def unwrap(exc: BaseException) -> BaseException:
     """Return our error inside one of Ray's, or `exc` itself."""
     if isinstance(exc, ray_exceptions.RayTaskError):

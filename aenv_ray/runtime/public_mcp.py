@@ -202,8 +202,10 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         departure = Departure()
         scope[_DEPARTURE] = departure
+        answer = _Answer(send, may_be_json=scope["method"] == "POST")
         if scope["method"] != "POST":
-            await self._sessions(scope, receive, send)
+            await self._sessions(scope, receive, answer)
+            await answer.finish()
             return
         body = await read_body(receive)
         if body is None:
@@ -212,40 +214,52 @@ class McpEndpoint:
         watch = asyncio.create_task(_watch(receive, departure, gone))
         app = self._plain if _is_plain(scope, body) else self._sessions
         try:
-            await app(scope, _replay(body, gone), _SingleAnswer(send))
+            await app(scope, _replay(body, gone), answer)
+            await answer.finish()
         finally:
             watch.cancel()
 
 
-class _SingleAnswer:
+class _Answer:
     """Sends an event stream of nothing but the answer as plain JSON.
 
     The protocol library begins a stream before it knows whether there is progress to report.
     Clients read JSON faster, and the MCP package's client takes no event over 1 MiB.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, may_be_json: bool) -> None:
         self._send = send
+        self._may_be_json = may_be_json
         self._held: Message | None = None
-        self._done = False
+        self._open = False
 
     async def __call__(self, message: Message) -> None:
-        if self._done:
-            return
         if message["type"] == "http.response.start":
-            headers = dict(message["headers"])
-            if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._open = True
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            if self._may_be_json and kind.startswith(b"text/event-stream"):
                 self._held = message
                 return
+        elif not self._open:
+            return
         elif self._held is not None:
             start, self._held = self._held, None
             answer = _only_answer(message.get("body", b""))
             if answer is not None:
-                self._done = True
+                self._open = False
                 await self._send_json(start, answer)
                 return
             await self._send(start)
+        self._open = message.get("more_body", False) or message["type"] == "http.response.start"
         await self._send(message)
+
+    async def finish(self) -> None:
+        """End a stream that the library leaves open when the server stops."""
+        if self._held is not None:
+            await self._send(self._held)
+            self._held = None
+        if self._open:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_json(self, start: Message, answer: bytes) -> None:
         headers = [h for h in start["headers"] if h[0] not in {b"content-type", b"cache-control"}]

@@ -7,6 +7,7 @@ The agent has one tool, `execute_command`. The trainer starts a task with `start
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,7 @@ def start_task(task_id: str) -> dict[str, str]:
     directory = Path.cwd() / task_id
     _shell.move(str(directory))
     _started.pop(task_id, None)
-    if directory.exists():
-        shutil.rmtree(directory)
+    _remove(directory)
     directory.mkdir()
     task.setup(directory)
     _started[task_id] = directory
@@ -120,6 +120,20 @@ def health() -> dict[str, str]:
     if shutil.which("bash") is None:
         return {"status": "unhealthy", "reason": "there is no bash on the PATH"}
     return {"status": "healthy"}
+
+
+def _remove(directory: Path) -> None:
+    """Remove what an earlier start left, with directories that the agent made unreadable."""
+    if not directory.is_symlink() and directory.is_dir():
+        directory.chmod(0o700)
+        for parent, names, _ in os.walk(directory):
+            for name in names:
+                path = os.path.join(parent, name)
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(directory)
+    else:
+        directory.unlink(missing_ok=True)
 
 
 def _known(task_id: str) -> str:

@@ -138,10 +138,10 @@ class Shell:
         if not bash.collect(output, 0):
             for number, grace_s in _STEPS:
                 bash.signal_foreground(number)
+                bash.nudge()
                 mark = bash.collect(output, time.monotonic() + grace_s)
                 if mark is not None or bash.returncode is not None:
                     break
-                bash.nudge()
             else:
                 bash.kill()
                 bash.collect(output, time.monotonic() + 1)

@@ -102,7 +102,7 @@ def _inbox() -> dict[str, bytes]:
     random = rng("dedup-files-24")
     contents = [bytes(random.choices(b"abcdef", k=40)) for _ in range(12)]
     names = [f"{d}{n}" for d in ("", "sub/", "sub dir/") for n in ("b.txt", "a.txt", "c 1.txt", "d")]
-    names += [f"m{i}.txt" for i in range(10)]
+    names += [f"{letter}{i}.txt" for letter in "mz" for i in range(5)]
     return {name: random.choice(contents) for name in names}
 
 

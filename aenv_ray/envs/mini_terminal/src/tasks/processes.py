@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 
-from tasks.base import Task, expect, expect_lines, put, read_text
+from tasks.base import Failed, Task, expect, expect_lines, put, read_text
+
+SETTLE_S = 0.5
 
 WORKER = """\
 #!/bin/bash
@@ -14,22 +17,27 @@ while :; do sleep 60; done
 """
 
 
-def _arguments(root: Path, name: str) -> list[str]:
-    """Return the command line of the process whose id is in `name`; empty when it has ended."""
-    text = read_text(root / name).strip()
-    expect(text.isdecimal(), f"{name} does not hold one process id")
-    try:
-        data = Path(f"/proc/{int(text)}/cmdline").read_bytes()
-    except OSError:
-        return []
-    return data.decode("utf-8", "replace").split("\0")[:-1]
+def _expect_worker(root: Path, name: str, is_alive: bool) -> None:
+    """Expect that the process whose id is in ``<name>.pid`` is a worker, or has ended.
 
-
-def _check_background(root: Path) -> None:
-    arguments = _arguments(root, "worker.pid")
-    expect(arguments != [], "no process has the id in worker.pid")
-    is_worker = any(Path(argument).name == "worker.sh" for argument in arguments[:2])
-    expect(is_worker, f"the process in worker.pid is {arguments[:3]}, not worker.sh")
+    A process that was just started or signalled gets a moment to become what it will be.
+    """
+    text = read_text(root / f"{name}.pid").strip()
+    expect(text.isdecimal(), f"{name}.pid does not hold one process id")
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            data = Path(f"/proc/{int(text)}/cmdline").read_bytes()
+        except OSError:
+            data = b""
+        arguments = data.decode("utf-8", "replace").split("\0")[:-1]
+        is_worker = any(Path(argument).name == "worker.sh" for argument in arguments[:2])
+        if is_worker is is_alive and (is_alive or not arguments):
+            return
+        if time.monotonic() > deadline:
+            found = " ".join(arguments[:3]) or "no process"
+            raise Failed(f"the process id in {name}.pid is of: {found}")
+        time.sleep(0.01)
 
 
 START = """\
@@ -56,10 +64,8 @@ def _set_stop_one(root: Path) -> None:
 
 
 def _check_stop_one(root: Path) -> None:
-    for name in ("alpha", "gamma"):
-        is_worker = any(a.endswith("worker.sh") for a in _arguments(root, f"{name}.pid"))
-        expect(is_worker, f"{name} does not run any more")
-    expect(_arguments(root, "beta.pid") == [], "beta still runs")
+    for name in ("alpha", "gamma", "beta"):
+        _expect_worker(root, name, is_alive=name != "beta")
     expect_lines(root / "beta.bye", ["goodbye from beta"])
 
 
@@ -112,7 +118,10 @@ def _check_streams(root: Path) -> None:
 
 
 TASKS = {
-    "background-61": Task(lambda root: put(root / "worker.sh", WORKER, 0o755), _check_background),
+    "background-61": Task(
+        lambda root: put(root / "worker.sh", WORKER, 0o755),
+        lambda root: _expect_worker(root, "worker", is_alive=True),
+    ),
     "stop-one-62": Task(_set_stop_one, _check_stop_one),
     "session-63": Task(_set_session, _check_session),
     "exit-codes-64": Task(_set_exit_codes, _check_exit_codes),

@@ -1,0 +1,582 @@
+"""`Environment`: an instance as an async context manager, in AEnvironment's shape.
+
+    async with Environment("mini-terminal@1.0.0") as env:
+        result = await env.call_tool("execute_command", {"command": "uname"})
+
+Inside a Ray cluster, or with none around, it speaks Ray; with ``DUMMY_INSTANCE_IP`` set it speaks
+HTTP to one server that ``aenv run`` started. `SyncEnvironment` is the same without ``await``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from aenv_ray.actors.fabric import CreateOptions
+from aenv_ray.actors.handle import bare_tool_name
+from aenv_ray.client_ray import RayInstance
+from aenv_ray.config import read_settings
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+
+    CircuitOpen,
+    ConfigError,
+    DeadlineExceeded,
+    SandboxStartFailed,
+    ToolNotFound,
+)
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+
+T = TypeVar("T")
+
+CIRCUIT_THRESHOLD: Final = 5
+"""Infrastructure failures in a row that open the circuit; AEnvironment's number."""
+CIRCUIT_PAUSE_S: Final = 5.0
+"""How long an open circuit refuses calls before it lets one through to probe."""
+_OPENAI_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_OPENAI_NAME_LENGTH: Final = 64
+
+
+class CircuitBreaker:
+    """Refuses calls after repeated infrastructure failures, and recovers by itself.
+
+    What a tool does, raise, time out or refuse its arguments, is no failure of the infrastructure.
+
+    Args:
+        threshold: Failures in a row that open it.
+        pause_s: Seconds until one call may probe again.
+        now: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        threshold: int = CIRCUIT_THRESHOLD,
+        pause_s: float = CIRCUIT_PAUSE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold = threshold
+        self._pause_s = pause_s
+        self._now = now
+        self._failures = 0
+        self._opened_at: float | None = None
+        self._probing = False
+
+    def check(self) -> None:
+        """Let a call through.
+
+        Raises:
+            CircuitOpen: Too many failures in a row, and the pause is not over.
+        """
+        if self._opened_at is None:
+            return
+        if self._now() - self._opened_at < self._pause_s or self._probing:
+            raise CircuitOpen(
+                f"{self._failures} infrastructure failures in a row; calls pause for "
+                f"{self._pause_s:g} s",
+                hint="the next call after that probes; release() and initialize() start anew",
+            )
+        self._probing = True
+
+    def record(self, error: BaseException | None) -> None:
+        """Note how a call ended."""
+        self._probing = False
+        if isinstance(error, INFRASTRUCTURE):
+            self._failures += 1
+            if self._failures >= self._threshold:
+                self._opened_at = self._now()
+        elif error is None or isinstance(error, AenvError):
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget all failures."""
+        self._failures = 0
+        self._opened_at = None
+        self._probing = False
+
+
+class Environment:
+    """One instance of an environment.
+
+    Args:
+        env_name: ``name@version``, ``name``, or a project's path.
+        datasource: Given to the instance as ``AENV_DATASOURCE``.
+        ttl: None: the project's ``deployConfig.ttl``, else 30 minutes.
+        environment_variables: Added to the project's.
+        arguments: ``sys.argv[1:]`` of the instance's code.
+        aenv_url: One ``aenv run`` server, as ``DUMMY_INSTANCE_IP`` names it.
+        timeout: Default seconds for a call.
+        startup_timeout: Seconds for creation until healthy.
+        max_retries: Attempts to create, beyond the first, when the fabric has no room or is away.
+        api_key: For gateways; not used over Ray.
+        skip_for_healthy: Do not wait for the health check.
+        owner: Whom the instance is accounted to.
+        labels: For people and listings.
+        actor: ``dedicated`` or ``shared``; over Ray.
+        engine: Over Ray; None chooses.
+        idle_timeout: Over Ray; ends the instance after this long without a call.
+
+    Its methods may be called concurrently; the first one creates the instance if ``async with``
+    or `initialize` did not.
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        datasource: str = "",
+        ttl: str | float | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
+        aenv_url: str | None = None,
+        timeout: float = 60.0,
+        startup_timeout: float = 500.0,
+        max_retries: int = 10,
+        api_key: str | None = None,
+        skip_for_healthy: bool = False,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        actor: str = "dedicated",
+        engine: str | None = None,
+        idle_timeout: str | float | None = None,
+    ) -> None:
+        self.env_name = str(env_name)
+        self.timeout = timeout
+        self.startup_timeout = startup_timeout
+        self.max_retries = max_retries
+        self.skip_for_healthy = skip_for_healthy
+        self._api_key = api_key
+        self._url = aenv_url
+        self._options = CreateOptions(
+            actor=actor, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
+            environment_variables=environment_variables, arguments=arguments, labels=labels,
+            owner=owner, datasource=datasource,
+        )  # fmt: skip
+        self._instance: Any = None
+        self._attach_to: str | None = None
+        self._initializing = asyncio.Lock()
+        self._breaker = CircuitBreaker()
+        self._openai_names: dict[str, str] = {}
+
+    @classmethod
+    async def attach(cls, instance_id: str, **options: Any) -> Environment:
+        """Return an environment on a live instance; leaving it releases the instance.
+
+        Raises:
+            InstanceNotFound: No host has it.
+        """
+        name = instance_id.rpartition("-")[0]
+        environment = cls(name, **options)
+        environment._attach_to = instance_id
+        await environment.initialize()
+        return environment
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Environment:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.release()
+
+    async def initialize(self) -> bool:
+        """Create the instance and wait until it is healthy; True when it is there.
+
+        Raises:
+            AenvError: As `aenv_ray.create`; nothing is left then.
+            DeadlineExceeded: `startup_timeout` passed.
+        """
+        async with self._initializing:
+            if self._instance is not None:
+                return True
+            self._breaker.reset()
+            try:
+                async with asyncio.timeout(self.startup_timeout):
+                    instance = await self._open()
+            except TimeoutError as exc:
+                if isinstance(exc, AenvError):
+                    raise
+                raise DeadlineExceeded(
+                    f"{self.env_name} was not there within {self.startup_timeout:g} s",
+                    hint="raise startup_timeout",
+                ) from exc
+            self._instance = instance
+            return True
+
+    async def _open(self) -> Any:
+        settings = read_settings()
+        dummy = settings.dummy_instance or self._url
+        if dummy is not None:
+            from aenv_ray.client_http import HttpInstance
+
+            http = HttpInstance(dummy)
+            if not self.skip_for_healthy:
+                await _or_close(http, http.wait_healthy(self.startup_timeout))
+            return http
+        if settings.system_url is not None:
+            raise ConfigError(
+                "AENV_SYSTEM_URL names a gateway, which this version cannot speak to",
+                hint="unset it to use Ray, or set DUMMY_INSTANCE_IP to an `aenv run` server",
+            )
+        if self._attach_to is not None:
+            return await RayInstance.attach(self._attach_to)
+        instance = await self._create_with_retries()
+        if not self.skip_for_healthy:
+            await _or_close(instance, self._expect_healthy(instance))
+        return instance
+
+    async def _create_with_retries(self) -> RayInstance:
+        pause_s = 0.1
+        for attempt in range(self.max_retries + 1):
+            try:
+                return await RayInstance.create(self.env_name, self._options)
+            except AenvError as exc:
+                if not exc.retryable or attempt == self.max_retries:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+        raise AssertionError
+
+    async def _expect_healthy(self, instance: RayInstance) -> None:
+        body = await instance.check_health({}, self.timeout)
+        data = body["data"]
+        if data.get("status") not in ("healthy", "success", "ok"):
+            raise SandboxStartFailed(
+                f"{instance.handle.instance_id} is {data.get('status')}: {data.get('message', '')}",
+                instance_id=instance.handle.instance_id,
+            )
+
+    async def wait_for_ready(self, timeout: float = 300.0) -> None:
+        """Create the instance if need be and wait until it is healthy.
+
+        Raises:
+            DeadlineExceeded: `timeout` seconds passed.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self.initialize()
+        except TimeoutError as exc:
+            if isinstance(exc, AenvError):
+                raise
+            raise DeadlineExceeded(f"{self.env_name} was not ready in {timeout:g} s") from exc
+
+    async def release(self) -> None:
+        """End the instance. Any number of times; `initialize` then makes a new one."""
+        async with self._initializing:
+            instance, self._instance = self._instance, None
+        self._breaker.reset()
+        if instance is not None:
+            try:
+                await instance.release()
+            finally:
+                await instance.close()
+
+    async def destroy(self) -> None:
+        """End the instance; another name of `release`."""
+        await self.release()
+
+    async def renew(self, ttl: str | float = "30m") -> InstanceInfo:
+        """Move the deadline to `ttl` from now."""
+        return await self._run(lambda instance: instance.renew(ttl))
+
+    async def get_env_info(self) -> dict[str, Any]:
+        """Return ``name, instance_id, status, ip, created_at, updated_at`` and, over Ray, more."""
+        instance = await self._ready()
+        if not isinstance(instance, RayInstance):
+            return {
+                "name": self.env_name, "instance_id": "test", "status": "Running",
+                "ip": instance.base_url, "created_at": "", "updated_at": "",
+            }  # fmt: skip
+        info = await instance.info()
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.created_at))
+        return {
+            "name": self.env_name, "instance_id": info.id, "status": info.status.value,
+            "ip": "", "created_at": created, "updated_at": created,
+            **info.model_dump(mode="json", exclude={"id", "status", "created_at"}),
+        }  # fmt: skip
+
+    @property
+    def instance_id(self) -> str | None:
+        """The instance's id; None before `initialize`, and over HTTP."""
+        return getattr(getattr(self._instance, "handle", None), "instance_id", None)
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    async def _ready(self) -> Any:
+        if self._instance is None:
+            await self.initialize()
+        return self._instance
+
+    async def _run(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """Run one call through the circuit breaker."""
+        self._breaker.check()
+        instance = await self._ready()
+        try:
+            result = await call(instance)
+        except BaseException as exc:
+            self._breaker.record(exc)
+            raise
+        self._breaker.record(None)
+        return result
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return ``{"name": "<env_name>/<tool>", "description", "inputSchema"}`` of each tool."""
+        tools = await self._run(lambda instance: instance.list_tools())
+        return [{**tool, "name": f"{self.env_name}/{tool['name']}"} for tool in tools]
+
+    async def call_tool(
+        self, tool_name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> ToolResult:
+        """Call a tool by its own name or as ``<env_name>/<tool>``.
+
+        Raises:
+            ToolNotFound: No such tool, or the prefix names another environment.
+            ToolInputInvalid: The arguments do not fit.
+            ToolTimeout: It was stopped after `timeout` seconds.
+            AenvError: The infrastructure failed; see `aenv_ray.errors.INFRASTRUCTURE`.
+        """
+        name = bare_tool_name(tool_name, self.env_name)
+        seconds = self.timeout if timeout is None else timeout
+        return await self._run(lambda i: i.call_tool(name, arguments or {}, seconds))
+
+    async def call_tools(
+        self,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        parallel: bool = False,
+        timeout: float | None = None,
+    ) -> list[ToolResult | AenvError]:
+        """Call several tools in one round trip, in order or all at once.
+
+        Each item is a result or the error that kept the call from having one.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        named = [(bare_tool_name(name, self.env_name), arguments) for name, arguments in calls]
+        return await self._run(lambda i: i.call_tools(named, parallel, seconds))
+
+    async def list_functions(self) -> dict[str, Any]:
+        """Return ``{"total", "functions", "reward", "health"}``."""
+        return await self._run(lambda instance: instance.list_functions())
+
+    async def call_function(
+        self,
+        function_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        method: str = "POST",
+    ) -> Any:
+        """Call a function and return what it returned.
+
+        Raises:
+            FunctionFailed: It raised.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        return await self._run(
+            lambda i: i.call_function(function_name, arguments or {}, seconds, method)
+        )
+
+    async def call_reward(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Call a reward, by default the default one, and return what it returned.
+
+        Raises:
+            FunctionFailed: It raised, or returned NaN: never a made-up number.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        return await self._run(lambda i: i.call_reward(arguments or {}, name, seconds))
+
+    async def check_health(
+        self, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Return ``{"success": True, "data": {"status": …}}``."""
+        seconds = self.timeout if timeout is None else timeout
+        instance = await self._ready()
+        body: dict[str, Any] = await instance.check_health(arguments or {}, seconds)
+        return body
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command in the sandbox, over Ray; a failing one is a result."""
+        seconds = self.timeout if timeout is None else timeout
+        return await self._over_ray(
+            lambda i: i.exec(command, seconds, cwd=cwd, env=env, stdin=stdin)
+        )
+
+    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Read a file of the sandbox, over Ray."""
+        return await self._over_ray(lambda i: i.read_file(path, offset, length))
+
+    async def write_file(
+        self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
+    ) -> int:
+        """Write a file of the sandbox, over Ray; returns its size."""
+        return await self._over_ray(lambda i: i.write_file(path, data, append, mode))
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        """List a directory of the sandbox, over Ray."""
+        return await self._over_ray(lambda i: i.list_files(path))
+
+    async def _over_ray(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        instance = await self._ready()
+        if not isinstance(instance, RayInstance):
+            raise ConfigError(
+                "an `aenv run` server offers tools and functions, not commands and files",
+                hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
+            )
+        return await self._run(call)
+
+    # --- OpenAI ---------------------------------------------------------------------------------
+
+    async def list_openai_tools(self) -> list[dict[str, Any]]:
+        """Return the tools as OpenAI function tools, under names that OpenAI accepts.
+
+        `tool_of_openai_name` gives the tool's own name back; `call_tool` takes either.
+        """
+        tools = await self._run(lambda instance: instance.list_tools())
+        self._openai_names = {}
+        listed = []
+        for tool in tools:
+            name = openai_name(tool["name"], taken=self._openai_names)
+            self._openai_names[name] = tool["name"]
+            function = {
+                "name": name,
+                "description": tool.get("description") or "",
+                "parameters": tool["inputSchema"],
+            }
+            listed.append({"type": "function", "function": function})
+        return listed
+
+    def tool_of_openai_name(self, name: str) -> str:
+        """Return the tool's own name for a name from `list_openai_tools`.
+
+        Raises:
+            ToolNotFound: `list_openai_tools` gave no such name.
+        """
+        if name not in self._openai_names:
+            known = ", ".join(self._openai_names) or "none; call list_openai_tools first"
+            raise ToolNotFound(
+                f"there is no OpenAI tool name {name!r}", tool_name=name, hint=f"names: {known}"
+            )
+        return self._openai_names[name]
+
+    async def call_openai_tool(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
+        """Call a tool as a model asked for it: OpenAI name, arguments as JSON text or object.
+
+        Raises:
+            ToolNotFound: No such name.
+            ToolInputInvalid: The text is no JSON object, or does not fit.
+        """
+        from aenv_ray.errors import ToolInputInvalid
+
+        own = self.tool_of_openai_name(name)
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError as exc:
+                raise ToolInputInvalid(
+                    f"arguments of {own!r} are not JSON: {exc}", tool_name=own
+                ) from None
+        if not isinstance(arguments, Mapping):
+            raise ToolInputInvalid(f"arguments of {own!r} are no object", tool_name=own)
+        return await self.call_tool(own, arguments)
+
+
+def openai_name(name: str, taken: Mapping[str, str]) -> str:
+    """Return `name` in OpenAI's alphabet, at most 64 characters, distinct from `taken`."""
+    legal = _OPENAI_NAME.sub("_", name)[:_OPENAI_NAME_LENGTH] or "tool"
+    if legal not in taken:
+        return legal
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{legal[: _OPENAI_NAME_LENGTH - 9]}_{digest}"
+
+
+async def _or_close(instance: Any, wait: Coroutine[Any, Any, Any]) -> None:
+    """Await `wait`; when it does not end well, leave no instance behind."""
+    try:
+        await wait
+    except BaseException:
+        await asyncio.shield(instance.release())
+        await instance.close()
+        raise
+
+
+class SyncEnvironment:
+    """`Environment` without ``await``: each method blocks, on a loop thread of its own.
+
+    Takes the same arguments, and has the same methods. Usable from several threads.
+    """
+
+    def __init__(self, env_name: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="aenv-sync", daemon=True
+        )
+        self._thread.start()
+        self._environment = self._wait(_construct(env_name, options))
+
+    @classmethod
+    def attach(cls, instance_id: str, **options: Any) -> SyncEnvironment:
+        """Return an environment on a live instance; leaving it releases the instance."""
+        self = cls(instance_id.rpartition("-")[0], **options)
+        self._environment = self._wait(Environment.attach(instance_id, **options))
+        return self
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the caller's thread cancels the call
+            raise
+
+    def __enter__(self) -> SyncEnvironment:
+        self._wait(self._environment.initialize())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """End the instance. Any number of times."""
+        self._wait(self._environment.release())
+
+    def close(self) -> None:
+        """End the instance and the loop thread."""
+        self.release()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._environment, name)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
+
+        @functools.wraps(attribute)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wait(attribute(*args, **kwargs))
+
+        return call
+
+
+async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
+    return Environment(env_name, **options)
+
+

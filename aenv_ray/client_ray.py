@@ -1,0 +1,175 @@
+"""An instance reached through Ray, in async code: what `Environment` uses inside a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Final
+
+from aenv_ray import project
+from aenv_ray.actors import ray_api
+from aenv_ray.actors.fabric import CreateOptions, init
+from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.errors import AenvError, DeadlineExceeded
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+
+_HOST_GRACE_S: Final = 90.0
+"""Beyond a call's own deadline: how long a host may take to be restarted and adopt (D7)."""
+
+
+class RayInstance:
+    """One instance; methods raise the classes of `aenv_ray.errors` and never Ray's own.
+
+    Args:
+        handle: From `create` or `attach`.
+    """
+
+    def __init__(self, handle: EnvHandle) -> None:
+        self.handle = handle
+
+    @classmethod
+    async def create(cls, environment: str, options: CreateOptions) -> RayInstance:
+        """Make an instance. A cancelled creation leaves nothing behind.
+
+        Raises:
+            AenvError: As `aenv_ray.create`.
+        """
+
+        def make() -> EnvHandle:
+            return init().create(project.resolve(environment), 1, options)[0]
+
+        task = asyncio.create_task(asyncio.to_thread(make))
+        try:
+            return cls(await asyncio.shield(task))
+        except asyncio.CancelledError:
+            # The thread cannot be stopped: what it makes is released when it is done.
+            task.add_done_callback(_release_late)
+            raise
+
+    @classmethod
+    async def attach(cls, instance_id: str) -> RayInstance:
+        """Return a live instance.
+
+        Raises:
+            InstanceNotFound: No host has it.
+        """
+        return cls(await asyncio.to_thread(lambda: init().get(instance_id)))
+
+    async def _wait(self, reference: Any, what: str, deadline_s: float) -> Any:
+        with ray_api.translated(what, instance_id=self.handle.instance_id):
+            try:
+                async with asyncio.timeout(deadline_s + _HOST_GRACE_S):
+                    return await _as_awaitable(reference)
+            except TimeoutError as exc:
+                if isinstance(exc, AenvError):
+                    raise
+                raise DeadlineExceeded(
+                    f"{what} on {self.handle.instance_id} had no answer within "
+                    f"{deadline_s + _HOST_GRACE_S:g} s"
+                ) from exc
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tools, under their own names."""
+        return list(await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0))
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> ToolResult:
+        """Call a tool; a tool that raises is a result."""
+        reference = self.handle.call_tool.remote(name, arguments, timeout_s)
+        result: ToolResult = await self._cancellable(reference, f"tool {name!r}", timeout_s)
+        return result
+
+    async def _cancellable(self, reference: Any, what: str, deadline_s: float) -> Any:
+        try:
+            return await self._wait(reference, what, deadline_s)
+        except asyncio.CancelledError:
+            ray_api.cancel(reference)
+            raise
+
+    async def call_tools(
+        self,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        parallel: bool,
+        timeout_s: float,
+    ) -> list[ToolResult | AenvError]:
+        """Call several tools in one round trip."""
+        reference = self.handle.call_tools.remote(calls, parallel, timeout_s)
+        return list(await self._cancellable(reference, "call_tools", timeout_s))
+
+    async def list_functions(self) -> dict[str, Any]:
+        """Return functions, rewards and health checks."""
+        listing = await self._wait(self.handle.list_functions.remote(), "functions", 60.0)
+        return dict(listing)
+
+    async def call_function(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float, method: str = "POST"
+    ) -> Any:
+        """Call a function; `method` matters only over HTTP."""
+        del method
+        reference = self.handle.call_function.remote(name, arguments, timeout_s)
+        return await self._cancellable(reference, f"function {name!r}", timeout_s)
+
+    async def call_reward(
+        self, arguments: Mapping[str, Any], name: str | None, timeout_s: float
+    ) -> Any:
+        """Call a reward."""
+        reference = self.handle.call_reward.remote(arguments, name, timeout_s)
+        return await self._cancellable(reference, f"reward {name or 'default'!r}", timeout_s)
+
+    async def check_health(self, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the body that the public door would send."""
+        reference = self.handle.check_health.remote(arguments, timeout_s)
+        data = await self._wait(reference, "health", timeout_s)
+        return {"success": True, "data": data}
+
+    async def exec(
+        self, command: str | Sequence[str], timeout_s: float, **options: Any
+    ) -> ExecResult:
+        """Run a command."""
+        reference = self.handle.exec.remote(command, timeout_s=timeout_s, **options)
+        result: ExecResult = await self._cancellable(reference, "exec", timeout_s)
+        return result
+
+    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Read a file or a piece of it."""
+        reference = self.handle.read_file.remote(path, offset, length)
+        data: bytes = await self._wait(reference, f"reading {path!r}", 60.0)
+        return data
+
+    async def write_file(
+        self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
+    ) -> int:
+        """Write a file; returns its size."""
+        reference = self.handle.write_file.remote(path, data, append, mode)
+        return int(await self._wait(reference, f"writing {path!r}", 60.0))
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        """List a directory."""
+        return list(await self._wait(self.handle.list_files.remote(path), "list_files", 60.0))
+
+    async def info(self) -> InstanceInfo:
+        """Return what is known of the instance."""
+        info: InstanceInfo = await self._wait(self.handle.info.remote(), "info", 60.0)
+        return info
+
+    async def renew(self, ttl: str | float) -> InstanceInfo:
+        """Move the deadline."""
+        info: InstanceInfo = await self._wait(self.handle.renew.remote(ttl), "renew", 60.0)
+        return info
+
+    async def release(self) -> None:
+        """End the instance; from every state, any number of times."""
+        await self._wait(self.handle.release.remote(), "release", 60.0)
+
+    async def close(self) -> None:
+        """Do nothing: a handle holds no connection."""
+
+
+async def _as_awaitable(reference: Awaitable[Any]) -> Any:
+    return await reference
+
+
+def _release_late(task: asyncio.Task[EnvHandle]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().release.remote()

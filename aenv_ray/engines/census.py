@@ -1,0 +1,88 @@
+"""Counts what the process engine really runs on this machine, from the operating system alone.
+
+For statements like "nothing is left" our own tables are no witness; the process table is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_LAUNCHER: Final = b"aenv_ray.engines.launcher"
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    parent: int
+    state: str
+    pid_namespaces: int
+    """How deep it is in nested pid namespaces."""
+
+
+def live_processes(directory: Path | None = None) -> list[int]:
+    """Return the pids of all sandbox processes on this machine, whatever they were started as.
+
+    Args:
+        directory: Count only those of this launcher. None: of every launcher of this user.
+
+    Launchers and templates are not sandboxes. A template in a jail is one pid namespace deeper than
+    its launcher, and its instances are deeper still; without a jail the launcher's children are
+    templates and everything below them are instances. Linux only; elsewhere empty.
+    """
+    processes = _processes()
+    children: dict[int, list[_Process]] = defaultdict(list)
+    for process in processes.values():
+        children[process.parent].append(process)
+    found: list[int] = []
+    for launcher in processes.values():
+        if not _is_launcher(launcher.pid, directory):
+            continue
+        for template in children[launcher.pid]:
+            found += _below(template, launcher, children)
+    return found
+
+
+def _below(
+    template: _Process, launcher: _Process, children: dict[int, list[_Process]]
+) -> list[int]:
+    found: list[int] = []
+    pending = list(children[template.pid])
+    while pending:
+        process = pending.pop()
+        pending += children[process.pid]
+        is_inner_template = process.pid_namespaces == launcher.pid_namespaces + 1
+        if process.state != "Z" and not is_inner_template:
+            found.append(process.pid)
+    return found
+
+
+def _processes() -> dict[int, _Process]:
+    found = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError, KeyError, IndexError):
+                fields = dict(
+                    line.split(":", 1)
+                    for line in Path("/proc", name, "status").read_text().splitlines()
+                    if ":" in line
+                )
+                found[int(name)] = _Process(
+                    pid=int(name),
+                    parent=int(fields["PPid"]),
+                    state=fields["State"].split()[0],
+                    pid_namespaces=len(fields.get("NSpid", name).split()),
+                )
+    return found
+
+
+def _is_launcher(pid: int, directory: Path | None) -> bool:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if _LAUNCHER in words:
+            return directory is None or os.fsencode(directory) in words
+    return False

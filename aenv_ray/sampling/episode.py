@@ -1,0 +1,142 @@
+"""One rollout: its task, its steps, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aenv_ray.errors import ConfigError
+
+
+class Call(BaseModel):
+    """A function or reward of the environment, with its arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    function: str | None = None
+    """For a setup: the function's name."""
+    name: str | None = None
+    """For a reward: its name; None is the default reward."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolCall(BaseModel):
+    """A tool call of a scripted solution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Task(BaseModel):
+    """What an episode is about. Unknown fields are kept, for the policy."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    id: str
+    instruction: str = ""
+    setup: Call | None = None
+    """Called before the policy; None when the task needs no preparation."""
+    reward: Call | None = Field(default_factory=Call)
+    """Called after the policy; None leaves the episode without a reward."""
+    reference: tuple[ToolCall, ...] = ()
+    """A solution that earns the full reward."""
+    wrong: tuple[ToolCall, ...] = ()
+    """A plausible solution that earns none."""
+
+
+class Step(BaseModel):
+    """One tool call of an episode."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tool: str
+    arguments: dict[str, Any]
+    text: str
+    """What the policy saw; the error's message when the call had no result."""
+    is_error: bool
+    error: str | None = None
+    """Code of the error tree when the call had no result."""
+    duration_s: float
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode ended."""
+
+    COMPLETED = "completed"
+    """The policy ran to its end, and the reward was computed (or none was asked for)."""
+    INFRA_FAILED = "infra_failed"
+    """The infrastructure failed: void, and in no mean."""
+    POLICY_FAILED = "policy_failed"
+    """The policy raised: void, and in no mean."""
+    REWARD_FAILED = "reward_failed"
+    """Setup or reward of the environment raised, or gave no number: void, and in no mean."""
+
+
+class Episode(BaseModel):
+    """The record of one rollout."""
+
+    model_config = ConfigDict(frozen=True)
+
+    index: int
+    """Its number in the sampling, from 0."""
+    task_id: str
+    status: EpisodeStatus
+    reward: float | None
+    """None unless `status` is completed."""
+    reward_detail: Any = None
+    """What the reward function returned."""
+    steps: tuple[Step, ...] = ()
+    output: Any = None
+    """What the policy returned, when JSON can carry it."""
+    error: str | None = None
+    """What went wrong, as ``code: message``."""
+    instance_id: str | None = None
+    attempts: int = 1
+    """1 + how often an infrastructure failure made it start anew."""
+    create_s: float | None = None
+    duration_s: float = 0.0
+
+
+def load_tasks(source: str | Path | Iterable[Task | Mapping[str, Any]]) -> list[Task]:
+    """Return tasks from a JSON Lines file or from objects.
+
+    Raises:
+        ConfigError: The file cannot be read, or a task is malformed; the message names the line.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+        numbered = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+        return [_task(where, _parse(where, line)) for where, line in numbered]
+    return [
+        task if isinstance(task, Task) else _task(f"task {n}", task)
+        for n, task in enumerate(source)
+    ]
+
+
+def _parse(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}") from None
+
+
+def _task(where: str, data: Any) -> Task:
+    try:
+        return Task.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(
+            f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            hint='a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
+        ) from None

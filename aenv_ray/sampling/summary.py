@@ -1,0 +1,65 @@
+"""What a set of episodes amounts to. Void episodes are counted and enter no mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from aenv_ray.sampling.episode import Episode, EpisodeStatus
+
+SUCCESS_REWARD = 1.0
+"""A completed episode with at least this reward succeeded."""
+
+
+class Summary(BaseModel):
+    """The numbers of a sampling; times in the unit of their name, None when nothing was measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rollouts: int
+    succeeded: int
+    infra_failed: int
+    policy_failed: int
+    reward_failed: int
+    reward_mean: float | None
+    """Over completed episodes with a reward only."""
+    tool_calls: int
+    calls_per_s: float
+    create_p50_ms: float | None
+    create_p99_ms: float | None
+    call_p50_ms: float | None
+    call_p99_ms: float | None
+    wall_s: float
+
+
+def summarize(episodes: Iterable[Episode], wall_s: float) -> Summary:
+    """Return the summary of episodes that took `wall_s` seconds together."""
+    found = list(episodes)
+    rewards = [e.reward for e in found if e.reward is not None]
+    calls = [step.duration_s for e in found for step in e.steps]
+    creates = [e.create_s for e in found if e.create_s is not None]
+    count = {status: sum(e.status is status for e in found) for status in EpisodeStatus}
+    return Summary(
+        rollouts=len(found),
+        succeeded=sum(reward >= SUCCESS_REWARD for reward in rewards),
+        infra_failed=count[EpisodeStatus.INFRA_FAILED],
+        policy_failed=count[EpisodeStatus.POLICY_FAILED],
+        reward_failed=count[EpisodeStatus.REWARD_FAILED],
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        tool_calls=len(calls),
+        calls_per_s=len(calls) / wall_s if wall_s > 0 else 0.0,
+        create_p50_ms=_quantile_ms(creates, 0.5),
+        create_p99_ms=_quantile_ms(creates, 0.99),
+        call_p50_ms=_quantile_ms(calls, 0.5),
+        call_p99_ms=_quantile_ms(calls, 0.99),
+        wall_s=wall_s,
+    )
+
+
+def _quantile_ms(seconds: Sequence[float], share: float) -> float | None:
+    """Return the nearest-rank quantile, in milliseconds."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,157 @@
+"""Calls from an event loop: threads, cancellation while waiting, callers that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from aenv_ray.runtime import async_calls
+from aenv_ray.runtime.async_calls import AsyncCalls, Departure, Workers, read_outcome
+from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.registry import Registry
+
+
+class Bench:
+    """An environment with a tool that waits until the test lets it go."""
+
+    def __init__(self, max_threads: int = 4) -> None:
+        self.began = threading.Event()
+        self.go = threading.Event()
+        self.ran: list[str] = []
+        registry = Registry()
+        registry.add_tool(self.wait, name="wait")
+        self.calls = AsyncCalls(Dispatcher(registry), max_threads)
+
+    def wait(self, label: str) -> str:
+        self.ran.append(label)
+        self.began.set()
+        self.go.wait(10.0)
+        return label
+
+    def start(self, label: str, departure: Departure | None = None, **meta: Any) -> Any:
+        params = {"name": "wait", "arguments": {"label": label}, "_meta": meta}
+        call = self.calls.call("tools/call", params, departure=departure)
+        return asyncio.create_task(call)
+
+    async def has_begun(self) -> None:
+        assert await asyncio.to_thread(self.began.wait, 10.0)
+
+
+def _text(outcome: bytes) -> str:
+    return str(read_outcome(outcome)["content"][0]["text"])
+
+
+async def test_a_call_that_is_cancelled_before_it_has_a_thread_never_runs() -> None:
+    """Invariant 11: cancelling a call cancels it."""
+    bench = Bench(max_threads=1)
+    first = bench.start("first")
+    await bench.has_begun()
+    second, third = bench.start("second"), bench.start("third")
+    await asyncio.sleep(0)
+    second.cancel()
+    bench.go.set()
+    assert [_text(await first), _text(await third)] == ["first", "third"]
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert bench.ran == ["first", "third"]
+
+
+async def test_a_call_that_finds_no_thread_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 9: every wait has a deadline; every deadline error names what it waited for."""
+    monkeypatch.setattr(async_calls, "_GRACE_S", 0.0)
+    bench = Bench(max_threads=1)
+    first = bench.start("first")
+    await bench.has_begun()
+    late = await bench.start("late", **{"aenv/timeout_s": 0.05})
+    with pytest.raises(Fault, match="none of their threads was free") as raised:
+        read_outcome(late)
+    assert raised.value.code == "tool_timeout"
+    bench.go.set()
+    await first
+    assert bench.ran == ["first"]
+
+
+async def test_a_caller_that_goes_away_cancels_its_call() -> None:
+    bench = Bench()
+    departure = Departure()
+    call = bench.start("x", departure)
+    await bench.has_begun()
+    departure.happen()
+    with pytest.raises(Fault, match="went away") as raised:
+        read_outcome(await call)
+    assert raised.value.code == "call_cancelled"
+    bench.go.set()
+
+
+async def test_a_caller_that_named_its_call_may_go_away_and_ask_again() -> None:
+    """Design D6: a repeated id waits for the first outcome; the call runs once."""
+    bench = Bench()
+    departure = Departure()
+    call = bench.start("x", departure, **{"aenv/call_id": "one"})
+    await bench.has_begun()
+    departure.happen()
+    call.cancel()
+    again = bench.start("x", Departure(), **{"aenv/call_id": "one"})
+    await asyncio.sleep(0)
+    bench.go.set()
+    assert _text(await again) == "x"
+    assert bench.ran == ["x"]
+
+
+async def test_stopping_cancels_what_runs() -> None:
+    bench = Bench()
+    call = bench.start("x")
+    await bench.has_begun()
+    await bench.calls.stop("the server stops")
+    with pytest.raises(Fault, match="the server stops"):
+        read_outcome(await call)
+    bench.go.set()
+
+
+@pytest.mark.parametrize("timeout", ["soon", -1, 0, True])
+async def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+    bench = Bench()
+    with pytest.raises(Fault, match="timeout"):
+        read_outcome(await bench.start("x", **{"aenv/timeout_s": timeout}))
+    assert bench.ran == []
+
+
+def test_workers_grow_to_their_limit_and_take_up_waiting_jobs() -> None:
+    workers = Workers(3, "test")
+    go = threading.Event()
+    done = threading.Semaphore(0)
+    running = threading.Semaphore(0)
+
+    def job() -> None:
+        running.release()
+        go.wait(10.0)
+        done.release()
+
+    for _ in range(10):
+        workers.submit(job)
+    for _ in range(3):
+        assert running.acquire(timeout=10.0)
+    assert workers.busy == 3
+    go.set()
+    for _ in range(10):
+        assert done.acquire(timeout=10.0)
+    assert workers._threads == 3
+
+
+def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_calls, "_IDLE_S", 0.01)
+    workers = Workers(3, "aenv-test-idle")
+    done = threading.Event()
+    for _ in range(20):
+        done.clear()
+        workers.submit(done.set)
+        assert done.wait(10.0)
+    for thread in threading.enumerate():
+        if thread.name == "aenv-test-idle":
+            thread.join(10.0)
+    assert workers._threads == 0
+    assert workers.busy == 0
