@@ -32,6 +32,7 @@ from aenv_ray.cli import console
 from aenv_ray.errors import AenvError, ConfigError
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "quickstart": "aenv_ray.cli.quickstart:quickstart",
     "init": "aenv_ray.cli.init:init",
     "test": "aenv_ray.cli.test:run_tests",
     "run": "aenv_ray.cli.run:run",

@@ -43,9 +43,12 @@ else { __aenv_quiet "$__aenv_code"; } 2>&59; fi; __aenv_end'
 """
 
 # Options and functions that the caller's environment would bring into the shell.
-_NOT_INHERITED: Final = (
-    "BASH_ENV BASHOPTS COLUMNS ENV LINES OLDPWD POSIXLY_CORRECT PROMPT_COMMAND PS0 PS4 SHELLOPTS"
-).split()
+_NOT_INHERITED: Final = frozenset(
+    {
+        *("BASH_ENV", "BASHOPTS", "COLUMNS", "ENV", "LINES", "OLDPWD", "POSIXLY_CORRECT"),
+        *("PROMPT_COMMAND", "PS0", "PS4", "SHELLOPTS"),
+    }
+)
 _DEFAULTS: Final = {
     "GIT_PAGER": "cat",
     "GIT_TERMINAL_PROMPT": "0",
@@ -56,7 +59,7 @@ _DEFAULTS: Final = {
 
 
 def prepare(slave: int) -> None:
-    """Make the terminal pass bytes as they are: no echo, no ``\\n`` to ``\\r\\n``."""
+    """Make the terminal pass bytes as they are: no echo, no carriage return at a line's end."""
     attributes = termios.tcgetattr(slave)
     attributes[1] &= ~termios.OPOST
     attributes[3] &= ~termios.ECHO

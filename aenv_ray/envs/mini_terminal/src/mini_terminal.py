@@ -12,9 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.runtime import register_function, register_health, register_reward, register_tool
 from shell import Shell
 from tasks import TASKS, Failed, as_outcome
+
+from aenv_ray.runtime import register_function, register_health, register_reward, register_tool
 
 
 def _instructions() -> dict[str, str]:
@@ -139,5 +140,7 @@ def _remove(directory: Path) -> None:
 def _known(task_id: str) -> str:
     if task_id not in TASKS:
         some = ", ".join(list(TASKS)[:3])
-        raise ValueError(f"there is no task {task_id!r}; list_tasks names all {len(TASKS)}: {some}…")
+        raise ValueError(
+            f"there is no task {task_id!r}; list_tasks names all {len(TASKS)}: {some}…"
+        )
     return task_id

@@ -55,11 +55,14 @@ class BoundedOutput:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = bytes(self._tail[-self._half :])
         # A character that the cut split is left out, not shown as a broken one.
-        head_text = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(bytes(self._head))
+        head_bytes = len(self._head) - len(decoder.getstate()[0])
         split = next((i for i in range(min(4, len(tail))) if tail[i] & 0xC0 != 0x80), 0)
-        left_out = self.total_bytes - len(self._head) - len(tail) + split
+        tail = tail[split:]
+        left_out = self.total_bytes - head_bytes - len(tail)
         mark = f"\n[output cut: {left_out} of {self.total_bytes} bytes left out here]\n"
-        return head_text + mark + tail[split:].decode("utf-8", "replace")
+        return head + mark + tail.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)

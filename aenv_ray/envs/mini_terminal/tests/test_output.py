@@ -34,7 +34,9 @@ def test_mark_of_an_earlier_command_is_dropped() -> None:
     assert output.text() == "ab"
 
 
-@pytest.mark.parametrize("fake", [b"\x1eABCD:x:0:h\x1e", b"\x1eABCD:7\x1e", b"\x1eABCD:" + b"9" * 300])
+@pytest.mark.parametrize(
+    "fake", [b"\x1eABCD:x:0:h\x1e", b"\x1eABCD:7\x1e", b"\x1eABCD:" + b"9" * 300]
+)
 def test_what_only_looks_like_a_mark_is_output(fake: bytes) -> None:
     stream, output = MarkedStream("ABCD"), BoundedOutput()
     assert stream.feed(fake + b"." * 200 + MARK, 7, output) == Mark(7, 3, "himBs")
@@ -54,9 +56,9 @@ def test_cut_counts_every_byte_and_splits_no_character() -> None:
     for _ in range(1000):
         output.add("aé".encode())
     assert output.is_cut
-    # 5 bytes are "aéa" and half an é, which is left out; so is the half before the last "aéa".
-    mark = "\n[output cut: 2992 of 3000 bytes left out here]\n"
-    assert output.text() == f"aéa{mark}aé"
+    # The first 5 bytes are "aéa" and half an é, which is left out.
+    mark = "\n[output cut: 2991 of 3000 bytes left out here]\n"
+    assert output.text() == f"aéa{mark}éaé"
 
 
 def test_output_at_the_limit_is_whole() -> None:
@@ -68,7 +70,12 @@ def test_output_at_the_limit_is_whole() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "kept"),
-    [("a\n", "\n", "a\n"), ("a\n", "b\n\n", "a\nb\n"), ("a\n", "b\n", "a\nb\n"), ("a\n", "", "a\n")],
+    [
+        ("a\n", "\n", "a\n"),
+        ("a\n", "b\n\n", "a\nb\n"),
+        ("a\n", "b\n", "a\nb\n"),
+        ("a\n", "", "a\n"),
+    ],
 )
 def test_line_end_of_an_interrupt_is_dropped(before: str, after: str, kept: str) -> None:
     output = BoundedOutput()

@@ -35,9 +35,9 @@ def test_result_has_output_end_and_the_commands_own_code(execute: Execute) -> No
         ("echo 'é 日本' | cat", "é 日本\n", 0),
         ("printf '\\xff\\xc3'", "\ufffd\ufffd", 0),
         ("printf '\\xc3'; printf '\\xa9'", "é", 0),
-        ("printf %s \"a'b\\\\c!d$((1+1))\"", "a'b\\c!d2", 0),
+        ('printf %s "a\'b\\\\c!d$((1+1))"', "a'b\\c!d2", 0),
         ("cat", "", 0),
-        ("read x; echo \"$? [$x]\"", "1 []\n", 0),
+        ('read x; echo "$? [$x]"', "1 []\n", 0),
         ("head -c 3 <<< abcdef", "abc", 0),
         ("[ -t 1 ] && echo terminal", "terminal\n", 0),
         ("yes | head -n 1", "y\n", 0),
@@ -57,7 +57,17 @@ def test_output_is_exactly_the_commands(
 
 @pytest.mark.parametrize(
     "command",
-    ["echo 'open", 'echo "open', "if true; then", "echo $(", "a )", "f() {", "for", "echo `x", "&&"],
+    [
+        "echo 'open",
+        'echo "open',
+        "if true; then",
+        "echo $(",
+        "a )",
+        "f() {",
+        "for",
+        "echo `x",
+        "&&",
+    ],
 )
 def test_syntax_error_is_bashs_text_and_not_a_hang(execute: Execute, command: str) -> None:
     result = execute(command, 5)
@@ -83,7 +93,7 @@ def test_directory_variables_functions_options_and_code_persist(
 
 def test_long_commands_work(execute: Execute) -> None:
     assert text(execute, "echo " + "x" * 1_000_000 + " | wc -c").split() == ["1000001"]
-    lines = "it's \\ \"line\" $HOME !\n" * 40_000
+    lines = 'it\'s \\ "line" $HOME !\n' * 40_000
     assert text(execute, f"wc -lc <<'END'\n{lines}END").split() == ["40000", str(len(lines))]
 
 
@@ -125,7 +135,7 @@ def test_what_a_command_changes_does_not_break_the_next(execute: Execute, comman
     first = execute(command, 5)
     assert first["output"][1]
     assert "note" not in first
-    second = execute("{ set +xvu; } 2>/dev/null; \\builtin echo \"next $state\"", 5)
+    second = execute('{ set +xvu; } 2>/dev/null; \\builtin echo "next $state"', 5)
     assert second["output"][1]
     assert "restarted" not in second
     assert second["output"][0].endswith("next kept\n")
@@ -156,7 +166,9 @@ def test_trace_shows_the_commands_and_none_of_ours(execute: Execute) -> None:
 
 
 def test_children_get_no_descriptor_of_the_protocol(execute: Execute) -> None:
-    shown = text(execute, "for f in /proc/self/fd/*; do readlink $f; done | grep -v '^/proc' | sort -u")
+    shown = text(
+        execute, "for f in /proc/self/fd/*; do readlink $f; done | grep -v '^/proc' | sort -u"
+    )
     assert {line.split("/")[1] for line in shown.split() if line.startswith("/")} == {"dev"}
     assert "pipe" not in text(execute, "ls -l /proc/self/fd >list; cat list")
     assert "aenv" not in text(execute, "env")
@@ -217,7 +229,9 @@ def test_output_over_the_limit_keeps_head_and_tail_and_says_so(execute: Execute)
 
 
 def test_fifty_megabytes_come_through(execute: Execute) -> None:
-    result = execute("yes 'a line of some length, again and again' | head -c 50000000; echo end", 30)
+    result = execute(
+        "yes 'a line of some length, again and again' | head -c 50000000; echo end", 30
+    )
     assert result["output"][1]
     assert result["output"][0].endswith("end\n")
 

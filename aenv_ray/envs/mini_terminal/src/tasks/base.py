@@ -31,7 +31,7 @@ _NOT_THE_AGENT: Final = {
 }
 
 
-class Failed(Exception):  # noqa: N818  # an outcome of a check, not an error
+class Failed(Exception):
     """The task is not solved; the message says what is wrong."""
 
 
@@ -67,7 +67,7 @@ def as_outcome(exc: OSError, what: str) -> Failed:
 
 def rng(seed: str) -> random.Random:
     """Return the generator that makes a task's data the same in setup and check."""
-    return random.Random(seed)  # noqa: S311  # data, not secrets
+    return random.Random(seed)
 
 
 def expect(is_met: bool, reason: str) -> None:
@@ -140,7 +140,7 @@ def run(
         given.write(stdin.encode())
         given.seek(0)
         try:
-            process = subprocess.Popen(  # noqa: S603  # inside the sandbox, and that is the point
+            process = subprocess.Popen(
                 list(map(str, arguments)),
                 cwd=cwd,
                 env=environment,

@@ -67,7 +67,9 @@ def _set_symlinks(root: Path) -> None:
 
 
 def _check_symlinks(root: Path) -> None:
-    names = {path.name for path in (root / "links").iterdir()} if (root / "links").is_dir() else set()
+    names = (
+        {path.name for path in (root / "links").iterdir()} if (root / "links").is_dir() else set()
+    )
     expect(names == {"report", "a b", "table", "keep"}, f"links holds {sorted(names)}")
     for name in ("report", "a b", "table", "keep"):
         path = root / "links" / name
@@ -92,16 +94,16 @@ def _set_bulk_rename(root: Path) -> None:
 
 
 def _check_bulk_rename(root: Path) -> None:
-    renamed = {
-        f"photo-{int(name[4:-4]):04}.jpg": content for name, content in _photos().items()
-    }
+    renamed = {f"photo-{int(name[4:-4]):04}.jpg": content for name, content in _photos().items()}
     expect_files(root / "photos", renamed | OTHERS)
 
 
 def _inbox() -> dict[str, bytes]:
     random = rng("dedup-files-24")
     contents = [bytes(random.choices(b"abcdef", k=40)) for _ in range(12)]
-    names = [f"{d}{n}" for d in ("", "sub/", "sub dir/") for n in ("b.txt", "a.txt", "c 1.txt", "d")]
+    names = [
+        f"{d}{n}" for d in ("", "sub/", "sub dir/") for n in ("b.txt", "a.txt", "c 1.txt", "d")
+    ]
     names += [f"{letter}{i}.txt" for letter in "mz" for i in range(5)]
     return {name: random.choice(contents) for name in names}
 

@@ -69,7 +69,9 @@ def _check_stop_one(root: Path) -> None:
     expect_lines(root / "beta.bye", ["goodbye from beta"])
 
 
-SESSION = "# To be sourced.\nSESSION_TOKEN=$(printf '%s' \"tok-$((17 * 23))\")\nexport SESSION_TOKEN\n"
+SESSION = (
+    "# To be sourced.\nSESSION_TOKEN=$(printf '%s' \"tok-$((17 * 23))\")\nexport SESSION_TOKEN\n"
+)
 FINISH = """\
 #!/bin/bash
 # Works only in the directory inner, in a session.

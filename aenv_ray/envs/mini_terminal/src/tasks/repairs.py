@@ -30,7 +30,7 @@ print("%.2f" % (total // len(numbers)))
 
 
 def _check_average(root: Path) -> None:
-    command = ["python3", root / "average.py"]
+    command: list[str | Path] = ["python3", root / "average.py"]
     for given, expected in (
         ("1\n2\n", "1.50"),
         ("10\n", "10.00"),
@@ -59,7 +59,9 @@ def _check_clean(root: Path) -> None:
         for name in names:
             put(top / name, name)
         expect_run([root / "clean.sh", top], Path(scratch), "")
-        expect(set(files_in(top)) == {"keep.txt", "x.tmpl", "sub/d.tmp", "b"}, "the wrong files went")
+        expect(
+            set(files_in(top)) == {"keep.txt", "x.tmpl", "sub/d.tmp", "b"}, "the wrong files went"
+        )
         expect_run([root / "clean.sh", top], Path(scratch), "")
         expect_run([root / "clean.sh", Path(scratch) / "missing"], Path(scratch), "", code=1)
 
@@ -89,8 +91,8 @@ def _check_paginate(root: Path) -> None:
             stdin=given,
         )
         expect(not outcome.stdout.endswith("\n\n"), "there is an empty line at the end")
-    for number in ("4", "0", "-1"):
-        expect_run(["python3", root / "paginate.py", number, "3"], root, "", code=1, stdin=given)
+    for missing in ("4", "0", "-1"):
+        expect_run(["python3", root / "paginate.py", missing, "3"], root, "", code=1, stdin=given)
 
 
 BROKEN_JSON = """\
@@ -120,7 +122,9 @@ def _check_json(root: Path) -> None:
     expect(found == MENDED_JSON, "settings.json has other values than before")
 
 
-GREET = "#!/bin/bash\r\nname=${1:-world}\r\nif [ -n \"$name\" ]; then\r\n  echo \"hello $name\"\r\nfi\r\n"
+GREET = (
+    '#!/bin/bash\r\nname=${1:-world}\r\nif [ -n "$name" ]; then\r\n  echo "hello $name"\r\nfi\r\n'
+)
 
 
 def _check_greet(root: Path) -> None:

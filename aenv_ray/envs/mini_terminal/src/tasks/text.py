@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tasks.base import Task, expect, expect_files, expect_lines, put, read_bytes, rng
 
-WORDS = (
-    "amber basin cedar delta ember fjord grove harbor inlet jetty knoll lagoon meadow north "
-    "orchard prairie quarry ridge stone tundra upland valley willow yonder zephyr"
-).split()
+WORDS = [
+    *("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "harbor", "inlet", "jetty"),
+    *("knoll", "lagoon", "meadow", "north", "orchard", "prairie", "quarry", "ridge", "stone"),
+    *("tundra", "upland", "valley", "willow", "yonder", "zephyr"),
+]
 
 
 def _notes() -> list[str]:
