@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, ParamSpec
 
 from aenv_ray import units
+from aenv_ray.actors.wire import call_message
 from aenv_ray.errors import ConfigError, ToolNotFound
-from aenv_ray.ids import InstanceId, new_call_id
+from aenv_ray.ids import CallId, InstanceId, new_call_id
 from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
 
 P = ParamSpec("P")
@@ -71,13 +72,18 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> Any:
-        return self._host.call.remote(
-            self.instance_id,
-            method,
-            params,
-            call_id or new_call_id(),
-            DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s,
-        )
+        return self._host.call.remote(self._message(method, params, timeout_s, call_id))
+
+    def _message(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout_s: float | None,
+        call_id: str | None = None,
+    ) -> bytes:
+        seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        call = CallId(call_id) if call_id else new_call_id()
+        return call_message(self.instance_id, method, params, call, seconds)
 
     # --- tools, functions, rewards --------------------------------------------------------------
 
@@ -141,13 +147,7 @@ class EnvHandle:
         timeout_s: float | None = None,
     ) -> Any:
         params = {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
-        return self._host.stream.remote(
-            self.instance_id,
-            "tools/call",
-            params,
-            new_call_id(),
-            DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s,
-        )
+        return self._host.stream.remote(self._message("tools/call", params, timeout_s))
 
     @property
     def list_tools(self) -> RemoteMethod[[]]:

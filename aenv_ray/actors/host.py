@@ -18,7 +18,7 @@ from typing import Any, Final
 from aenv_ray import project
 from aenv_ray.actors.instance import EndReason, InstanceLife
 from aenv_ray.actors.placement import HOST_CAPACITY
-from aenv_ray.actors.wire import decode
+from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
 from aenv_ray.errors import (
@@ -260,56 +260,35 @@ class Host:
             oldest = next(i for i in self._lives if i not in self._sandboxes)
             del self._lives[oldest]
 
-    async def call(
-        self,
-        instance_id: InstanceId,
-        method: str,
-        params: dict[str, Any],
-        call_id: str,
-        timeout_s: float,
-    ) -> Any:
-        """Run one call in an instance and return its decoded result.
-
-        Args:
-            instance_id: Whose sandbox runs it.
-            method: A fast-door method.
-            params: Its parameters, without ``_meta``.
-            call_id: The caller's id: a repetition returns the first outcome.
-            timeout_s: Seconds after which the runtime stops the call.
+    async def call(self, message: CallMessage) -> WireResult:
+        """Run one call in an instance and return its result.
 
         Raises:
-            AenvError: See `InstanceLife.call_started` and `Sandbox.request`.
+            AenvError: See `InstanceLife.call_started` and `Sandbox.request_json`.
         """
-        life, sandbox = await self._enter(instance_id)
-        params["_meta"] = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+        life, sandbox = await self._enter(message.instance_id)
         life.call_started()
         try:
-            result = await sandbox.request(method, params, deadline_s=timeout_s + CALL_GRACE_S)
-            return decode(method, result)
+            result = await sandbox.request_json(
+                message.method, message.params, deadline_s=message.timeout_s + CALL_GRACE_S
+            )
+            return WireResult(message.method, result)
         except SandboxLost as error:
             # Released and expired instances lose their sandbox too: say which it was.
             raise (life.end_error() if life.ended else error) from None
         finally:
             life.call_finished(self._clock.now())
 
-    async def stream(
-        self,
-        instance_id: InstanceId,
-        method: str,
-        params: dict[str, Any],
-        call_id: str,
-        timeout_s: float,
-    ) -> AsyncIterator[Any]:
-        """Run one call; yield ``(progress, total, message)`` tuples, then its decoded result."""
-        life, sandbox = await self._enter(instance_id)
-        params["_meta"] = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+    async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
+        """Run one call; yield ``(progress, total, message)`` tuples, then its result."""
+        life, sandbox = await self._enter(message.instance_id)
         reports: asyncio.Queue[Any] = asyncio.Queue()
         life.call_started()
         task = asyncio.create_task(
-            sandbox.request(
-                method,
-                params,
-                deadline_s=timeout_s + CALL_GRACE_S,
+            sandbox.request_json(
+                message.method,
+                message.params,
+                deadline_s=message.timeout_s + CALL_GRACE_S,
                 on_progress=lambda *report: reports.put_nowait(report),
             )
         )
@@ -317,7 +296,7 @@ class Host:
         try:
             while (report := await reports.get()) is not None:
                 yield report
-            yield decode(method, await task)
+            yield WireResult(message.method, await task)
         except SandboxLost as error:
             raise (life.end_error() if life.ended else error) from None
         finally:
@@ -469,14 +448,15 @@ class HostShell:
         """Return the host's id once it answers for its earlier instances."""
         return await (self._host or await self._open()).ready()
 
-    async def call(self, *args: Any) -> Any:
+    async def call(self, message: bytes) -> WireResult:
         """See `Host.call`."""
-        return await (self._host or await self._open()).call(*args)
+        host = self._host or await self._open()
+        return await host.call(CallMessage.decode(message))
 
-    async def stream(self, *args: Any) -> AsyncIterator[Any]:
+    async def stream(self, message: bytes) -> AsyncIterator[Any]:
         """See `Host.stream`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(host.stream(*args)) as reports:  # type: ignore[type-var]
+        async with contextlib.aclosing(host.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
             async for report in reports:
                 yield report
 

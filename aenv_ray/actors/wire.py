@@ -1,12 +1,19 @@
-"""From the runtime's JSON results to what handles return."""
+"""What travels between a handle and its host: one bytes object there, one result back.
+
+The caller encodes a call's parameters and decodes its result; the host passes both on as they are.
+Ray serializes each argument of a task by itself, and a bytes object without pickling it.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from aenv_ray.errors import AenvError, from_wire
+import pydantic_core
+
+from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire
+from aenv_ray.ids import CallId, InstanceId
 from aenv_ray.models import ExecResult, FileEntry, ToolResult
 
 
@@ -40,6 +47,76 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "aenv/read_file": lambda result: base64.b64decode(result["data"]["data"]),
     "aenv/write_file": lambda result: result["data"]["size_bytes"],
 }
+
+
+class CallMessage(NamedTuple):
+    """One call, on its way from a handle to its host."""
+
+    instance_id: InstanceId
+    method: str
+    """A fast-door method."""
+    timeout_s: float
+    """Seconds after which the runtime stops the call."""
+    params: bytes
+    """JSON object on one line, ``_meta`` included."""
+
+    def encode(self) -> bytes:
+        """Return it as bytes."""
+        head = f"{self.instance_id}\n{self.method}\n{self.timeout_s!r}\n"
+        return head.encode() + self.params
+
+    @classmethod
+    def decode(cls, data: bytes) -> CallMessage:
+        """Read what `encode` wrote."""
+        instance_id, method, timeout_s, params = data.split(b"\n", 3)
+        return cls(InstanceId(instance_id.decode()), method.decode(), float(timeout_s), params)
+
+
+def call_message(
+    instance_id: InstanceId,
+    method: str,
+    params: Mapping[str, Any],
+    call_id: CallId,
+    timeout_s: float,
+) -> bytes:
+    """Return the bytes of a call.
+
+    Raises:
+        ToolInputInvalid: The arguments cannot be JSON.
+        ConfigError: The timeout is not a number of seconds above zero.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise ConfigError(f"timeout {timeout_s!r} is not a number of seconds above zero")
+    meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+    try:
+        encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")
+    except (pydantic_core.PydanticSerializationError, ValueError) as exc:
+        name = params.get("name")
+        raise ToolInputInvalid(
+            f"the arguments of {name or method!r} cannot be JSON: {exc}", tool_name=name
+        ) from None
+    return CallMessage(instance_id, method, float(timeout_s), encoded).encode()
+
+
+class WireResult:
+    """A result as the host got it; unpickled, it is the decoded value.
+
+    So the host, which is one process for many instances, does not pay for decoding.
+    """
+
+    __slots__ = ("_data", "_method")
+
+    def __init__(self, method: str, data: bytes) -> None:
+        self._method = method
+        self._data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (decode_json, (self._method, self._data))
+
+
+def decode_json(method: str, data: bytes) -> Any:
+    """Return the Python value of a result's JSON text."""
+    return decode(method, pydantic_core.from_json(data))
 
 
 def decode(method: str, result: Any) -> Any:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+import pydantic_core
+
 from aenv_ray.errors import AenvError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import EnvironmentConfig, Isolation
@@ -82,19 +84,20 @@ class Sandbox(ABC):
     """How it came to be, for people: ``template``, or ``bare: <reason>``, or ``fresh: <reason>``."""
 
     @abstractmethod
-    async def request(
+    async def request_json(
         self,
         method: str,
-        params: dict[str, Any],
+        params: bytes,
         *,
         deadline_s: float,
         on_progress: OnProgress | None = None,
-    ) -> Any:
-        """Send one call and wait for its result.
+    ) -> bytes:
+        """Send one call and wait for its result, both as JSON text: nothing is decoded on the way.
 
         Args:
             method: A fast-door method, for example ``tools/call``.
-            params: Its parameters; ``_meta`` carries ``aenv/call_id``.
+            params: Its parameters, a JSON object on one line; ``_meta`` carries ``aenv/call_id``,
+                and a ``progressToken`` where `on_progress` is given.
             deadline_s: Seconds after which the sandbox counts as not answering. Longer than the
                 call's own timeout, which the runtime enforces.
             on_progress: Told of the call's progress.
@@ -110,6 +113,24 @@ class Sandbox(ABC):
         Cancelling tells the runtime to stop the call and passes on at once.
         Idempotent by call id: a repeated id returns the first outcome and runs nothing.
         """
+
+    @final
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send one call and wait for its result, as data; otherwise like `request_json`."""
+        if on_progress is not None:
+            meta = {"progressToken": "p", **params.get("_meta", {})}
+            params = {**params, "_meta": meta}
+        result = await self.request_json(
+            method, pydantic_core.to_json(params), deadline_s=deadline_s, on_progress=on_progress
+        )
+        return pydantic_core.from_json(result)
 
     @property
     @abstractmethod

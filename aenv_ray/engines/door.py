@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import pydantic_core
 
@@ -17,6 +18,23 @@ from aenv_ray.models import Isolation
 
 _CAUSE_WAIT_S: Final = 2.0
 """How long a broken connection waits to learn why; the launcher tells within milliseconds."""
+
+
+_WATCH_S: Final = 0.5
+"""How exactly an unanswered call's deadline is kept."""
+_ANSWER: Final = b'{"jsonrpc":"2.0","id":'
+
+
+@dataclass
+class _Waiting:
+    """A call that has no answer yet."""
+
+    future: asyncio.Future[bytes]
+    method: str
+    deadline: float
+    """On the loop's clock."""
+    on_progress: OnProgress | None
+    token: str = ""
 
 
 class DoorSandbox(Sandbox, asyncio.Protocol):
@@ -41,8 +59,9 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         self.start_mode = start_mode
         self._find_cause = find_cause
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._progress: dict[int, OnProgress] = {}
+        self._pending: dict[int, _Waiting] = {}
+        self._outbox: list[bytes] = []
+        self._is_watching = False
         self._buffer = bytearray()
         self._scanned = 0
         self._transport: asyncio.WriteTransport | None = None
@@ -70,26 +89,30 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
             if end < 0:
                 self._scanned = len(buffer)
                 return
-            message = pydantic_core.from_json(memoryview(buffer)[:end].tobytes())
+            line = bytes(buffer[:end])
             del buffer[: end + 1]
             self._scanned = 0
-            self._on_message(message)
+            self._on_line(line)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         if not self._closed:
             self._ending = self._loop.create_task(self._learn_cause(exc))
 
-    def _on_message(self, message: dict[str, Any]) -> None:
-        request_id = message.get("id")
-        if request_id is None:
-            params = message.get("params") or {}
-            listener = self._progress.get(params.get("progressToken"))
-            if listener is not None:
-                listener(params["progress"], params.get("total"), params.get("message"))
+    def _on_line(self, line: bytes) -> None:
+        # What our own runtime writes is taken apart without decoding the result.
+        if line.startswith(_ANSWER):
+            id_end = line.index(b",", len(_ANSWER))
+            request_id = int(line[len(_ANSWER) : id_end])
+            waiting = self._pending.pop(request_id, None)
+            if waiting is not None and not waiting.future.done():
+                waiting.future.set_result(line[id_end + 1 : -1])
             return
-        future = self._pending.pop(request_id, None)
-        if future is not None and not future.done():
-            future.set_result(message)
+        message = pydantic_core.from_json(line)
+        params = message.get("params") or {}
+        for waiting in self._pending.values():
+            if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
+                report = (params["progress"], params.get("total"), params.get("message"))
+                waiting.on_progress(*report)
 
     async def _learn_cause(self, exc: Exception | None) -> None:
         try:
@@ -107,9 +130,9 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
             return
         self._cause = cause
         pending, self._pending = self._pending, {}
-        for future in pending.values():
-            if not future.done():
-                future.set_exception(lost(self.instance_id, cause))
+        for waiting in pending.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(lost(self.instance_id, cause))
         callbacks, self._on_end = self._on_end, []
         for callback in callbacks:
             callback(cause)
@@ -126,64 +149,77 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         else:
             self._on_end.append(callback)
 
-    async def request(  # noqa: D102
+    async def request_json(  # noqa: D102
         self,
         method: str,
-        params: dict[str, Any],
+        params: bytes,
         *,
         deadline_s: float,
         on_progress: OnProgress | None = None,
-    ) -> Any:
+    ) -> bytes:
         if self._cause is not None:
             raise lost(self.instance_id, self._cause)
         request_id = next(self._ids)
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        waiting = _Waiting(future, method, self._loop.time() + deadline_s, on_progress)
         if on_progress is not None:
-            self._progress[request_id] = on_progress
-            meta = {**params.get("_meta", {}), "progressToken": request_id}
-            params = {**params, "_meta": meta}
-        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._pending[request_id] = future
-        self._write({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
-        timer = self._loop.call_later(deadline_s, self._overdue, future, method, deadline_s)
+            # Tokens are the connection's: two calls may well have chosen the same one.
+            waiting.token = f"p{request_id}"
+            data = pydantic_core.from_json(params)
+            data["_meta"] = {**data.get("_meta", {}), "progressToken": waiting.token}
+            params = pydantic_core.to_json(data)
+        self._pending[request_id] = waiting
+        if not self._is_watching:
+            self._is_watching = True
+            self._loop.call_later(_WATCH_S, self._watch)
+        self._write(
+            b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}\n'
+            % (request_id, method.encode(), params)
+        )
         try:
-            message = await future
+            outcome = await future
         except asyncio.CancelledError:
-            self._write(
-                {
-                    "jsonrpc": "2.0",
-                    "method": "notifications/cancelled",
-                    "params": {"requestId": request_id},
-                }
-            )
-            raise
-        finally:
-            timer.cancel()
             self._pending.pop(request_id, None)
-            self._progress.pop(request_id, None)
-        if "result" in message:
-            return message["result"]
-        error = message["error"]
+            note = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
+            self._write(note % request_id)
+            raise
+        if outcome.startswith(b'"result":'):
+            return outcome[len(b'"result":') :]
+        error = pydantic_core.from_json(b"{" + outcome + b"}")["error"]
         raise errors.from_wire(
             error.get("data") or {"code": "internal_error", "message": error.get("message")},
             instance_id=self.instance_id,
         )
 
-    def _overdue(
-        self, future: asyncio.Future[dict[str, Any]], method: str, deadline_s: float
-    ) -> None:
-        if not future.done():
-            future.set_exception(
-                errors.CallOutcomeUnknown(
-                    f"the sandbox of {self.instance_id} did not answer {method} within "
-                    f"{deadline_s:g} s",
-                    instance_id=self.instance_id,
-                    hint="it may be stuck; release it and create another",
-                )
-            )
+    def _watch(self) -> None:
+        """Fail calls that the sandbox did not answer in time; runs only while some wait."""
+        now = self._loop.time()
+        for request_id, waiting in list(self._pending.items()):
+            if waiting.deadline <= now:
+                del self._pending[request_id]
+                if not waiting.future.done():
+                    waiting.future.set_exception(self._overdue(waiting.method))
+        self._is_watching = bool(self._pending)
+        if self._is_watching:
+            self._loop.call_later(_WATCH_S, self._watch)
 
-    def _write(self, message: dict[str, Any]) -> None:
+    def _overdue(self, method: str) -> errors.CallOutcomeUnknown:
+        return errors.CallOutcomeUnknown(
+            f"the sandbox of {self.instance_id} did not answer {method} in time",
+            instance_id=self.instance_id,
+            hint="it may be stuck; release it and create another",
+        )
+
+    def _write(self, line: bytes) -> None:
+        """Send with whatever else this turn of the event loop sends: one system call for all."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(line)
+
+    def _flush(self) -> None:
+        lines, self._outbox = self._outbox, []
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pydantic_core.to_json(message) + b"\n")
+            self._transport.write(b"".join(lines))
 
     async def close(self) -> None:  # noqa: D102
         self._closed = True

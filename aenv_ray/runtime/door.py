@@ -1,7 +1,10 @@
 """The fast door: MCP's JSON-RPC messages, one a line, over a Unix socket.
 
-No HTTP, no event loop. The thread that reads a request also runs it, after handing the reading to
-the next thread (leader and followers), so an answer costs no switch between threads.
+No HTTP, no event loop. The thread that reads a request also runs it, so an answer costs no switch
+between threads. Who reads meanwhile depends on the function: one that was quick so far is run by the
+*leader*, the one thread that reads, before it reads on; for any other the leader first hands the
+reading to a *follower*. A quick function that turns slow is noticed by the `_Relief`, which puts a
+follower in the leader's place.
 
 Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``requestId``, and
 ``notifications/progress`` back to callers whose ``_meta`` has a ``progressToken``.
@@ -9,8 +12,10 @@ Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -24,8 +29,14 @@ MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """A larger message ends the connection: it is a bug or an attack, not a call."""
+QUICK_S: Final = 0.0005
+"""A function whose last call took less than this is run by the leader."""
+RELIEF_S: Final = 0.02
+"""How often the leader is looked at while it runs calls; a stuck one is relieved within two."""
+_RELIEF_IDLE_ROUNDS: Final = 30
 _IDLE_THREADS: Final = 4
 _READ_BYTES: Final = 262_144
+_FLUSH_BYTES: Final = 65_536
 
 
 class Connection:
@@ -39,82 +50,138 @@ class Connection:
     def __init__(self, sock: socket.socket, dispatcher: Dispatcher) -> None:
         self._sock = sock
         self._dispatcher = dispatcher
-        self._leader = threading.Lock()
-        self._state = threading.Lock()
+        self._state = threading.Condition(threading.Lock())
         self._sending = threading.Lock()
+        self._leader: int | None = None
         self._waiting = 0
         self._threads = 0
         self._backlog: deque[dict[str, Any]] = deque()
         self._buffer = bytearray()
         self._scanned = 0
         self._call_ids: dict[Any, str] = {}
+        self._quick: dict[str, bool] = {}
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
         self._closed = False
+        self._relief = _Relief(self)
+        self.inline_since: float | None = None
+        """When the leader began the call that it runs itself; None while it reads."""
 
     def start(self) -> None:
         """Answer, in threads of its own, until the peer closes."""
         self._add_thread()
 
+    # --- threads ------------------------------------------------------------------------------
+
     def _add_thread(self) -> None:
         with self._state:
             self._threads += 1
-            self._waiting += 1
         threading.Thread(target=self._work, name="aenv-door", daemon=True).start()
 
     def _work(self) -> None:
-        while self._lead():
-            pass
+        me = threading.get_ident()
+        while self._become_leader(me):
+            message = self._lead(me)
+            if message is not None:
+                self._handle(message)
+            while (message := self._from_backlog()) is not None:
+                self._handle(message)
         with self._state:
             self._threads -= 1
 
-    def _lead(self) -> bool:
-        """Read one request and run it; False ends the thread."""
-        with self._leader:
+    def _from_backlog(self) -> dict[str, Any] | None:
+        with self._state:
+            return self._backlog.popleft() if self._backlog else None
+
+    def _become_leader(self, me: int) -> bool:
+        """Wait for the lead; False when this thread is to end."""
+        with self._state:
+            # A thread that ends hands its children to the main thread, which reaps orphans.
+            if self._waiting >= _IDLE_THREADS and not _has_children():
+                return False
+            self._waiting += 1
+            while self._leader is not None and not self._closed:
+                self._state.wait()
+            self._waiting -= 1
             if self._closed:
                 return False
-            message = self._read()
-            if message is None:
-                self._closed = True
-                self._sock.close()
-                return False
-            with self._state:
-                self._waiting -= 1
-                alone = self._waiting == 0
-                full = alone and self._threads >= MAX_THREADS
-                if full:
-                    # Keep reading, so that a cancellation behind the backlog still arrives.
-                    self._waiting += 1
-                    self._backlog.append(message)
-                    return True
-        if alone:
-            self._add_thread()
-        self._handle(message)
-        while True:
-            with self._state:
-                if not self._backlog:
-                    self._waiting += 1
-                    if self._waiting > _IDLE_THREADS:
-                        self._waiting -= 1
-                        return False
-                    return True
-                message = self._backlog.popleft()
-            self._handle(message)
+            self._leader = me
+            return True
 
-    def _read(self) -> dict[str, Any] | None:
-        """Return the next request; None at the end. Notifications are done here."""
+    def _give_up_lead(self) -> bool:
+        """Let another thread read on; False when there is none and can be none."""
+        with self._state:
+            if not self._waiting and self._threads >= MAX_THREADS:
+                return False
+            self._leader = None
+            needs_thread = not self._waiting
+            self._state.notify()
+        if needs_thread:
+            self._add_thread()
+        return True
+
+    def relieve(self, since: float) -> None:
+        """Put another thread in the place of a leader that still runs the call begun at `since`."""
+        with self._state:
+            if self.inline_since != since or self._leader is None:
+                return
+            self.inline_since = None
+        self._send_outbox()
+        self._give_up_lead()
+
+    def _close(self) -> None:
+        with self._state:
+            self._closed = True
+            self._leader = None
+            self._state.notify_all()
+        self._sock.close()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _lead(self, me: int) -> dict[str, Any] | None:
+        """Read, running quick calls on the way; return a call to run after the lead was given up.
+
+        None means that the lead was lost, or the connection has ended.
+        """
+        while True:
+            message = self._next_buffered()
+            if message is None:
+                self._send_outbox()
+                message = self._read()
+            if message is None:
+                self._close()
+                return None
+            if self._quick.get(_kind(message)):
+                if not self._run_inline(message, me):
+                    return None
+                continue
+            self._send_outbox()
+            if self._give_up_lead():
+                return message
+            # Every thread is busy: read on, so that a cancellation behind this still arrives.
+            with self._state:
+                self._backlog.append(message)
+
+    def _run_inline(self, message: dict[str, Any], me: int) -> bool:
+        """Run a quick call as the leader; False when it was relieved meanwhile."""
+        self.inline_since = time.monotonic()
+        self._relief.wake()
+        self._handle(message)
+        with self._state:
+            if self.inline_since is None:
+                return False
+            self.inline_since = None
+        if self._outbox_bytes > _FLUSH_BYTES:
+            self._send_outbox()
+        return True
+
+    def _next_buffered(self) -> dict[str, Any] | None:
+        """Return the next complete request that was read already."""
         while True:
             end = self._buffer.find(b"\n", self._scanned)
             if end < 0:
                 self._scanned = len(self._buffer)
-                if self._scanned > MAX_MESSAGE_BYTES:
-                    return None
-                try:
-                    data = self._sock.recv(_READ_BYTES)
-                except OSError:
-                    return None
-                if not data:
-                    return None
-                self._buffer += data
-                continue
+                return None
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
             self._scanned = 0
@@ -122,7 +189,23 @@ class Connection:
             if message is not None:
                 return message
 
+    def _read(self) -> dict[str, Any] | None:
+        """Wait for the next request; None at the end of the connection."""
+        while self._scanned <= MAX_MESSAGE_BYTES:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+            message = self._next_buffered()
+            if message is not None:
+                return message
+        return None
+
     def _parse(self, line: bytes) -> dict[str, Any] | None:
+        """Return a request; what is none is refused, a notification is done here."""
         try:
             message = pydantic_core.from_json(line)
         except ValueError as exc:
@@ -139,6 +222,8 @@ class Connection:
             return None
         return message if "id" in message else None
 
+    # --- answering ----------------------------------------------------------------------------
+
     def _handle(self, message: dict[str, Any]) -> None:
         request_id = message["id"]
         params = message.get("params") or {}
@@ -150,16 +235,31 @@ class Connection:
         if call_id is not None:
             self._call_ids[request_id] = call_id
         prefix = b'{"jsonrpc":"2.0","id":' + to_json(request_id) + b","
+        me = threading.get_ident()
 
         def on_outcome(outcome: bytes) -> None:
             self._call_ids.pop(request_id, None)
-            self._send(prefix + outcome + b"}\n")
+            line = prefix + outcome + b"}\n"
+            with self._state:
+                inline = threading.get_ident() == me == self._leader
+                if inline:
+                    # It goes out with the answers of what was read with it.
+                    self._outbox.append(line)
+                    self._outbox_bytes += len(line)
+            if not inline:
+                self._send(line)
 
         token = meta.get("progressToken")
+        started = time.perf_counter()
         if token is None:
             self._dispatcher.submit(message["method"], params, on_outcome)
-            return
+        else:
+            self._dispatcher.submit(
+                message["method"], params, on_outcome, self._progress_sender(token)
+            )
+        self._quick[_kind(message)] = time.perf_counter() - started < QUICK_S
 
+    def _progress_sender(self, token: Any) -> Any:
         def on_progress(progress: float, total: float | None, text: str | None) -> None:
             report = {"progressToken": token, "progress": progress}
             if total is not None:
@@ -169,11 +269,18 @@ class Connection:
             note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": report}
             self._send(to_json(note) + b"\n")
 
-        self._dispatcher.submit(message["method"], params, on_outcome, on_progress)
+        return on_progress
 
     def _refuse(self, request_id: Any, code: int, message: str) -> None:
         error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
         self._send(to_json(error) + b"\n")
+
+    def _send_outbox(self) -> None:
+        if not self._outbox_bytes:
+            return
+        with self._state:
+            lines, self._outbox, self._outbox_bytes = self._outbox, [], 0
+        self._send(b"".join(lines))
 
     def _send(self, data: bytes) -> None:
         """Send; a peer that is gone loses nothing, for it asks again with the same call id."""
@@ -182,6 +289,66 @@ class Connection:
                 self._sock.sendall(data)
         except OSError:
             self._closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the peer is gone."""
+        return self._closed
+
+
+def _has_children() -> bool:
+    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
+    with contextlib.suppress(OSError):
+        path = f"/proc/self/task/{threading.get_native_id()}/children"
+        with open(path, "rb") as file:  # noqa: PTH123  # the fastest way, on the hot path of a burst
+            return bool(file.read(1))
+    return False
+
+
+def _kind(message: dict[str, Any]) -> str:
+    """Return what a request's duration depends on: the method and the function it names."""
+    params = message.get("params")
+    name = params.get("name") if isinstance(params, dict) else None
+    return f"{message['method']} {name}"
+
+
+class _Relief:
+    """Looks at a leader that runs calls itself, and relieves it when one takes too long.
+
+    Its thread sleeps while nothing is run inline, so an idle instance costs nothing.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._awake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """Have the leader looked at from now on."""
+        if self._awake.is_set():
+            return
+        self._awake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="aenv-relief", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        connection = self._connection
+        idle_rounds = 0
+        while not connection.is_closed:
+            since = connection.inline_since
+            if since is None:
+                idle_rounds += 1
+            else:
+                idle_rounds = 0
+                if time.monotonic() - since > RELIEF_S:
+                    connection.relieve(since)
+            if idle_rounds > _RELIEF_IDLE_ROUNDS:
+                idle_rounds = 0
+                self._awake.clear()
+                self._awake.wait()
+            else:
+                time.sleep(RELIEF_S)
 
 
 def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:

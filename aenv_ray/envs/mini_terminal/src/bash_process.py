@@ -182,17 +182,23 @@ class BashProcess:
         if self.returncode is None:
             _signal(os.kill, self.pid, signal.SIGKILL)
 
+    def kill_session(self) -> None:
+        """SIGKILL the shell and everything in its session; whoever waits in `collect` sees it."""
+        self.kill()
+        # Dead but not collected, it starts nothing more and its number is not given away.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        for pid, (_, session) in _processes().items():
+            if session == self.pid and pid != self.pid:
+                _signal(os.kill, pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Kill everything in its session and give its files back; may be called again."""
         if self._master < 0:
             return
-        members = [pid for pid, (_, session) in _processes().items() if session == self.pid]
-        self.kill()
+        self.kill_session()
         if self.returncode is None:
             self._reap(0)
-        for pid in members:
-            if pid != self.pid:
-                _signal(os.kill, pid, signal.SIGKILL)
         self._close_files()
 
     def release(self) -> None:

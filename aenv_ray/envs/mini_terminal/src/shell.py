@@ -87,7 +87,7 @@ class Shell:
         turn = self._turns.take(time.monotonic())
         if turn is None:
             if (bash := self._bash) is not None:
-                bash.kill()
+                bash.kill_session()
             turn = self._turns.take(time.monotonic() + 5)
         self._close()
         if turn is not None:

@@ -171,7 +171,7 @@ def test_children_get_no_descriptor_of_the_protocol(execute: Execute) -> None:
     )
     assert {line.split("/")[1] for line in shown.split() if line.startswith("/")} == {"dev"}
     assert "pipe" not in text(execute, "ls -l /proc/self/fd >list; cat list")
-    assert "aenv" not in text(execute, "env")
+    assert "__aenv" not in text(execute, "env")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,381 @@
+"""Makes the checkout's virtual environment, `.venv`, with the project and dependency groups in it.
+
+    python -I scripts/bootstrap.py ROOT [GROUP]...
+
+Standard library only: it runs before anything is installed, also where Python came without venv's
+``ensurepip`` and without pip. It asks, in this order: uv, when it is on PATH and no configuration of
+pip's says where packages come from (uv does not read it); pip that ``venv`` brings; the system's
+pip; pip from the package index. It is silent but for one line, unless something fails: then the
+installer's own words follow.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import contextlib
+import fcntl
+import hashlib
+import html.parser
+import importlib.util
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import tomllib
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+STAMP = "aenv-bootstrap.json"
+PYPI = "https://pypi.org/simple"
+DOWNLOAD_DEADLINE_S = 60.0
+# Below an environment, ours that is being replaced or one that is active: what it was made from.
+PYTHON = getattr(sys, "_base_executable", None) or sys.executable
+VENV_HINT = "sudo apt-get install python3-venv, then run this again"
+
+
+class Failure(Exception):
+    """The environment cannot be made; the message is for the user, the hint the way out."""
+
+    def __init__(self, message: str, hint: str = "", words: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.words = words
+
+
+def main(root: Path, groups: Sequence[str]) -> int:
+    """Make sure that ``ROOT/.venv`` is there and current."""
+    venv = root / ".venv"
+    wanted = fingerprint(root)
+    if is_current(venv, wanted, groups):
+        return 0
+    try:
+        with locked(root):
+            if not is_current(venv, wanted, groups):
+                build(root, venv, wanted, groups)
+    except Failure as failure:
+        if failure.words:
+            print(failure.words.rstrip(), file=sys.stderr)
+        print(f"error: {failure}", file=sys.stderr)
+        if failure.hint:
+            print(f"hint: {failure.hint}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"error: {venv} cannot be made: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+# --- what is there ---------------------------------------------------------------------------------
+
+
+def fingerprint(root: Path) -> str:
+    """Return what an installation depends on: the project's metadata, this file, and the place."""
+    # The place too: an editable install and the scripts in .venv/bin hold absolute paths.
+    parts = [(root / "pyproject.toml").read_bytes(), Path(__file__).read_bytes(), os.fsencode(root)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def read_stamp(venv: Path) -> dict[str, object]:
+    """Return what this script noted in the environment; empty without a note."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((venv / STAMP).read_text(encoding="utf-8")))
+    return {}
+
+
+def is_current(venv: Path, wanted: str, groups: Sequence[str]) -> bool:
+    """Whether the environment has the project as it is now, and the groups."""
+    stamp = read_stamp(venv)
+    installed = stamp.get("groups")
+    return (
+        stamp.get("fingerprint") == wanted
+        and isinstance(installed, list)
+        and set(groups) <= set(installed)
+        and (venv / "bin" / "python").exists()
+    )
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Let one process at a time install; where the file system cannot lock, do without."""
+    fd = os.open(root / "pyproject.toml", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+# --- making it -------------------------------------------------------------------------------------
+
+
+def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
+    """Make the environment if need be and install into it."""
+    stamp = read_stamp(venv)
+    before = stamp.get("groups")
+    # What was there stays: ./quickstart after ./test takes no test tool away.
+    keep = sorted({*groups, *(before if isinstance(before, list) else [])})
+    print(f"installing aenv-ray into {venv} (once, about a minute) …", file=sys.stderr, flush=True)
+    if stamp.get("root") not in (None, str(root)) or not works(venv):
+        clear(venv)
+    requirements = ["--editable", str(root), *group_requirements(root, keep)]
+    words = ""
+    uv = shutil.which("uv")
+    if uv is not None and not pip_is_configured():
+        words = install_with_uv(uv, root, venv, requirements)
+        if not words:
+            note(venv, root, wanted, keep)
+            return
+        print("uv failed, trying pip …", file=sys.stderr, flush=True)
+    pip = make_with_pip(venv)
+    note(venv, root, "", [])
+    done = run([*pip, "install", *requirements], cwd=root)
+    if done.returncode:
+        raise Failure(
+            "the project's requirements cannot be installed",
+            "the lines above are the installer's own; is the package index reachable?",
+            f"{words}\n{done.stdout}".strip(),
+        )
+    note(venv, root, wanted, keep)
+
+
+def note(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
+    """Write the stamp; with an empty fingerprint it only says who made the environment."""
+    stamp = {"fingerprint": wanted, "groups": list(groups), "root": str(root)}
+    partial = venv / f"{STAMP}.partial"
+    partial.write_text(json.dumps(stamp) + "\n", encoding="utf-8")
+    partial.replace(venv / STAMP)
+
+
+def works(venv: Path) -> bool:
+    """Whether the environment has an interpreter that runs and is new enough."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        return False
+    probe = "import sys; sys.exit(sys.version_info < (3, 11) or sys.prefix == sys.base_prefix)"
+    return run([str(python), "-I", "-c", probe]).returncode == 0
+
+
+def clear(venv: Path) -> None:
+    """Remove a broken environment, and nothing that is none."""
+    if not venv.exists() and not venv.is_symlink():
+        return
+    if venv.is_symlink() or not venv.is_dir():
+        raise Failure(f"{venv} is in the way: it is no virtual environment", "move it away")
+    if any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists() and not read_stamp(venv):
+        raise Failure(f"{venv} is in the way: it is no virtual environment", "move it away")
+    shutil.rmtree(venv)
+
+
+def group_requirements(root: Path, groups: Sequence[str]) -> list[str]:
+    """Return the requirements of dependency groups (PEP 735); pip 25.1 is not everywhere yet."""
+    with (root / "pyproject.toml").open("rb") as file:
+        table = tomllib.load(file).get("dependency-groups", {})
+    found: list[str] = []
+    for group in groups:
+        if group not in table:
+            raise Failure(f"pyproject.toml has no dependency group {group!r}")
+        for item in table[group]:
+            if isinstance(item, str):
+                found.append(item)
+            else:
+                found += group_requirements(root, [item["include-group"]])
+    return found
+
+
+def run(command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command without input, its output collected."""
+    environment = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # Of an environment that is active in the caller's shell, or of the caller's own Python.
+    for name in ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PIP_REQUIRE_VIRTUALENV", "PIP_USER"):
+        environment.pop(name, None)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+    )  # fmt: skip
+
+
+def install_with_uv(uv: str, root: Path, venv: Path, requirements: Sequence[str]) -> str:
+    """Make the environment with uv; return its words when it failed, else nothing."""
+    if not works(venv):
+        made = run([uv, "venv", "--quiet", "--seed", "--python", PYTHON, str(venv)], root)
+        if made.returncode:
+            return made.stdout or "uv venv failed"
+    note(venv, root, "", [])
+    python = str(venv / "bin" / "python")
+    done = run([uv, "pip", "install", "--quiet", "--python", python, *requirements], root)
+    return (done.stdout or "uv pip install failed") if done.returncode else ""
+
+
+def make_with_pip(venv: Path) -> list[str]:
+    """Make the environment if need be; return the command that is its pip."""
+    python = str(venv / "bin" / "python")
+    if not works(venv):
+        if importlib.util.find_spec("venv") is None:
+            raise Failure("this Python comes without its venv module", VENV_HINT)
+        # Debian and Ubuntu ship venv without ensurepip, which is in python3-venv.
+        seed = [] if importlib.util.find_spec("ensurepip") else ["--without-pip"]
+        made = run([PYTHON, "-I", "-m", "venv", *seed, str(venv)])
+        if made.returncode and not seed:
+            clear(venv)
+            made = run([PYTHON, "-I", "-m", "venv", "--without-pip", str(venv)])
+        if made.returncode:
+            raise Failure(f"{venv} cannot be made", VENV_HINT, made.stdout)
+    own = [python, "-m", "pip"]
+    if run([*own, "--version"]).returncode == 0:
+        return own
+    system = [PYTHON, "-m", "pip", "--python", python]  # pip 22.3 and later
+    if run([*system, "--version"]).returncode == 0:
+        run([*system, "install", "pip"])
+        return own if run([*own, "--version"]).returncode == 0 else system
+    fetch_pip(python)
+    return own
+
+
+# --- pip, where there is none ------------------------------------------------------------------------
+
+SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
+
+
+def pip_settings() -> dict[str, str]:
+    """Return where pip's own configuration says that packages come from."""
+    home = Path.home()
+    directories = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [Path(d, "pip", "pip.conf") for d in directories.split(":")]
+    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
+    own = os.environ.get("PIP_CONFIG_FILE")
+    files = [] if own == os.devnull else [*files, *([Path(own)] if own else [])]
+    parser = configparser.RawConfigParser()
+    for file in files:
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
+            parser.read(file)
+    found: dict[str, str] = {}
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            found |= {k.replace("_", "-"): v for k, v in parser.items(section)}
+    for name in SOURCES:
+        value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
+        if value:
+            found[name] = value
+    return {name: value for name, value in found.items() if name in SOURCES}
+
+
+def pip_is_configured() -> bool:
+    """Whether pip knows package sources that uv would not, and uv was told none of its own."""
+    told = any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
+    return bool(pip_settings()) and not told
+
+
+class Links(html.parser.HTMLParser):
+    """Collects the links of a simple index's page (PEP 503)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a link."""
+        if tag == "a":
+            self.found.append({name: value or "" for name, value in attrs})
+
+
+def fetch_pip(python: str) -> None:
+    """Install pip into the environment from a wheel of the package index."""
+    settings = pip_settings()
+    opener = make_opener(settings)
+    indexes = [settings.get("index-url", PYPI), *settings.get("extra-index-url", "").split()]
+    reasons = []
+    for index in indexes:
+        try:
+            url, digest = newest_wheel(opener, f"{index.rstrip('/')}/pip/")
+            content = download(opener, url)
+        except (OSError, ValueError) as exc:
+            reasons.append(f"{without_secret(index)}: {exc}")
+            continue
+        if hashlib.sha256(content).hexdigest() != digest:
+            reasons.append(f"{without_secret(index)}: the wheel of pip does not have its checksum")
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            wheel = Path(directory, urllib.parse.unquote(url.rpartition("/")[2]))
+            wheel.write_bytes(content)
+            # A wheel of pip can be run as it is, and installs itself.
+            done = run([python, f"{wheel}/pip", "install", "--no-index", "--no-deps", str(wheel)])
+        if done.returncode:
+            raise Failure("pip cannot be installed", VENV_HINT, done.stdout)
+        return
+    raise Failure(
+        "this Python comes without pip, and it cannot be fetched", VENV_HINT, "\n".join(reasons)
+    )
+
+
+def make_opener(settings: dict[str, str]) -> urllib.request.OpenerDirector:
+    """Return what opens addresses with pip's proxy and certificates, or else the system's."""
+    context = ssl.create_default_context(cafile=settings.get("cert"))
+    proxy = settings.get("proxy")
+    proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
+    return urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context))
+
+
+def newest_wheel(opener: urllib.request.OpenerDirector, page: str) -> tuple[str, str]:
+    """Return address and SHA-256 of the newest wheel of pip that this Python can run.
+
+    Raises:
+        OSError: The page cannot be read.
+        ValueError: It names no such wheel.
+    """
+    if page.startswith("file:"):
+        page += "index.html"
+    links = Links()
+    links.feed(download(opener, page).decode(errors="replace"))
+    best: tuple[tuple[int, ...], str, str] | None = None
+    for link in links.found:
+        address, _, fragment = urllib.parse.urljoin(page, link.get("href", "")).partition("#")
+        match = re.fullmatch(r"pip-(\d+(?:\.\d+)*)-py3-none-any\.whl", address.rpartition("/")[2])
+        if match is None or "data-yanked" in link or not fragment.startswith("sha256="):
+            continue
+        version = tuple(map(int, match[1].split(".")))
+        if runs_here(link.get("data-requires-python", "")) and (best is None or version > best[0]):
+            best = (version, address, fragment.removeprefix("sha256="))
+    if best is None:
+        raise ValueError("it has no wheel of pip with a checksum for this Python")
+    return best[1], best[2]
+
+
+def runs_here(requires: str) -> bool:
+    """Whether ``>=3.9``, the only form that pip's releases use to exclude the old, is met."""
+    lower = re.findall(r">=\s*(\d+)\.(\d+)", requires)
+    return all((int(major), int(minor)) <= sys.version_info[:2] for major, minor in lower)
+
+
+def download(opener: urllib.request.OpenerDirector, url: str) -> bytes:
+    """Return the content of an address, with the user and password in it as its credentials."""
+    parts = urllib.parse.urlsplit(url)
+    request = urllib.request.Request(without_secret(url))
+    if parts.username is not None:
+        secret = ":".join(map(urllib.parse.unquote, (parts.username, parts.password or "")))
+        encoded = base64.b64encode(secret.encode()).decode()
+        # Not sent on: the files of an index are often on another host.
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    with opener.open(request, timeout=DOWNLOAD_DEADLINE_S) as answer:
+        return bytes(answer.read())
+
+
+def without_secret(url: str) -> str:
+    """Return an address without user and password."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))

@@ -1,0 +1,111 @@
+"""Runs a command and answers for every process that it leaves behind.
+
+    python -I scripts/supervise.py --deadline SECONDS [--grace SECONDS] -- COMMAND [ARGUMENT]...
+
+Linux only. Orphans and daemons of the command become children of this process (it is a subreaper),
+so what is left is found by descent and not by name. Whatever lives `--grace` seconds after the
+command ended is printed, killed, and makes the exit code 1. At the deadline, at SIGTERM and when
+the parent dies, everything is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.1
+_TIMED_OUT = 124
+
+
+def main() -> int:
+    """Run the command; return its exit code, or 1 when it left something, or 124."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--grace", type=float, default=15.0)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return _run(options.command, options.deadline, options.grace)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        end_all()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        code = process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        print(f"error: not finished after {deadline_s:g} s:", file=sys.stderr)
+        _show(descendants())
+        return _TIMED_OUT
+    by = time.monotonic() + grace_s
+    while (left := descendants()) and time.monotonic() < by:
+        time.sleep(_POLL_S)
+    if left:
+        print(f"error: {len(left)} processes left {grace_s:g} s after the end:", file=sys.stderr)
+        _show(left)
+        return 1
+    return code if code >= 0 else 128 - code
+
+
+def descendants() -> list[int]:
+    """Return the live processes below this one; reaps those that ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                break
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # After the name, which may hold anything: state, parent.
+                state, parent = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def _show(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            print(f"  {pid} {words.decode(errors='replace')[:200]}", file=sys.stderr)
+
+
+def end_all() -> None:
+    """Kill everything below this process, and what it still starts meanwhile."""
+    while left := descendants():
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
