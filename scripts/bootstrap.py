@@ -2,11 +2,11 @@
 
     python -I scripts/bootstrap.py ROOT [GROUP]...
 
-Standard library only: it runs before anything is installed, also where Python came without venv's
-``ensurepip`` and without pip. It asks, in this order: uv, when it is on PATH and no configuration of
-pip's says where packages come from (uv does not read it); pip that ``venv`` brings; the system's
-pip; pip from the package index. It is silent but for one line, unless something fails: then the
-installer's own words follow.
+Standard library only: it runs before anything is installed, also where Python came without
+``ensurepip`` and without pip. It asks, in this order: uv, when it is on PATH and pip's
+configuration says nothing of where packages come from (uv does not read it); the pip that ``venv``
+brings; the system's pip; pip from the package index. It is silent but for one line, unless
+something fails: then the installer's own words follow.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ class Failure(Exception):
         self.words = words
 
 
+def say(text: str) -> None:
+    """Write a line for people; standard output is the program's that is started afterwards."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def main(root: Path, groups: Sequence[str]) -> int:
     """Make sure that ``ROOT/.venv`` is there and current."""
     venv = root / ".venv"
@@ -62,20 +68,20 @@ def main(root: Path, groups: Sequence[str]) -> int:
                 build(root, venv, wanted, groups)
     except Failure as failure:
         if failure.words:
-            print(failure.words.rstrip(), file=sys.stderr)
-        print(f"error: {failure}", file=sys.stderr)
+            say(failure.words.rstrip())
+        say(f"error: {failure}")
         if failure.hint:
-            print(f"hint: {failure.hint}", file=sys.stderr)
+            say(f"hint: {failure.hint}")
         return 1
     except OSError as exc:
-        print(f"error: {venv} cannot be made: {exc}", file=sys.stderr)
+        say(f"error: {venv} cannot be made: {exc}")
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-# --- what is there ---------------------------------------------------------------------------------
+# --- what is there -------------------------------------------------------------------------------
 
 
 def fingerprint(root: Path) -> str:
@@ -116,7 +122,7 @@ def locked(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
-# --- making it -------------------------------------------------------------------------------------
+# --- making it -----------------------------------------------------------------------------------
 
 
 def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
@@ -125,7 +131,7 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     before = stamp.get("groups")
     # What was there stays: ./quickstart after ./test takes no test tool away.
     keep = sorted({*groups, *(before if isinstance(before, list) else [])})
-    print(f"installing aenv-ray into {venv} (once, about a minute) …", file=sys.stderr, flush=True)
+    say(f"installing aenv-ray into {venv} (once, about a minute) …")
     if stamp.get("root") not in (None, str(root)) or not works(venv):
         clear(venv)
     requirements = ["--editable", str(root), *group_requirements(root, keep)]
@@ -136,7 +142,7 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
         if not words:
             note(venv, root, wanted, keep)
             return
-        print("uv failed, trying pip …", file=sys.stderr, flush=True)
+        say("uv failed, trying pip …")
     pip = make_with_pip(venv)
     note(venv, root, "", [])
     done = run([*pip, "install", *requirements], cwd=root)
@@ -242,7 +248,7 @@ def make_with_pip(venv: Path) -> list[str]:
     return own
 
 
-# --- pip, where there is none ------------------------------------------------------------------------
+# --- pip, where there is none --------------------------------------------------------------------
 
 SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
 

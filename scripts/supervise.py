@@ -55,15 +55,13 @@ def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
     try:
         code = process.wait(deadline_s)
     except subprocess.TimeoutExpired:
-        print(f"error: not finished after {deadline_s:g} s:", file=sys.stderr)
-        _show(descendants())
+        _show(f"not finished after {deadline_s:g} s", descendants())
         return _TIMED_OUT
     by = time.monotonic() + grace_s
     while (left := descendants()) and time.monotonic() < by:
         time.sleep(_POLL_S)
     if left:
-        print(f"error: {len(left)} processes left {grace_s:g} s after the end:", file=sys.stderr)
-        _show(left)
+        _show(f"{len(left)} processes left {grace_s:g} s after the end", left)
         return 1
     return code if code >= 0 else 128 - code
 
@@ -71,15 +69,15 @@ def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
 def descendants() -> list[int]:
     """Return the live processes below this one; reaps those that ended."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                break
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
                 # After the name, which may hold anything: state, parent.
-                state, parent = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:2]
+                text = Path("/proc", name, "stat").read_text(errors="replace")
+                state, parent = text.rpartition(")")[2].split()[:2]
                 if state != "Z":
                     children.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
@@ -91,11 +89,12 @@ def descendants() -> list[int]:
     return found
 
 
-def _show(pids: list[int]) -> None:
+def _show(problem: str, pids: list[int]) -> None:
+    sys.stderr.write(f"error: {problem}:\n")
     for pid in pids:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            print(f"  {pid} {words.decode(errors='replace')[:200]}", file=sys.stderr)
+            sys.stderr.write(f"  {pid} {words.decode(errors='replace')[:200]}\n")
 
 
 def end_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import contextvars
 import ctypes
@@ -224,7 +225,7 @@ class Watchdog:
         self._condition = threading.Condition()
         self._calls: dict[int, Call] = {}
         self._wakes_at = float("inf")
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
 
     def add(self, call: Call) -> None:
         """Watch `call` until `remove`."""
@@ -232,11 +233,10 @@ class Watchdog:
         if call.deadline < self._wakes_at:
             with self._condition:
                 self._wakes_at = min(self._wakes_at, call.deadline)
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="aenv-watchdog", daemon=True
-                    )
-                    self._thread.start()
+                if not self._has_thread:
+                    self._has_thread = True
+                    # Not `threading.Thread`: in a freshly forked process it touches many pages.
+                    _thread.start_new_thread(self._run, ())
                 self._condition.notify()
 
     def remove(self, call: Call) -> None:

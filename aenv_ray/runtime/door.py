@@ -1,10 +1,10 @@
 """The fast door: MCP's JSON-RPC messages, one a line, over a Unix socket.
 
 No HTTP, no event loop. The thread that reads a request also runs it, so an answer costs no switch
-between threads. Who reads meanwhile depends on the function: one that was quick so far is run by the
-*leader*, the one thread that reads, before it reads on; for any other the leader first hands the
-reading to a *follower*. A quick function that turns slow is noticed by the `_Relief`, which puts a
-follower in the leader's place.
+between threads. Who reads meanwhile depends on the function: one that was quick so far, or is not
+known yet, is run by the *leader*, the one thread that reads, before it reads on; for any other the
+leader first hands the reading to a *follower*. A function that turns out to be slow is noticed by
+the `_Relief`, which puts a follower in the leader's place.
 
 Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``requestId``, and
 ``notifications/progress`` back to callers whose ``_meta`` has a ``progressToken``.
@@ -12,6 +12,7 @@ Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import socket
 import threading
@@ -64,6 +65,7 @@ class Connection:
         self._outbox_bytes = 0
         self._closed = False
         self._relief = _Relief(self)
+        self._inline_kind = ""
         self.inline_since: float | None = None
         """When the leader began the call that it runs itself; None while it reads."""
 
@@ -76,7 +78,8 @@ class Connection:
     def _add_thread(self) -> None:
         with self._state:
             self._threads += 1
-        threading.Thread(target=self._work, name="aenv-door", daemon=True).start()
+        # Not `threading.Thread`: in a freshly forked process each page that it touches is copied.
+        _thread.start_new_thread(self._work, ())
 
     def _work(self) -> None:
         me = threading.get_ident()
@@ -125,9 +128,18 @@ class Connection:
         with self._state:
             if self.inline_since != since or self._leader is None:
                 return
+            if not self._waiting and self._threads >= MAX_THREADS:
+                return
             self.inline_since = None
-        self._send_outbox()
-        self._give_up_lead()
+            self._leader = None
+            self._quick[self._inline_kind] = False
+            lines, self._outbox, self._outbox_bytes = self._outbox, [], 0
+            needs_thread = not self._waiting
+            self._state.notify()
+        if lines:
+            self._send(b"".join(lines))
+        if needs_thread:
+            self._add_thread()
 
     def _close(self) -> None:
         with self._state:
@@ -151,7 +163,7 @@ class Connection:
             if message is None:
                 self._close()
                 return None
-            if self._quick.get(_kind(message)):
+            if self._quick.get(_kind(message), True):
                 if not self._run_inline(message, me):
                     return None
                 continue
@@ -164,11 +176,12 @@ class Connection:
 
     def _run_inline(self, message: dict[str, Any], me: int) -> bool:
         """Run a quick call as the leader; False when it was relieved meanwhile."""
+        self._inline_kind = _kind(message)
         self.inline_since = time.monotonic()
         self._relief.wake()
         self._handle(message)
         with self._state:
-            if self.inline_since is None:
+            if self._leader != me:
                 return False
             self.inline_since = None
         if self._outbox_bytes > _FLUSH_BYTES:
@@ -320,22 +333,28 @@ class _Relief:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._awake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._parked = _thread.allocate_lock()
+        self._parked.acquire()
+        self._is_awake = False
+        self._has_thread = False
 
     def wake(self) -> None:
-        """Have the leader looked at from now on."""
-        if self._awake.is_set():
+        """Have the leader looked at from now on; called by the leader only."""
+        if self._is_awake:
             return
-        self._awake.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="aenv-relief", daemon=True)
-            self._thread.start()
+        self._is_awake = True
+        if self._has_thread:
+            with contextlib.suppress(RuntimeError):  # it was about to park, and sees us by itself
+                self._parked.release()
+        else:
+            self._has_thread = True
+            _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         connection = self._connection
         idle_rounds = 0
         while not connection.is_closed:
+            time.sleep(RELIEF_S)
             since = connection.inline_since
             if since is None:
                 idle_rounds += 1
@@ -345,10 +364,10 @@ class _Relief:
                     connection.relieve(since)
             if idle_rounds > _RELIEF_IDLE_ROUNDS:
                 idle_rounds = 0
-                self._awake.clear()
-                self._awake.wait()
-            else:
-                time.sleep(RELIEF_S)
+                self._is_awake = False
+                if connection.inline_since is None:  # else a call began before it could wake us
+                    self._parked.acquire()
+                self._is_awake = True
 
 
 def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:

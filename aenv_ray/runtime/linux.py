@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import Any, Final
 
+CLONE_FS: Final = 0x00000200
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUTS: Final = 0x04000000
 CLONE_NEWIPC: Final = 0x08000000
@@ -154,15 +155,21 @@ def drop_capabilities() -> None:
     _check(_libc.syscall(number, header, nothing), "capset")
 
 
-def install_seccomp(program: bytes) -> None:
-    """Install a filter (an array of ``struct sock_filter``); it cannot be taken back."""
-    buffer = ctypes.create_string_buffer(program, len(program))
+class SeccompFilter(ctypes.Structure):
+    """A filter, ready to be installed: built before a fork, it costs the fork nothing."""
 
-    class _Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    holder = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p).value)
-    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.pointer(holder))
+    def __init__(self, program: bytes) -> None:
+        """Hold a copy of `program`, an array of ``struct sock_filter``."""
+        self._program = ctypes.create_string_buffer(program, len(program))
+        address = ctypes.cast(self._program, ctypes.c_void_p).value
+        super().__init__(len(program) // 8, address)
+        self._pointer = ctypes.pointer(self)
+
+    def install(self) -> None:
+        """Install it for this process and its children; it cannot be taken back."""
+        prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._pointer)
 
 
 def set_hostname(name: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast, overload
@@ -313,11 +315,23 @@ def _find(group: Mapping[str, Registered], name: str, kind: str) -> Registered:
 
 
 _REGISTRY = Registry()
+_other: ContextVar[Registry | None] = ContextVar("aenv_registry", default=None)
 
 
 def get_registry() -> Registry:
     """Return the registry that the decorators fill: one for each process."""
-    return _REGISTRY
+    other = _other.get()
+    return _REGISTRY if other is None else other
+
+
+@contextlib.contextmanager
+def registering_in(registry: Registry) -> Iterator[None]:
+    """Have the decorators fill `registry` in this context, for several environments in a process."""
+    token = _other.set(registry)
+    try:
+        yield
+    finally:
+        _other.reset(token)
 
 
 @overload

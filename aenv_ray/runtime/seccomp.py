@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from functools import cache
 from typing import Final
 
 # name: (x86_64, aarch64); -1 where the architecture has no such call. Source: the kernel's tables.
@@ -90,7 +89,6 @@ def is_supported(machine: str | None = None) -> bool:
     return (machine or os.uname().machine) in _ARCHITECTURE
 
 
-@cache
 def program(machine: str | None = None) -> bytes:
     """Return the filter for `machine`, as an array of ``struct sock_filter``.
 

@@ -67,7 +67,9 @@ class Template:
         self._preloaded = False
         self._project = ""
         self._pids: dict[str, int] = {}
-        self._own_pid_namespace = -1
+        self._home: jail.Home | None = None
+        self._networks = jail.Networks()
+        self._dispatcher: Dispatcher | None = None
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
@@ -89,6 +91,9 @@ class Template:
             except ProjectLoadError as exc:
                 self._send({"failed": str(exc)})
                 return
+            self._dispatcher = Dispatcher(get_registry())
+        os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
+        jail.warm_up()
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
         self._send({"ready": report})
@@ -116,9 +121,7 @@ class Template:
             _follow(pid)
         linux.die_with_parent()
         jail.settle_template()
-        if self._spec.network == "none":
-            linux.unshare(linux.CLONE_NEWNET)
-        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._home = jail.Home(self._spec)
 
     def _load(self) -> dict[str, Any]:
         before = _special_fds()
@@ -174,15 +177,16 @@ class Template:
                 kill_tree(pid)
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
-        if self._jailed:
-            linux.unshare(linux.CLONE_NEWPID)
+        pid = -1
         try:
+            if self._home is not None:
+                jail.build(self._spec, message["fork"], self._networks)
             pid = os.fork()
             if pid == 0:
                 self._become_instance(message, fds)
         finally:
-            if self._jailed:
-                linux.setns(self._own_pid_namespace, linux.CLONE_NEWPID)
+            if self._home is not None and pid != 0:
+                self._home.come_back()
         self._pids[message["fork"]] = pid
 
     def _reap(self) -> None:
@@ -197,6 +201,7 @@ class Template:
             instance = by_pid.get(pid)
             if instance is not None:
                 del self._pids[instance]
+                self._networks.leave(instance)
                 self._send({"exited": instance, "status": os.waitstatus_to_exitcode(status)})
         if not self._jailed:
             self._kill_orphans()
@@ -240,8 +245,10 @@ class Template:
         os.close(self._wake_write)
         self._redirect(log_fd)
         if self._jailed:
-            os.close(self._own_pid_namespace)
-            jail.enter(self._spec, instance_id)
+            assert self._home is not None
+            self._home.close()
+            self._networks.forget()
+            jail.enter(self._spec)
             home = jail.WORK
         else:
             linux.die_with_parent()
@@ -251,12 +258,14 @@ class Template:
             jail.lock(self._spec)
             linux.die_with_parent()  # a change of credentials clears it
         os.chdir(home)
-        os.environ.clear()
-        os.environ.update({"HOME": home, **message["env"]})
+        # Only what differs: every page that a forked process writes to is copied first.
+        for name, value in {"HOME": home, **message["env"]}.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
         sys.argv[1:] = message["arguments"]
-        registry = get_registry() if self._preloaded else load_project(self._project)
+        dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
+        dispatcher.begin()
         signal.signal(signal.SIGCHLD, _reap_adopted)
-        dispatcher = Dispatcher(registry, instance_id=instance_id)
         listener = socket.socket(fileno=listener_fd)
         self._send({"booted": instance_id})
         self._control.close()

@@ -15,7 +15,13 @@ from typing import Any
 from shell import Shell
 from tasks import TASKS, Failed, as_outcome
 
-from aenv_ray.runtime import register_function, register_health, register_reward, register_tool
+from aenv_ray.runtime import (
+    current_call,
+    register_function,
+    register_health,
+    register_reward,
+    register_tool,
+)
 
 
 def _instructions() -> dict[str, str]:
@@ -53,7 +59,10 @@ def execute_command(command: str, timeout: float = 60) -> dict[str, Any]:
     Raises:
         ValueError: The command holds NUL or a lone surrogate, or the timeout is out of range.
     """
-    return _shell.run(command, timeout)
+    # The call's own deadline comes first when it is the shorter one: interrupted a moment before it,
+    # the command still has a result, and the shell stays.
+    remaining_s = current_call().remaining_s
+    return _shell.run(command, min(timeout, remaining_s - min(1.0, 0.1 * remaining_s)))
 
 
 @register_function

@@ -1,0 +1,174 @@
+"""What the tests of the engine contract work with: specs, sandboxes and calls in few words."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray import project
+from aenv_ray.actors import wire
+from aenv_ray.clock import SystemClock
+from aenv_ray.engines.base import Engine, OnProgress, Sandbox, SandboxSpec
+from aenv_ray.ids import InstanceId, new_call_id
+from aenv_ray.models import EnvironmentConfig, ExecResult, ToolResult
+
+ENVIRONMENT: Final = Path(__file__).parent / "contract_environment"
+LONG_S: Final = 30.0
+"""More than anything here takes on a slow machine."""
+
+_numbers = itertools.count(1)
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, within_s: float = 10.0
+) -> None:
+    """Wait until `condition` holds.
+
+    Raises:
+        AssertionError: It does not hold within `within_s`.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    while True:
+        holds = condition()
+        if isinstance(holds, Awaitable):
+            holds = await holds
+        if holds:
+            return
+        if loop.time() > end:
+            raise AssertionError(f"after {within_s:g} s still not: {what}")
+        await asyncio.sleep(0.01)
+
+
+def write_project(
+    directory: Path, files: Mapping[str, str], config: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a project and return its directory; `files` are below ``src``."""
+    for name, text in files.items():
+        path = directory / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    content = {"name": "made", "version": "1.0.0", **(config or {})}
+    (directory / "config.json").write_text(json.dumps(content))
+    for path in (directory, *directory.parents[:3]):
+        if path.owner() == directory.owner() and path != Path(path.anchor):
+            path.chmod(path.stat().st_mode | 0o055)  # a sandbox may run as another user
+    return directory
+
+
+class Bench:
+    """One engine under test, and where its projects are.
+
+    Args:
+        engine: Under test.
+        directory: Empty; for projects.
+    """
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self.engine = engine
+        self.directory = directory
+        self._clock = SystemClock()
+
+    def project(
+        self, files: Mapping[str, str], config: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write a project of `files` below ``src`` and return its directory."""
+        return write_project(self.directory / f"project-{next(_numbers)}", files, config)
+
+    def contract_project(self, deploy: Mapping[str, Any]) -> Path:
+        """Return a copy of the contract's environment with other ``deployConfig`` fields."""
+        target = self.directory / f"project-{next(_numbers)}"
+        shutil.copytree(ENVIRONMENT, target, ignore=shutil.ignore_patterns("__pycache__"))
+        config = json.loads((target / "config.json").read_text())
+        config["deployConfig"] |= deploy
+        return write_project(target, {}, config)
+
+    def spec(
+        self,
+        project_dir: Path = ENVIRONMENT,
+        *,
+        ttl_s: float = 600.0,
+        config: EnvironmentConfig | None = None,
+        **fields: Any,
+    ) -> SandboxSpec:
+        """Return the spec of a new instance; `fields` are those of `SandboxSpec`."""
+        config = config or project.read_config(project_dir / project.CONFIG_NAME)
+        return SandboxSpec(
+            instance_id=InstanceId(f"{config.name}-{next(_numbers):08d}"),
+            project_dir=project_dir,
+            config=config,
+            deadline=self.now() + ttl_s,
+            **fields,
+        )
+
+    def now(self) -> float:
+        """Return the wall clock, which deadlines are on."""
+        return self._clock.now()
+
+    async def start(self, project_dir: Path = ENVIRONMENT, **fields: Any) -> Sandbox:
+        """Start one sandbox; arguments as for `spec`."""
+        return await self.engine.start(self.spec(project_dir, **fields))
+
+    async def running(self) -> set[InstanceId]:
+        """Return the ids of what runs."""
+        return {sandbox.instance_id for sandbox in await self.engine.running()}
+
+
+async def request(
+    sandbox: Sandbox,
+    method: str,
+    params: Mapping[str, Any],
+    *,
+    call_id: str | None = None,
+    timeout_s: float = LONG_S,
+    deadline_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Any:
+    """Make one call as a handle would, and return its decoded result."""
+    meta = {"aenv/call_id": call_id or new_call_id(), "aenv/timeout_s": timeout_s}
+    result = await sandbox.request(
+        method,
+        {**params, "_meta": meta},
+        deadline_s=timeout_s + 5.0 if deadline_s is None else deadline_s,
+        on_progress=on_progress,
+    )
+    return wire.decode(method, result)
+
+
+async def call(
+    sandbox: Sandbox, name: str, arguments: Mapping[str, Any] | None = None, **options: Any
+) -> ToolResult:
+    """Call a tool; options as for `request`."""
+    params = {"name": name, "arguments": arguments or {}}
+    result: ToolResult = await request(sandbox, "tools/call", params, **options)
+    return result
+
+
+async def value_of(sandbox: Sandbox, name: str, **arguments: Any) -> Any:
+    """Call a tool and return its value.
+
+    Raises:
+        AssertionError: The tool raised.
+    """
+    result = await call(sandbox, name, arguments)
+    assert not result.is_error, result.text()
+    return result.data
+
+
+async def evaluate(sandbox: Sandbox, source: str) -> Any:
+    """Run Python source in the sandbox and return what it calls ``result``."""
+    return await value_of(sandbox, "evaluate", source=source)
+
+
+async def execute(
+    sandbox: Sandbox, command: str | Sequence[str], timeout_s: float = LONG_S, **arguments: Any
+) -> ExecResult:
+    """Run a command."""
+    params = {"arguments": {"command": command, **arguments}}
+    result: ExecResult = await request(sandbox, "aenv/exec", params, timeout_s=timeout_s)
+    return result

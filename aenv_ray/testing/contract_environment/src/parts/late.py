@@ -1,0 +1,7 @@
+"""Imported when a tool runs, not before."""
+
+from __future__ import annotations
+
+from .names import NAME
+
+GREETING = f"hello from {NAME}"

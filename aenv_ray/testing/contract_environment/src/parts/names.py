@@ -1,0 +1,3 @@
+"""Reached by a relative import."""
+
+NAME = "parts"

@@ -1,0 +1,176 @@
+"""The documents say what is so: each command, setting and error is in them, and their code runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import aenv_ray
+from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.cli.main import COMMANDS, app, load_command
+from aenv_ray.config import Settings
+from aenv_ray.errors import ERRORS, INFRASTRUCTURE
+from aenv_ray.models import DeployConfig
+from aenv_ray.project import read_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(\S+)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: ``python`` runs here, ``python ray`` in the e2e tests."""
+
+    page: Path
+    number: int
+    language: str
+    mode: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.number}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8")), 1):
+            yield Block(page, number, match[1], match[2] or "", match[3])
+
+
+PYTHON = [pytest.param(b, id=b.id) for b in blocks() if b.language == "python"]
+PLAIN = [pytest.param(b, id=b.id) for b in blocks() if (b.language, b.mode) == ("python", "")]
+SHELL = [pytest.param(b, id=b.id) for b in blocks() if b.language == "sh"]
+JSON = [pytest.param(b, id=b.id) for b in blocks() if b.language == "json"]
+EVERY_PAGE = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
+
+
+def text_of(*names: str) -> str:
+    return "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_blocks_compile_and_have_a_known_mode(block):
+    compile(block.text, block.id, "exec")
+    assert block.mode in ("", "ray")
+    uses_ray = re.search(r"^import .*\bray\b|aenv_ray\.(create|sample)", block.text, re.MULTILINE)
+    assert not (uses_ray and block.mode == ""), "mark it: ```python ray"
+
+
+@pytest.mark.parametrize("block", PLAIN)
+def test_plain_python_blocks_run(block, tmp_path):
+    (tmp_path / "block.py").write_text(block.text, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("block", SHELL)
+def test_shell_blocks_use_commands_files_and_options_that_exist(block):
+    for line in block.text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[0].startswith("./"):
+            assert (ROOT / words[0]).is_file(), line
+        if not words or words[0] != "aenv":
+            continue
+        assert words[1] in COMMANDS, line
+        command = load_command(words[1], COMMANDS[words[1]])
+        known = {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+        used = {word.partition("=")[0] for word in words[2:] if word.startswith("-")}
+        assert used <= known | {"--help"}, line
+
+
+@pytest.mark.parametrize("block", JSON)
+def test_json_blocks_are_project_configs_that_parse(block, tmp_path):
+    json.loads(block.text)
+    (tmp_path / "config.json").write_text(block.text, encoding="utf-8")
+    assert not read_config(tmp_path / "config.json").deploy.model_extra
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_readme_lists_every_command_and_no_other():
+    listed = set(re.findall(r"^\| `aenv (\S+?)[ `]", text_of("README.md"), re.MULTILINE))
+    assert listed == set(COMMANDS) == set(get_command(app).list_commands(None))
+
+
+def test_operations_documents_every_setting_with_its_variable():
+    page = text_of("docs/operations.md")
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `([a-z_]+)` \|", page, re.MULTILINE))
+    assert set(rows.values()) == set(Settings.model_fields)
+    source = text_of("aenv_ray/config.py")
+    read = set(re.findall(r"environment\.get\(\"([A-Z_]+)\"\)", source))
+    assert set(rows) == read
+
+
+def test_rollouts_documents_every_error_and_which_ones_void_an_episode():
+    page = text_of("docs/rollouts.md")
+    rows = re.findall(r"^\| `(\w+)` \| .*? \| (yes|) ?\| (yes|) ?\|$", page, re.MULTILINE)
+    found = {name: (void == "yes", retryable == "yes") for name, void, retryable in rows}
+    assert found == {e.__name__: (e in INFRASTRUCTURE, e.retryable) for e in ERRORS}
+
+
+def test_rollouts_documents_every_method_of_a_handle():
+    page = text_of("docs/rollouts.md")
+    methods = [n for n, v in vars(EnvHandle).items() if isinstance(v, property)]
+    assert methods
+    for name in methods:
+        assert re.search(rf"`{name}[(`]", page), name
+
+
+def test_environments_documents_only_deploy_fields_that_exist():
+    page = text_of("docs/environments.md")
+    known = {f.alias or name for name, f in DeployConfig.model_fields.items()}
+    named = set(re.findall(r"`deployConfig\.(\w+)`", page))
+    assert named
+    assert named <= known
+
+
+def test_the_docs_name_what_the_package_exports():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name in aenv_ray.__all__:
+        if name not in ("init", "shutdown"):
+            assert name in pages, name
+
+
+def test_the_changelog_has_an_entry_for_this_version():
+    entries = re.findall(r"^## (\S+)", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert entries[0] == aenv_ray.__version__
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["version"] == aenv_ray.__version__
+
+
+def test_no_file_of_the_project_names_a_path_of_the_machine_it_was_written_on():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, timeout=30, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    # Written so that this file does not name them either.
+    local = [b"/".join((b"", *parts)) for parts in ((b"work", b"main"), (b"work", b"shared"),
+             (b"work", b"venv"), (b"opt", b"pypi"), (b"opt", b"wheels"))]  # fmt: skip
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            content = path.read_bytes()
+            assert not [p for p in local if p in content], name

@@ -1,0 +1,154 @@
+"""What ./quickstart, ./test and .ci/run stand on: the bootstrap's choices, and the supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPERVISE = [sys.executable, "-I", str(ROOT / "scripts" / "supervise.py"), "--deadline", "20"]
+
+
+def load_bootstrap() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+bootstrap = load_bootstrap()
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """No configuration of pip or uv."""
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return monkeypatch
+
+
+def test_uv_is_not_asked_where_pip_knows_an_index_that_uv_does_not(bare, tmp_path):
+    assert not bootstrap.pip_is_configured()
+    bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    assert bootstrap.pip_is_configured()
+    bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
+    assert not bootstrap.pip_is_configured()
+
+
+def test_pip_configuration_files_count(bare, tmp_path):
+    file = tmp_path / "pip.conf"
+    file.write_text("[global]\nextra_index_url = https://a.example/simple\ntimeout = 3\n")
+    bare.setenv("PIP_CONFIG_FILE", str(file))
+    assert bootstrap.pip_settings()["extra-index-url"] == "https://a.example/simple"
+    assert "timeout" not in bootstrap.pip_settings()
+
+
+def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
+    page = tmp_path / "pip"
+    page.mkdir()
+    digest = hashlib.sha256(b"x").hexdigest()
+    rows = [
+        ("pip-9.0-py3-none-any.whl", ""),
+        ("pip-25.1-py3-none-any.whl", 'data-requires-python="&gt;=3.9"'),
+        ("pip-25.3-py3-none-any.whl", "data-yanked"),
+        ("pip-26.0rc1-py3-none-any.whl", ""),
+        ("pip-99.0-py3-none-any.whl", 'data-requires-python="&gt;=3.99"'),
+        ("pip-25.2.tar.gz", ""),
+    ]
+    links = [f'<a href="../files/{name}#sha256={digest}" {more}>{name}</a>' for name, more in rows]
+    links.append('<a href="pip-98.0-py3-none-any.whl">without a checksum</a>')
+    (page / "index.html").write_text("\n".join(links))
+    opener = urllib.request.build_opener()
+    url, found = bootstrap.newest_wheel(opener, f"{page.as_uri()}/")
+    assert url == f"{tmp_path.as_uri()}/files/pip-25.1-py3-none-any.whl"
+    assert found == digest
+
+
+def test_a_password_in_an_index_address_is_not_shown():
+    assert bootstrap.without_secret("https://me:pw@a.example/simple") == "https://a.example/simple"
+
+
+def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(tmp_path):
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").touch()
+    assert not bootstrap.is_current(venv, "a", [])
+    bootstrap.note(venv, tmp_path, "a", ["dev"])
+    assert bootstrap.is_current(venv, "a", [])
+    assert bootstrap.is_current(venv, "a", ["dev"])
+    assert not bootstrap.is_current(venv, "a", ["docs"])
+    assert not bootstrap.is_current(venv, "b", [])
+    (venv / "bin" / "python").unlink()
+    assert not bootstrap.is_current(venv, "a", [])
+
+
+def test_a_directory_that_is_no_environment_is_never_removed(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "thesis.tex").touch()
+    with pytest.raises(bootstrap.Failure, match="in the way"):
+        bootstrap.clear(tmp_path / ".venv")
+    assert (tmp_path / ".venv" / "thesis.tex").exists()
+
+
+def test_the_groups_of_pyproject_are_read():
+    requirements = bootstrap.group_requirements(ROOT, ["dev"])
+    assert any(r.startswith("pytest>") for r in requirements)
+
+
+def test_an_old_python_is_refused_with_the_way_out(tmp_path):
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
+    python.chmod(0o755)
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    ran = subprocess.run(
+        ["/bin/sh", "-c", '. "$1/scripts/bootstrap.sh"; bootstrap /nowhere', "sh", str(ROOT)],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "needs Python 3.11" in ran.stderr
+    assert "Python 3.9.2" in ran.stderr
+    assert "hint:" in ran.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("sleep 0.2 & exit 0", 0)],
+)
+def test_the_supervisor_gives_the_code_of_a_command_that_leaves_nothing(script, code):
+    ran = subprocess.run([*SUPERVISE, "--", "sh", "-c", script], timeout=30, check=False)
+    assert ran.returncode == code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")
+def test_the_supervisor_names_and_ends_a_daemon_that_left_its_session():
+    daemon = "setsid sh -c 'sleep 300 & wait' </dev/null >/dev/null 2>&1 & exit 0"
+    ran = subprocess.run(
+        [*SUPERVISE, "--grace", "0.5", "--", "sh", "-c", daemon],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    left = [line.split()[0] for line in ran.stderr.splitlines() if "sleep 300" in line]
+    assert left
+    assert not [pid for pid in left if Path("/proc", pid).exists()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")
+def test_the_supervisor_ends_what_passes_its_deadline():
+    command = [*SUPERVISE[:-1], "0.5", "--", "sleep", "300"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 124
+    assert "sleep 300" in ran.stderr
