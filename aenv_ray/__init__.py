@@ -14,7 +14,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.fabric import create, create_many, get, init, list_instances, shutdown
+    from aenv_ray.actors.fabric import (
+        create,
+        create_many,
+        get,
+        init,
+        list_instances,
+        release_many,
+        shutdown,
+    )
     from aenv_ray.actors.handle import EnvHandle
     from aenv_ray.client import Environment, SyncEnvironment
     from aenv_ray.errors import AenvError
@@ -34,6 +42,7 @@ _HOMES = {
     "get": "aenv_ray.actors.fabric",
     "init": "aenv_ray.actors.fabric",
     "list_instances": "aenv_ray.actors.fabric",
+    "release_many": "aenv_ray.actors.fabric",
     "sample": "aenv_ray.sampling",
     "shutdown": "aenv_ray.actors.fabric",
 }
@@ -49,6 +58,7 @@ __all__ = [
     "get",
     "init",
     "list_instances",
+    "release_many",
     "sample",
     "shutdown",
 ]

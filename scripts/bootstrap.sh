@@ -20,7 +20,7 @@ find_python() {
             return
         fi
     done
-    found=$(python3 --version 2>&1 || true)
+    found=$(command -v python3 >/dev/null && python3 --version 2>&1 || true)
     echo "error: aenv-ray needs Python 3.11 or newer, and PATH has none (python3: ${found:-missing})" >&2
     echo "hint: on Debian 12 or Ubuntu 24.04: sudo apt-get install python3" >&2
     return 1

@@ -210,6 +210,13 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
             hint="it may be stuck; release it and create another",
         )
 
+    def _left(self, method: str) -> errors.CallOutcomeUnknown:
+        return errors.CallOutcomeUnknown(
+            f"the connection to {self.instance_id} was closed before {method} had an answer",
+            instance_id=self.instance_id,
+            hint="the call goes on: repeat it with the same call id",
+        )
+
     def _write(self, line: bytes) -> None:
         """Send with whatever else this turn of the event loop sends: one system call for all."""
         if not self._outbox:
@@ -223,6 +230,10 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
 
     async def close(self) -> None:  # noqa: D102
         self._closed = True
+        pending, self._pending = self._pending, {}
+        for waiting in pending.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(self._left(waiting.method))
         if self._transport is not None:
             self._transport.close()
         if self._ending is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
+import random
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +26,13 @@ LONG_S: Final = 30.0
 _numbers = itertools.count(1)
 
 
-async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], what: str, within_s: float = 10.0
-) -> None:
-    """Wait until `condition` holds.
+def sleeper() -> list[str]:
+    """Return a command that sleeps for longer than a test, with an argument nobody else has."""
+    return ["sleep", f"60.{random.randrange(10**9):09d}"]
+
+
+async def eventually(condition: Callable[[], Any], what: str, within_s: float = 10.0) -> None:
+    """Wait until `condition`, or what it awaits, is true.
 
     Raises:
         AssertionError: It does not hold within `within_s`.
@@ -36,7 +41,7 @@ async def eventually(
     end = loop.time() + within_s
     while True:
         holds = condition()
-        if isinstance(holds, Awaitable):
+        if inspect.isawaitable(holds):
             holds = await holds
         if holds:
             return
@@ -55,9 +60,6 @@ def write_project(
         path.write_text(text)
     content = {"name": "made", "version": "1.0.0", **(config or {})}
     (directory / "config.json").write_text(json.dumps(content))
-    for path in (directory, *directory.parents[:3]):
-        if path.owner() == directory.owner() and path != Path(path.anchor):
-            path.chmod(path.stat().st_mode | 0o055)  # a sandbox may run as another user
     return directory
 
 

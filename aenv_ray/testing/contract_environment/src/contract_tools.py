@@ -154,7 +154,8 @@ def run(command: list[str]) -> int:
 def spawn(command: list[str], daemon: bool = False) -> int:
     """Start a program and leave it running; as a daemon it leaves our session and parentage."""
     if not daemon:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL).pid
+        output = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+        return os.posix_spawnp(command[0], command, os.environ, file_actions=[output])
     script = 'setsid "$@" >/dev/null 2>&1 </dev/null & echo $!'
     done = subprocess.run(
         ["/bin/sh", "-c", script, "sh", *command], capture_output=True, text=True, check=True
@@ -240,7 +241,7 @@ def facts() -> dict[str, Any]:
 @register_tool
 def import_late() -> str:
     """Import a module of the project now."""
-    from parts.late import GREETING
+    from parts.late import GREETING  # type: ignore[import-not-found]  # on the instance's path
 
     return str(GREETING)
 

@@ -1,0 +1,144 @@
+"""The engine contract on what a sandbox is given, what it sees, and what it does to others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aenv_ray.testing.contract_bench import Bench, call, evaluate, execute, sleeper, value_of
+
+_FILL_BYTES = 256 * 1024 * 1024
+"""More than the contract's environment may store."""
+
+
+class ApartTests:
+    """Sandboxes and their surroundings."""
+
+    # --- what it is given ---------------------------------------------------------------------
+
+    async def test_variables_arguments_and_labels_reach_it(self, bench: Bench) -> None:
+        variables = {"CONTRACT_BOTH": "caller", "CONTRACT_CALLER": "ü = 'x'\n"}
+        sandbox = await bench.start(
+            environment_variables=variables,
+            arguments=("--task", "a b"),
+            labels={"run": "seven"},
+            datasource="s3://data",
+        )
+        facts = await value_of(sandbox, "facts")
+        environ = facts["environ"]
+        assert facts["arguments"] == ["--task", "a b"]
+        assert environ["CONTRACT_CONFIG"] == "from the config"
+        assert {name: environ[name] for name in variables} == variables
+        assert environ["AENV_INSTANCE_ID"] == sandbox.instance_id
+        assert environ["AENV_LABELS"] == "run=seven"
+        assert environ["AENV_DATASOURCE"] == "s3://data"
+        assert (environ["envNAME"], environ["envversion"]) == ("contract", "1.2.3")
+        assert environ["HOME"] == facts["cwd"]
+
+    async def test_commands_see_the_same_variables(self, bench: Bench) -> None:
+        sandbox = await bench.start(environment_variables={"CONTRACT_CALLER": "here"})
+        result = await execute(sandbox, "echo $CONTRACT_CALLER $envNAME")
+        assert result.text() == "here contract\n"
+
+    async def test_variables_of_the_host_do_not_reach_it(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Invariants 7 and 10."""
+        monkeypatch.setenv("RAY_CONTRACT_ADDRESS", "10.0.0.1:6379")
+        monkeypatch.setenv("CONTRACT_SECRET", "hunter2")
+        sandbox = await bench.start()
+        environ = (await value_of(sandbox, "facts"))["environ"]
+        assert not [name for name in environ if name.startswith("RAY_")]
+        assert "CONTRACT_SECRET" not in environ
+        shown = await execute(sandbox, "cat /proc/self/environ /proc/$PPID/environ")
+        assert b"hunter2" not in shown.stdout
+
+    async def test_variables_that_code_reads_when_imported_are_its_own(
+        self, bench: Bench
+    ) -> None:
+        source = (
+            "import os\nfrom aenv_ray.runtime import register_tool\n"
+            "SEEN = os.environ.get('CONTRACT_EARLY', 'nothing')\n"
+            "@register_tool\ndef seen() -> str:\n    return SEEN\n"
+        )
+        project = bench.project({"tools.py": source})
+        for word in ("one", "two"):
+            variables = {"CONTRACT_EARLY": word}
+            sandbox = await bench.start(project, environment_variables=variables)
+            assert await value_of(sandbox, "seen") == word
+        assert await value_of(await bench.start(project), "seen") == "nothing"
+
+    # --- two of them --------------------------------------------------------------------------
+
+    async def test_state_and_files_are_a_sandboxs_own(self, bench: Bench) -> None:
+        """Invariant 7."""
+        one, two = await bench.start(), await bench.start()
+        assert await value_of(one, "count", key="k") == 1
+        assert await value_of(two, "count", key="k") == 1
+        await execute(one, "echo secret > note; echo secret > /tmp/contract-note")
+        assert (await execute(two, ["test", "-e", "note"])).exit_code == 1
+        assert (await execute(one, ["cat", "note"])).text() == "secret\n"
+
+    async def test_temporary_files_are_a_sandboxs_own(self, bench: Bench) -> None:
+        """Invariant 7."""
+        one, two = await bench.start(), await bench.start()
+        try:
+            await execute(one, "echo secret > /tmp/contract-temporary")
+            assert (await execute(two, ["cat", "/tmp/contract-temporary"])).exit_code != 0
+        finally:
+            await execute(one, ["rm", "-f", "/tmp/contract-temporary", "/tmp/contract-note"])
+
+    async def test_processes_are_a_sandboxs_own(self, bench: Bench) -> None:
+        """Invariant 7."""
+        one, two = await bench.start(), await bench.start()
+        command = sleeper()
+        await value_of(one, "spawn", command=command)
+        assert await value_of(one, "running", argument=command[1]) == 1
+        assert await value_of(two, "running", argument=command[1]) == 0
+
+    async def test_loopback_is_a_sandboxs_own(self, bench: Bench) -> None:
+        """Invariant 7."""
+        one, two = await bench.start(), await bench.start()
+        port = await value_of(one, "listen")
+        assert await value_of(one, "connect", port=port) is True
+        assert await value_of(two, "connect", port=port) is False
+
+    # --- tools that misbehave -----------------------------------------------------------------
+
+    async def test_a_tool_that_forks_and_returns_answers_once(self, bench: Bench) -> None:
+        """Invariant 1."""
+        sandbox = await bench.start()
+        for _ in range(3):
+            assert await value_of(sandbox, "fork_and_return") == "parent"
+        assert await value_of(sandbox, "count", key="k") == 1
+        assert await value_of(sandbox, "count", key="k") == 2
+
+    async def test_a_tool_that_leaks_threads_harms_nobody(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        for _ in range(20):
+            await value_of(sandbox, "leak_thread")
+        assert await value_of(sandbox, "echo", text="fine") == "fine"
+
+    async def test_a_full_directory_is_the_tools_own_error(self, bench: Bench) -> None:
+        one, two = await bench.start(), await bench.start()
+        result = await call(one, "fill", {"limit_bytes": _FILL_BYTES})
+        assert result.is_error
+        assert "No space left" in result.text()
+        assert await value_of(one, "echo", text="alive") == "alive"
+        await execute(two, "echo room > file")
+        assert (await execute(two, ["cat", "file"])).text() == "room\n"
+
+    async def test_a_tool_that_changes_directory_changes_only_its_own(self, bench: Bench) -> None:
+        one, two = await bench.start(), await bench.start()
+        before = (await value_of(two, "facts"))["cwd"]
+        await evaluate(one, "import os; os.chdir('/usr')")
+        assert (await value_of(one, "facts"))["cwd"] == "/usr"
+        assert (await value_of(two, "facts"))["cwd"] == before
+
+    async def test_many_sandboxes_answer_at_the_same_time(self, bench: Bench) -> None:
+        started = await bench.engine.start_many([bench.spec() for _ in range(30)])
+        async with asyncio.TaskGroup() as group:
+            for index, sandbox in enumerate(started):
+                assert not isinstance(sandbox, Exception)
+                group.create_task(value_of(sandbox, "echo", text=str(index)))

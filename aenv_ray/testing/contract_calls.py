@@ -1,0 +1,298 @@
+"""The engine contract on calls: once inside, stopped when told, typed when refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.errors import (
+    AenvError,
+    CallOutcomeUnknown,
+    ConfigError,
+    FunctionFailed,
+    ToolInputInvalid,
+    ToolNotFound,
+    ToolTimeout,
+)
+from aenv_ray.models import ToolResult
+from aenv_ray.testing.contract_bench import (
+    Bench,
+    call,
+    eventually,
+    execute,
+    request,
+    sleeper,
+    value_of,
+)
+
+
+async def _exists(sandbox: Sandbox, path: str) -> bool:
+    return (await execute(sandbox, ["test", "-e", path])).exit_code == 0
+
+
+async def _runs(sandbox: Sandbox, argument: str) -> bool:
+    return bool(await value_of(sandbox, "running", argument=argument))
+
+
+class CallTests:
+    """Calling tools, rewards and functions."""
+
+    # --- once (invariant 1, design D6) --------------------------------------------------------
+
+    async def test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing(
+        self, bench: Bench
+    ) -> None:
+        """Invariant 1."""
+        sandbox = await bench.start()
+        results = [await call(sandbox, "count", {"key": "k"}, call_id="one") for _ in range(3)]
+        assert [result.data for result in results] == [1, 1, 1]
+        assert await value_of(sandbox, "count", key="k") == 2
+
+    async def test_a_repeat_of_a_call_under_way_waits_for_it(self, bench: Bench) -> None:
+        """Invariant 1."""
+        sandbox = await bench.start()
+        arguments = {"key": "k", "seconds": 0.2}
+        async with asyncio.TaskGroup() as group:
+            calls = [
+                group.create_task(call(sandbox, "count", arguments, call_id="same"))
+                for _ in range(20)
+            ]
+        assert {task.result().data for task in calls} == {1}
+        assert await value_of(sandbox, "count", key="k") == 2
+
+    async def test_a_repeated_failure_is_the_same_failure(self, bench: Bench) -> None:
+        """Invariant 1."""
+        sandbox = await bench.start()
+        messages = set()
+        for _ in range(2):
+            with pytest.raises(ToolTimeout) as raised:
+                await call(sandbox, "nap", {"seconds": 60.0}, call_id="slow", timeout_s=0.2)
+            messages.add(raised.value.message)
+        assert len(messages) == 1
+
+    async def test_a_caller_that_waited_too_briefly_asks_again_with_the_same_id(
+        self, bench: Bench
+    ) -> None:
+        """Invariants 1 and 9: the wait ends, the call does not, and nothing runs twice."""
+        sandbox = await bench.start()
+        arguments = {"key": "k", "seconds": 1.5}
+        with pytest.raises(CallOutcomeUnknown, match="tools/call"):
+            await call(sandbox, "count", arguments, call_id="slow", deadline_s=0.2)
+        assert (await call(sandbox, "count", arguments, call_id="slow")).data == 1
+
+    # --- failures of the tool's own -----------------------------------------------------------
+
+    async def test_a_tool_that_raises_is_a_result(self, bench: Bench) -> None:
+        """Design D14."""
+        sandbox = await bench.start()
+        result = await call(sandbox, "broken", {"text": "on purpose"})
+        assert result.is_error
+        assert result.text() == "ValueError: on purpose"
+        assert (await call(sandbox, "quit_politely")).is_error
+        assert await value_of(sandbox, "echo", text="still here") == "still here"
+
+    async def test_what_does_not_exist_is_refused_with_what_does(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        with pytest.raises(ToolNotFound, match="'no_such_tool'") as raised:
+            await call(sandbox, "no_such_tool")
+        assert "echo" in str(raised.value.hint)
+        assert raised.value.tool_name == "no_such_tool"
+        for method in ("aenv/function", "aenv/reward"):
+            with pytest.raises(ToolNotFound):
+                await request(sandbox, method, {"name": "no_such"})
+        with pytest.raises(ConfigError):
+            await request(sandbox, "aenv/no_such_method", {})
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{}, {"text": 3}, {"text": "x", "times": "many"}, {"text": "x", "more": 1}, ["x"]],
+        ids=["missing", "wrong type", "unconvertible", "unknown", "no object"],
+    )
+    async def test_arguments_that_do_not_fit_are_refused(
+        self, bench: Bench, arguments: Any
+    ) -> None:
+        sandbox = await bench.start()
+        with pytest.raises(ToolInputInvalid, match="echo"):
+            await call(sandbox, "echo", arguments)
+
+    async def test_the_agents_door_does_not_reach_rewards(self, bench: Bench) -> None:
+        """Invariant 8."""
+        sandbox = await bench.start()
+        for name in ("score", "reset", "aenv/exec"):
+            with pytest.raises(ToolNotFound):
+                await call(sandbox, name)
+
+    async def test_rewards_and_functions_give_data_or_a_typed_failure(self, bench: Bench) -> None:
+        """Invariant 2."""
+        sandbox = await bench.start()
+        reward = {"name": None, "arguments": {"answer": "42"}}
+        assert await request(sandbox, "aenv/reward", reward) == {"score": 1.0}
+        reset = {"name": "reset", "arguments": {"seed": 7}}
+        assert await request(sandbox, "aenv/function", reset) == {"seed": 7}
+        with pytest.raises(FunctionFailed, match="it broke as well"):
+            await request(sandbox, "aenv/function", {"name": "broken_function"})
+        with pytest.raises(FunctionFailed, match="nan"):
+            await request(sandbox, "aenv/reward", {"name": "bad_score"})
+
+    async def test_health_says_what_the_environment_says(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        sick = {"name": "set_health", "arguments": {"status": "sick"}}
+        await request(sandbox, "aenv/function", sick)
+        assert (await request(sandbox, "aenv/health", {}))["status"] == "sick"
+
+    # --- stopping (invariants 9 and 11) -------------------------------------------------------
+
+    @pytest.mark.parametrize("tool", ["until_stopped", "auntil_stopped"])
+    async def test_a_timeout_stops_the_tool(self, bench: Bench, tool: str) -> None:
+        """Invariant 9."""
+        sandbox = await bench.start()
+        with pytest.raises(ToolTimeout, match=tool):
+            await call(sandbox, tool, {"marker": "mark"}, timeout_s=0.2)
+        assert await _exists(sandbox, "mark.began")
+        await eventually(lambda: _exists(sandbox, "mark.stopped"), "the tool was interrupted")
+
+    @pytest.mark.parametrize("tool", ["until_stopped", "auntil_stopped"])
+    async def test_cancelling_stops_the_tool(self, bench: Bench, tool: str) -> None:
+        """Invariant 11."""
+        sandbox = await bench.start()
+        task = asyncio.create_task(call(sandbox, tool, {"marker": "mark"}))
+        await eventually(lambda: _exists(sandbox, "mark.began"), "the tool runs")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(lambda: _exists(sandbox, "mark.stopped"), "the tool was interrupted")
+
+    async def test_a_timeout_kills_the_program_that_the_tool_waits_for(
+        self, bench: Bench
+    ) -> None:
+        """Invariant 3."""
+        sandbox, command = await bench.start(), sleeper()
+        with pytest.raises(ToolTimeout):
+            await call(sandbox, "run", {"command": command}, timeout_s=0.3)
+
+        async def is_dead() -> bool:
+            return not await _runs(sandbox, command[1])
+
+        await eventually(is_dead, "sleep is dead")
+
+    async def test_cancelling_kills_the_program_that_the_tool_waits_for(
+        self, bench: Bench
+    ) -> None:
+        """Invariant 11."""
+        sandbox, command = await bench.start(), sleeper()
+        task = asyncio.create_task(call(sandbox, "run", {"command": command}))
+        await eventually(lambda: _runs(sandbox, command[1]), "sleep runs")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        async def is_dead() -> bool:
+            return not await _runs(sandbox, command[1])
+
+        await eventually(is_dead, "sleep is dead")
+
+    async def test_a_program_of_an_earlier_call_survives_the_timeout_of_a_later_one(
+        self, bench: Bench
+    ) -> None:
+        """A persistent shell is state of the environment."""
+        sandbox, command = await bench.start(), sleeper()
+        await value_of(sandbox, "spawn", command=command)
+        with pytest.raises(ToolTimeout):
+            await call(sandbox, "nap", {"seconds": 60.0}, timeout_s=0.2)
+        assert await _runs(sandbox, command[1])
+
+    # --- many ---------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("tool", ["echo", "aecho"])
+    async def test_a_thousand_concurrent_calls_get_their_own_answers(
+        self, bench: Bench, tool: str
+    ) -> None:
+        sandbox = await bench.start()
+        async with asyncio.TaskGroup() as group:
+            calls = [
+                group.create_task(call(sandbox, tool, {"text": str(index)}))
+                for index in range(1000)
+            ]
+        assert [task.result().data for task in calls] == [str(index) for index in range(1000)]
+
+    async def test_calls_run_at_the_same_time(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(value_of(sandbox, "meet", key="k", parties=16))
+
+    async def test_a_slow_call_does_not_hold_up_a_quick_one(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        slow = asyncio.create_task(call(sandbox, "until_stopped", {"marker": "slow"}))
+        await eventually(lambda: _exists(sandbox, "slow.began"), "the slow one runs")
+        for _ in range(50):
+            await value_of(sandbox, "echo", text="quick")
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.wait([slow])
+
+    async def test_a_batch_keeps_its_order_and_survives_its_failures(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        calls = [
+            {"name": "count", "arguments": {"key": "k"}},
+            {"name": "broken", "arguments": {}},
+            {"name": "no_such_tool", "arguments": {}},
+            {"name": "count", "arguments": {"key": "k"}},
+        ]
+        for _ in range(2):
+            first, raised, refused, last = await request(
+                sandbox, "aenv/call_tools", {"calls": calls}, call_id="batch"
+            )
+            assert isinstance(first, ToolResult)
+            assert isinstance(last, ToolResult)
+            assert (first.data, last.data) == (1, 2)
+            assert raised.is_error
+            assert isinstance(refused, ToolNotFound)
+
+    async def test_a_parallel_batch_runs_its_calls_at_the_same_time(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        calls = [{"name": "meet", "arguments": {"key": "b", "parties": 4}}] * 4
+        results = await request(sandbox, "aenv/call_tools", {"calls": calls, "parallel": True})
+        assert [result.data for result in results] == [4, 4, 4, 4]
+
+    async def test_a_batch_out_of_time_keeps_what_it_has(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        calls = [
+            {"name": "echo", "arguments": {"text": "done"}},
+            {"name": "nap", "arguments": {"seconds": 60.0}},
+            {"name": "echo", "arguments": {"text": "never"}},
+        ]
+        first, *rest = await request(sandbox, "aenv/call_tools", {"calls": calls}, timeout_s=0.3)
+        assert first.data == "done"
+        assert all(isinstance(item, ToolTimeout) for item in rest)
+
+    # --- progress -----------------------------------------------------------------------------
+
+    async def test_progress_reaches_its_own_caller_in_order(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        reports: dict[int, list[Any]] = {3: [], 5: []}
+
+        async def ask(total: int) -> None:
+            await call(
+                sandbox,
+                "steps",
+                {"total": total},
+                on_progress=lambda *report: reports[total].append(report),
+            )
+
+        async with asyncio.TaskGroup() as group:
+            for total in reports:
+                group.create_task(ask(total))
+        for total, got in reports.items():
+            assert got == [(n, total, f"step {n}") for n in range(1, total + 1)]
+            assert all(math.isfinite(report[0]) for report in got)
+
+    async def test_errors_name_the_instance_or_the_tool(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        with pytest.raises(AenvError) as raised:
+            await request(sandbox, "aenv/read_file", {"arguments": {"path": "missing"}})
+        assert vars(raised.value)["instance_id"] == sandbox.instance_id

@@ -1,0 +1,180 @@
+"""The engine contract on commands and files."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.errors import FileAccessError, ToolInputInvalid, ToolTimeout
+from aenv_ray.testing.contract_bench import (
+    LONG_S,
+    Bench,
+    evaluate,
+    eventually,
+    execute,
+    request,
+    sleeper,
+    value_of,
+)
+
+_OUTPUT_LIMIT_BYTES = 10 * 1024 * 1024
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+async def _write(sandbox: Sandbox, path: str, data: bytes, **arguments: Any) -> int:
+    params = {"arguments": {"path": path, "data": _text(data), **arguments}}
+    size: int = await request(sandbox, "aenv/write_file", params)
+    return size
+
+
+async def _read(sandbox: Sandbox, path: str, **arguments: Any) -> bytes:
+    params = {"arguments": {"path": path, **arguments}}
+    data: bytes = await request(sandbox, "aenv/read_file", params)
+    return data
+
+
+async def _list(sandbox: Sandbox, path: str) -> Any:
+    return await request(sandbox, "aenv/list_files", {"arguments": {"path": path}})
+
+
+class WorkspaceTests:
+    """Commands and files."""
+
+    # --- commands -----------------------------------------------------------------------------
+
+    async def test_an_exit_code_is_a_result(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        result = await execute(sandbox, "printf out; printf err >&2; exit 3")
+        assert (result.exit_code, result.stdout, result.stderr) == (3, b"out", b"err")
+        assert not result.truncated
+        killed = await execute(sandbox, "kill -9 $$")
+        assert killed.exit_code == 128 + 9
+
+    async def test_a_missing_program_is_a_result(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        result = await execute(sandbox, ["/no/such/program", "x"])
+        assert result.exit_code == 127
+        assert b"/no/such/program" in result.stderr
+
+    async def test_stdin_variables_and_directory_reach_the_command(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        stdin = bytes(range(256)) * 4096
+        copied = await execute(sandbox, ["cat"], stdin=_text(stdin))
+        assert copied.stdout == stdin
+        result = await execute(sandbox, "echo $ONE; pwd", env={"ONE": "1"}, cwd="/usr")
+        assert result.text() == "1\n/usr\n"
+        unread = await execute(sandbox, ["true"], stdin=_text(stdin))
+        assert unread.exit_code == 0
+
+    async def test_a_command_that_cannot_be_is_refused(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        with pytest.raises(FileAccessError, match="/no/such/place"):
+            await execute(sandbox, ["true"], cwd="/no/such/place")
+        for command in ([], ["a\0b"]):
+            with pytest.raises(ToolInputInvalid):
+                await execute(sandbox, command)
+
+    async def test_a_timeout_kills_the_command_and_all_it_started(self, bench: Bench) -> None:
+        """Invariant 3."""
+        sandbox, command = await bench.start(), sleeper()
+        nap = " ".join(command)
+        script = f"{nap} & ({nap} & wait) & setsid {nap} & wait"
+        with pytest.raises(ToolTimeout):
+            await execute(sandbox, script, timeout_s=0.5)
+
+        async def are_dead() -> bool:
+            return not await value_of(sandbox, "running", argument=command[1])
+
+        await eventually(are_dead, "every sleep is dead")
+
+    async def test_much_output_is_cut_and_said_so(self, bench: Bench) -> None:
+        """Invariant 12."""
+        sandbox = await bench.start()
+        result = await execute(sandbox, "head -c 11000000 /dev/zero; echo end >&2")
+        assert result.truncated
+        assert len(result.stdout) == _OUTPUT_LIMIT_BYTES
+        assert result.stderr == b"end\n"
+
+    async def test_a_background_program_does_not_hold_the_command(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        result = await execute(sandbox, "sleep 20 & echo started", timeout_s=LONG_S)
+        assert result.text() == "started\n"
+        assert result.duration_s < LONG_S
+
+    # --- files --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("data", [b"", b"text\n", "ü\r\n".encode(), bytes(range(256))])
+    async def test_a_file_comes_back_as_it_went(self, bench: Bench, data: bytes) -> None:
+        sandbox = await bench.start()
+        assert await _write(sandbox, "a/b/c.bin", data) == len(data)
+        assert await _read(sandbox, "a/b/c.bin") == data
+        (entry,) = await _list(sandbox, "a/b")
+        assert (entry.name, entry.type, entry.size_bytes) == ("c.bin", "file", len(data))
+
+    async def test_fifty_mebibytes_come_back_as_they_went(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        data = os.urandom(1 << 20) * 50
+        assert await _write(sandbox, "large", data) == len(data)
+        assert await _read(sandbox, "large") == data
+
+    async def test_a_file_is_read_in_pieces(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        await _write(sandbox, "digits", b"0123456789")
+        assert await _read(sandbox, "digits", offset=2, length=3) == b"234"
+        assert await _read(sandbox, "digits", offset=8, length=100) == b"89"
+        assert await _read(sandbox, "digits", offset=100) == b""
+        with pytest.raises(ToolInputInvalid):
+            await _read(sandbox, "digits", offset=-1)
+
+    async def test_a_file_is_appended_to_and_replaced(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        assert await _write(sandbox, "log", b"one") == 3
+        assert await _write(sandbox, "log", b"two", append=True) == 6
+        assert await _read(sandbox, "log") == b"onetwo"
+        assert await _write(sandbox, "log", b"new", mode=0o750) == 3
+        assert await evaluate(sandbox, "import os; result = os.stat('log').st_mode & 0o777") == (
+            0o750
+        )
+        await _write(sandbox, "log", b"again")
+        assert await evaluate(sandbox, "import os; result = os.stat('log').st_mode & 0o777") == (
+            0o750
+        )
+
+    @pytest.mark.parametrize("path", ["missing", ".", "\0", "missing/x", "x" * 300, "pipe"])
+    async def test_what_cannot_be_read_is_a_typed_error(self, bench: Bench, path: str) -> None:
+        sandbox = await bench.start()
+        await execute(sandbox, ["mkfifo", "pipe"])
+        with pytest.raises(FileAccessError) as raised:
+            await _read(sandbox, path)
+        assert raised.value.instance_id == sandbox.instance_id
+
+    @pytest.mark.parametrize("path", [".", "/proc/contract", "\0", "file/below"])
+    async def test_what_cannot_be_written_is_a_typed_error(self, bench: Bench, path: str) -> None:
+        sandbox = await bench.start()
+        await _write(sandbox, "file", b"x")
+        with pytest.raises(FileAccessError):
+            await _write(sandbox, path, b"x")
+        assert await _read(sandbox, "file") == b"x"
+
+    async def test_data_that_is_no_base64_is_refused(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        arguments = {"path": "x", "data": "no base64!"}
+        with pytest.raises(ToolInputInvalid, match="base64"):
+            await request(sandbox, "aenv/write_file", {"arguments": arguments})
+
+    async def test_a_listing_names_every_kind_of_entry(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        await execute(sandbox, "mkdir d/e -p; cd d; touch f; ln -s f l; mkfifo p")
+        entries = await _list(sandbox, "d")
+        assert [(entry.name, entry.type) for entry in entries] == [
+            ("e", "directory"), ("f", "file"), ("l", "symlink"), ("p", "other"),
+        ]  # fmt: skip
+        with pytest.raises(FileAccessError):
+            await _list(sandbox, "missing")

@@ -1,0 +1,182 @@
+"""``python -m benchmarks [--quick] [--json FILE]``: measures the budget and prints it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import aenv_ray
+from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.engines.census import live_processes
+from benchmarks.floor import bare_actor
+from benchmarks.measure import p50_s, paired, per_s
+
+ECHO = Path(__file__).parent / "echo_environment"
+ARGUMENTS = {"text": "hi"}
+BATCH = 100
+LIVE = 4000
+BUDGET = {
+    "call_p50_ratio": "<= 1.25 x a bare async actor call",
+    "pipelined_ratio": ">= 0.85 x the bare actor",
+    "batch_speedup": ">= 5 x single pipelined calls",
+    "terminal_call_ratio": "<= 2 x an echo call",
+    "process_create_p50_ms": "<= 6 ms",
+    "process_creates_per_s": ">= 300 with namespaces",
+    "process_creates_per_s_no_namespaces": ">= 500",
+    "live_instances": f"{LIVE}, all answering",
+    "pss_mib_per_instance": "<= 4 MiB",
+}
+
+
+def echo(env: EnvHandle) -> Any:
+    """Send one echo call."""
+    return env.call_tool.remote("echo", ARGUMENTS)
+
+
+def calls(figures: dict[str, float], quick: bool) -> None:
+    """Measure calls on one shared instance against a bare actor."""
+    env = aenv_ray.create(ECHO, actor="shared")
+    actor = bare_actor()
+    ray.get([echo(env) for _ in range(200)])
+    ray.get([actor.echo.remote(ARGUMENTS) for _ in range(200)])
+    blocks = 9 if quick else 15
+
+    def ours() -> Any:
+        return echo(env)
+
+    def floor() -> Any:
+        return actor.echo.remote(ARGUMENTS)
+
+    ours_s, floor_s, ratio = paired(p50_s, ours, floor, 200, blocks)
+    figures |= {"call_p50_ms": 1e3 * ours_s, "bare_call_p50_ms": 1e3 * floor_s}
+    figures["call_p50_ratio"] = ratio
+    ours_n, floor_n, ratio = paired(per_s, ours, floor, 1000, blocks)
+    figures |= {"pipelined_per_s": ours_n, "bare_pipelined_per_s": floor_n}
+    figures["pipelined_ratio"] = ratio
+
+    def batch() -> Any:
+        return env.call_tools.remote([("echo", ARGUMENTS)] * BATCH)
+
+    batches, _, ratio = paired(per_s, batch, ours, 40, blocks)
+    figures |= {"batched_per_s": BATCH * batches, "batch_speedup": BATCH * batches / ours_n}
+    ray.get(env.release.remote())
+
+
+def terminal(figures: dict[str, float], quick: bool) -> None:
+    """Measure a shell command against an echo call."""
+    shell = aenv_ray.create("mini-terminal", actor="shared")
+    env = aenv_ray.create(ECHO, actor="shared")
+
+    def command() -> Any:
+        return shell.call_tool.remote("execute_command", {"command": "true"})
+
+    ray.get([command(), echo(env)])
+    ours_s, _, ratio = paired(p50_s, command, lambda: echo(env), 100, 7 if quick else 11)
+    figures |= {"terminal_call_p50_ms": 1e3 * ours_s, "terminal_call_ratio": ratio}
+    ray.get([shell.release.remote(), env.release.remote()])
+
+
+def creates(figures: dict[str, float], quick: bool) -> None:
+    """Measure creation until the first result, one after another and in one batch."""
+    times = []
+    for _ in range(60 if quick else 200):
+        started = time.perf_counter()
+        env = aenv_ray.create(ECHO, actor="shared")
+        ray.get(echo(env))
+        times.append(time.perf_counter() - started)
+        ray.get(env.release.remote())
+    figures["process_create_p50_ms"] = 1e3 * statistics.median(times)
+    figures["process_creates_per_s"] = _burst(300, 3 if quick else 7)
+
+
+def _burst(count: int, rounds: int) -> float:
+    """Return the median of creates a second in one `create_many`, after one round of warm-up."""
+    rates = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        group = aenv_ray.create_many(ECHO, count)
+        ray.get([echo(env) for env in group])
+        rates.append(count / (time.perf_counter() - started))
+        release(group)
+    return statistics.median(rates[1:])
+
+
+def release(group: list[EnvHandle]) -> None:
+    """Release a group in one round trip."""
+    aenv_ray.release_many(group)
+
+
+def live(figures: dict[str, float]) -> None:
+    """Measure how many instances live at once, and what each costs."""
+    group: list[EnvHandle] = []
+    for _ in range(LIVE // 200):
+        group += aenv_ray.create_many(ECHO, 200)
+    answers = ray.get([echo(env) for env in group], timeout=300)
+    figures["live_instances"] = sum(answer.data == "hi" for answer in answers)
+    processes = live_processes()
+    sample = processes[:: max(1, len(processes) // 100)]
+    figures["pss_mib_per_instance"] = statistics.mean(_pss_mib(pid) for pid in sample)
+    figures["processes"] = len(processes)
+    release(group)
+    figures["left_after_release"] = len(live_processes())
+
+
+def _pss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"process {pid} tells no Pss")
+
+
+def without_namespaces(figures: dict[str, float], quick: bool) -> None:
+    """Measure the batch again on a fabric of its own, with AENV_ISOLATION=none."""
+    import os
+    import subprocess
+
+    script = "from benchmarks.__main__ import _burst; import aenv_ray; aenv_ray.init(); "
+    script += f"print(_burst(300, {3 if quick else 7})); aenv_ray.shutdown()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "AENV_ISOLATION": "none"},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    figures["process_creates_per_s_no_namespaces"] = float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Measure and print; with ``--json``, write the figures to a file as well."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, about 3 minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
+    aenv_ray.init()
+    try:
+        calls(figures, options.quick)
+        terminal(figures, options.quick)
+        creates(figures, options.quick)
+        live(figures)
+    finally:
+        aenv_ray.shutdown()
+    without_namespaces(figures, options.quick)
+    rounded = {name: round(value, 3) for name, value in figures.items()}
+    if options.json:
+        options.json.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+    width = max(map(len, rounded))
+    for name, value in rounded.items():
+        print(f"{name:<{width}}  {value:>10g}  {BUDGET.get(name, '')}".rstrip())
+
+
+if __name__ == "__main__":
+    main()

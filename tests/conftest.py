@@ -1,0 +1,62 @@
+"""What every test may use: prerequisites that are missing, and an environment without surprises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+pytest.register_assert_rewrite("aenv_ray.testing")
+
+REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
+"""Prerequisites without which a test fails rather than skips: all of them, in CI."""
+KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
+
+
+def require(name: str, available: bool, reason: str) -> None:
+    """Skip the test where a prerequisite is missing, visibly; fail where AENV_REQUIRE names it."""
+    if available:
+        return
+    if name in REQUIRED:
+        pytest.fail(f"{name} is required here (AENV_REQUIRE), but: {reason}", pytrace=False)
+    pytest.skip(f"needs {name}: {reason}")
+
+
+@cache
+def namespaces_refusal() -> str:
+    """Return why this machine gives us no namespaces; empty when it does."""
+    if sys.platform != "linux":
+        return f"{sys.platform} has none"
+    probe = (
+        "import os; os.unshare(os.CLONE_NEWUSER)"
+        if hasattr(os, "unshare")
+        else "from aenv_ray.runtime import linux as l;"
+        "l.unshare(l.CLONE_NEWUSER | l.CLONE_NEWNS | l.CLONE_NEWPID | l.CLONE_NEWNET)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = REQUIRED - KNOWN
+    if unknown:
+        raise pytest.UsageError(f"AENV_REQUIRE names {sorted(unknown)}; known: {sorted(KNOWN)}")
+
+
+@pytest.fixture(autouse=True)
+def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
+    """Skip or fail tests marked `namespaces` where there are none."""
+    if request.node.get_closest_marker("namespaces"):
+        require("namespaces", not namespaces_refusal(), namespaces_refusal())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_of_the_user() -> None:
+    """Keep the developer's own settings out of the tests."""
+    for name in ("AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP"):
+        os.environ.pop(name, None)

@@ -1,0 +1,175 @@
+"""What tests of faults need: a bounded wait, processes to find and kill, a witness outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PROBE = Path(__file__).parent / "projects" / "probe"
+GONE_S = 10.0
+"""Invariant 3: nothing outlives its deadline by more than this."""
+_LOOK_AGAIN_S = 0.02
+
+
+def eventually(predicate: Callable[[], T], deadline_s: float = GONE_S, what: str = "") -> T:
+    """Return the first true value of `predicate`; fail when there is none within `deadline_s`."""
+    ends = time.monotonic() + deadline_s
+    while not (value := predicate()):
+        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what or predicate}"
+        threading.Event().wait(_LOOK_AGAIN_S)
+    return value
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process of this test."""
+    os.kill(pid, number)
+
+
+def processes_of(root: Path) -> dict[int, str]:
+    """Return the live processes that name `root` in their arguments or environment.
+
+    `root` is a directory of one test cluster, so these are Ray's processes, launchers, templates
+    and sandboxes of that cluster and nobody else's.
+    """
+    mark = os.fsencode(root)
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes()
+            if not command:  # a zombie, or a thread of the kernel
+                continue
+            if mark in command or mark in Path("/proc", name, "environ").read_bytes():
+                found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")[:150]
+        except OSError:
+            continue
+    return found
+
+
+def launcher_pids(directory: Path) -> list[int]:
+    """Return the launchers of a node directory: normally one."""
+    return [
+        pid
+        for pid, command in processes_of(directory).items()
+        if "aenv_ray.engines.launcher" in command and str(directory) in command
+    ]
+
+
+def actor_pid(actor: Any) -> int:
+    """Return the process of an actor."""
+    import ray
+
+    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))
+
+
+# --- a witness -----------------------------------------------------------------------------------
+
+
+class Witness:
+    """Hears what the tools of the probe project say, whatever becomes of their sandbox."""
+
+    def __init__(self) -> None:
+        self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._sock.bind(("127.0.0.1", 0))
+        self._sock.setblocking(False)
+        self._heard: list[str] = []
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What an instance must be created with to speak to this witness."""
+        return {"PROBE_WITNESS": str(self._sock.getsockname()[1])}
+
+    def heard(self) -> list[str]:
+        """Return everything that was said so far."""
+        while True:
+            try:
+                self._heard.append(self._sock.recv(65_536).decode())
+            except BlockingIOError:
+                return list(self._heard)
+
+    def wait_for(self, text: str, deadline_s: float = GONE_S) -> None:
+        """Wait until somebody said `text`."""
+        eventually(lambda: text in self.heard(), deadline_s, f"{text!r} in {self._heard}")
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+# --- other drivers -------------------------------------------------------------------------------
+
+
+class Driver:
+    """A Python program in a process of its own, which says one JSON value and waits.
+
+    Args:
+        source: Its body; it calls ``say(value)`` once.
+        environment: Added to this process's variables; None as value removes one.
+    """
+
+    def __init__(self, source: str, environment: Mapping[str, str | None]) -> None:
+        prelude = "import json, os, sys, ray, aenv_ray\n"
+        prelude += "def say(value):\n    print(json.dumps(value), flush=True)\n"
+        merged = {**os.environ, **environment}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],
+            env={name: value for name, value in merged.items() if value is not None},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def said(self) -> Any:
+        """Return what it said; fails with its traceback when it said nothing."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        line = self.process.stdout.readline()
+        assert line, f"the driver said nothing: {self.process.stderr.read()[-4000:]}"
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """SIGKILL: it cannot clean up."""
+        self.process.kill()
+        self.process.wait(30)
+
+    def finish(self) -> None:
+        """Let it end by itself."""
+        self.process.communicate(timeout=60)
+
+    def close(self) -> None:
+        """End it, however it is."""
+        if self.process.poll() is None:
+            self.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def without(values: Iterable[T], others: Iterable[T]) -> list[T]:
+    """Return `values` that are not among `others`, in order."""
+    known = set(others)
+    return [value for value in values if value not in known]
