@@ -26,7 +26,6 @@ from aenv_ray.config import read_settings
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
-
     CircuitOpen,
     ConfigError,
     DeadlineExceeded,
@@ -127,7 +126,7 @@ class Environment:
     or `initialize` did not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # AEnvironment's parameters, in its order, are a contract
         self,
         env_name: str,
         datasource: str = "",
@@ -333,7 +332,10 @@ class Environment:
         return [{**tool, "name": f"{self.env_name}/{tool['name']}"} for tool in tools]
 
     async def call_tool(
-        self, tool_name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+        self,
+        tool_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> ToolResult:
         """Call a tool by its own name or as ``<env_name>/<tool>``.
 
@@ -578,5 +580,3 @@ class SyncEnvironment:
 
 async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
     return Environment(env_name, **options)
-
-

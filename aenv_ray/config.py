@@ -52,7 +52,7 @@ def read_settings() -> Settings:
             data_dir=Path(environment.get("AENV_DATA_DIR") or Path.home() / ".cache" / "aenv"),
             runtime_dir=Path(environment.get("AENV_RUNTIME_DIR") or f"/tmp/aenv-{uid}"),
             engine=environment.get("AENV_ENGINE") or "process",
-            isolation=environment.get("AENV_ISOLATION") or "auto",  # type: ignore[arg-type]
+            isolation=environment.get("AENV_ISOLATION") or "auto",
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,

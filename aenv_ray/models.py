@@ -77,23 +77,26 @@ class DeployConfig(_ProjectSection):
     @field_validator("cpu")
     @classmethod
     def _check_cpu(cls, value: str | float | None) -> str | float | None:
-        if value not in (None, ""):
-            units.parse_cpu_cores(value)  # type: ignore[arg-type]  # None is excluded above
-        return value or None
+        if value is None or value == "":
+            return None
+        units.parse_cpu_cores(value)
+        return value
 
     @field_validator("memory", "ephemeral_storage")
     @classmethod
     def _check_memory(cls, value: str | int | None) -> str | int | None:
-        if value not in (None, ""):
-            units.parse_memory_bytes(value)  # type: ignore[arg-type]  # None is excluded above
-        return value or None
+        if value is None or value == "":
+            return None
+        units.parse_memory_bytes(value)
+        return value
 
     @field_validator("ttl", "idle_timeout")
     @classmethod
     def _check_duration(cls, value: str | float | None) -> str | float | None:
-        if value not in (None, ""):
-            units.parse_duration_s(value)  # type: ignore[arg-type]  # None is excluded above
-        return value or None
+        if value is None or value == "":
+            return None
+        units.parse_duration_s(value)
+        return value
 
     @property
     def variables(self) -> dict[str, str]:
@@ -318,7 +321,7 @@ class ToolResult:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ToolResult):
             return NotImplemented
-        return self.__reduce__()[1] == other.__reduce__()[1]
+        return bool(self.__reduce__()[1] == other.__reduce__()[1])
 
     __hash__ = None  # type: ignore[assignment]  # it holds mutable content
 

@@ -31,8 +31,21 @@ MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
 
 _EXCLUDED: Final = frozenset(
     {
-        ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
-        ".pytest_cache", ".ruff_cache", ".tox", ".idea", ".vscode", ".DS_Store", ".aenv",
+        ".git",
+        ".hg",
+        ".svn",
+        "__pycache__",
+        ".venv",
+        "venv",
+        "node_modules",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".idea",
+        ".vscode",
+        ".DS_Store",
+        ".aenv",
     }
 )
 
@@ -115,10 +128,7 @@ def _digest(root: Path, fingerprint: tuple[tuple[str, int, int, int], ...]) -> s
     total = hashlib.sha256()
     for relative, _, _, mode in fingerprint:
         path = root / relative
-        if stat.S_ISLNK(mode):
-            content = os.readlink(path).encode()
-        else:
-            content = path.read_bytes()
+        content = os.readlink(path).encode() if stat.S_ISLNK(mode) else path.read_bytes()
         kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
         total.update(f"{kind} {len(content)} {relative}\0".encode())
         total.update(content)

@@ -75,5 +75,7 @@ def parse_memory_bytes(value: str | float, *, what: str = "memory") -> int:
     if match:
         size = int(float(match[1]) * _BYTES[(match[2] or "")[:1].lower()])
     if size <= 0:
-        raise ConfigError(f"{what} {value!r} is not a size", hint='write it as "512M", "4G" or "4Gi"')
+        raise ConfigError(
+            f"{what} {value!r} is not a size", hint='write it as "512M", "4G" or "4Gi"'
+        )
     return size

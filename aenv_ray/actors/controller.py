@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.host import host_actor
+from aenv_ray.actors.host_actor import host_actor
 from aenv_ray.actors.placement import HostLoad
 from aenv_ray.errors import AenvError, DeadlineExceeded, InstanceNotFound
 from aenv_ray.ids import HostId, InstanceId
@@ -205,7 +205,7 @@ class Controller:
         self._hosts.pop(name, None)
         self._where.pop(name, None)
 
-    async def list(self) -> list[InstanceInfo]:
+    async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
         self._watch()
         for name in await asyncio.to_thread(ray_api.actor_names):
@@ -222,7 +222,7 @@ class Controller:
     async def _list_on(self, name: str) -> list[InstanceInfo]:
         try:
             with ray_api.translated(f"listing {name}"):
-                found: list[InstanceInfo] = await self._hosts[name].control.remote("list")
+                found: list[InstanceInfo] = await self._hosts[name].control.remote("instances")
                 return found
         except AenvError:
             self._forget(name)
@@ -249,7 +249,7 @@ class Controller:
             await asyncio.sleep(JOB_CHECK_S)
 
     async def _end_jobs(self, dead: set[str]) -> None:
-        await self.list()
+        await self.list_instances()
         for name, host in list(self._hosts.items()):
             try:
                 with ray_api.translated(f"ending jobs on {name}"):
@@ -262,15 +262,7 @@ class Controller:
 @functools.cache
 def controller_actor() -> Any:
     """Return the actor class; made once, since every `ray.remote` exports the class anew."""
-    import ray
-
-    return ray.remote(
-        num_cpus=0,
-        max_restarts=-1,
-        max_task_retries=-1,
-        max_concurrency=10_000,
-        enable_task_events=False,
-    )(Controller)
+    return ray_api.restartable_actor(Controller, max_concurrency=10_000)
 
 
 def ensure_controller() -> Any:

@@ -15,13 +15,21 @@ from aenv_ray import ids, project, units
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.placement import HostLoad, spread
 from aenv_ray.config import settings
-from aenv_ray.errors import AenvError, CapacityExceeded, ConfigError, FabricUnavailable, InstanceError
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    InstanceError,
+)
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, Lifetime
 
 logger = logging.getLogger("aenv_ray")
 
 CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create: it may build a virtual environment first."""
+TELL_S: Final = 5.0
+"""A create that takes longer says what it waits for, this often."""
 _ENGINES: Final = ("process", "fake")
 
 
@@ -56,9 +64,23 @@ class Fabric:
             except ray.exceptions.GetTimeoutError as exc:
                 raise FabricUnavailable(f"{what} did not answer within {deadline_s:g} s") from exc
 
+    def _wait_telling(self, reference: Any, what: str, source: project.Project) -> Any:
+        """Wait as `wait` does, saying now and then what takes so long."""
+        import ray
+
+        waited_s = 0.0
+        while waited_s < CREATE_DEADLINE_S and not ray.wait([reference], timeout=TELL_S)[0]:
+            waited_s += TELL_S
+            installs = (source.path / "requirements.txt").is_file()
+            doing = "the node installs its requirements" if installs else "the cluster is busy"
+            logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
+        return self.wait(reference, what, max(1.0, CREATE_DEADLINE_S - waited_s))
+
     # --- creating -------------------------------------------------------------------------------
 
-    def specs(self, source: project.Project, count: int, options: CreateOptions) -> list[InstanceSpec]:
+    def specs(
+        self, source: project.Project, count: int, options: CreateOptions
+    ) -> list[InstanceSpec]:
         """Return the specs of `count` new instances of a project."""
         deploy = source.config.deploy
         ttl = options.ttl or deploy.ttl
@@ -85,7 +107,9 @@ class Fabric:
             for _ in range(count)
         ]
 
-    def create(self, source: project.Project, count: int, options: CreateOptions) -> list[EnvHandle]:
+    def create(
+        self, source: project.Project, count: int, options: CreateOptions
+    ) -> list[EnvHandle]:
         """Make `count` instances, all or none."""
         self._notice(source)
         specs = self.specs(source, count, options)
@@ -112,7 +136,8 @@ class Fabric:
         self, source: project.Project, specs: Sequence[InstanceSpec]
     ) -> list[tuple[Any, InstanceInfo | AenvError]]:
         reference = self.controller.create_dedicated.remote(list(specs), source.archive())
-        return list(self.wait(reference, f"creating {len(specs)} of {source.reference}"))
+        what = f"creating {len(specs)} of {source.reference}"
+        return list(self._wait_telling(reference, what, source))
 
     def _create_shared(
         self, source: project.Project, specs: Sequence[InstanceSpec]
@@ -163,7 +188,7 @@ class Fabric:
         references = [host.control.remote("start", specs) for _, host, specs in groups]
         pairs: list[tuple[Any, InstanceInfo | AenvError]] = []
         for (name, host, _), reference in zip(groups, references, strict=True):
-            outcomes = self.wait(reference, f"creating on {name}")
+            outcomes = self._wait_telling(reference, f"creating on {name}", source)
             pairs += [(host, outcome) for outcome in outcomes]
         return pairs
 
@@ -193,9 +218,9 @@ class Fabric:
         host, info = self.wait(reference, f"finding {instance_id}", 60.0)
         return EnvHandle(info.id, info.reference, host, self.controller)
 
-    def list(self) -> list[InstanceInfo]:
+    def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
-        return list(self.wait(self.controller.list.remote(), "listing instances", 60.0))
+        return list(self.wait(self.controller.list_instances.remote(), "listing instances", 60.0))
 
 
 class CreateOptions:
@@ -235,7 +260,7 @@ def _member(kind: Any, value: str, what: str) -> Any:
         raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
 
 
-def _strings(values: Mapping[str, str] | None, what: str) -> Mapping[str, str] | None:
+def _strings(values: Mapping[Any, Any] | None, what: str) -> Mapping[str, str] | None:
     for key, value in (values or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(
@@ -247,9 +272,7 @@ def _strings(values: Mapping[str, str] | None, what: str) -> Mapping[str, str] |
 
 def _engine(name: str) -> str:
     if name not in _ENGINES:
-        raise ConfigError(
-            f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}"
-        )
+        raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
     return name
 
 
@@ -378,7 +401,7 @@ def get(instance_id: str) -> EnvHandle:
 
 def list_instances() -> list[InstanceInfo]:
     """Return the live instances of the cluster, oldest first."""
-    return init().list()
+    return init().list_instances()
 
 
 def release_many(handles: Sequence[EnvHandle]) -> None:

@@ -31,6 +31,7 @@ class RemoteMethod(Generic[P]):
         return self._send(*args, **kwargs)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Refuse a call that forgot ``.remote``."""
         raise TypeError("methods of a handle are remote: write env.method.remote(...)")
 
 
@@ -51,9 +52,7 @@ class EnvHandle:
 
     __slots__ = ("_controller", "_host", "instance_id", "reference")
 
-    def __init__(
-        self, instance_id: InstanceId, reference: str, host: Any, controller: Any
-    ) -> None:
+    def __init__(self, instance_id: InstanceId, reference: str, host: Any, controller: Any) -> None:
         self.instance_id = instance_id
         self.reference = reference
         self._host = host

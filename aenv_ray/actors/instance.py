@@ -121,9 +121,7 @@ class InstanceLife:
         """The status as others see it."""
         if self.ended is None:
             return InstanceStatus.RUNNING
-        return (
-            InstanceStatus.FAILED if self.ended is EndReason.LOST else InstanceStatus.TERMINATED
-        )
+        return InstanceStatus.FAILED if self.ended is EndReason.LOST else InstanceStatus.TERMINATED
 
     def info(self) -> InstanceInfo:
         """Return what is known now."""

@@ -88,14 +88,31 @@ def was_restarted() -> bool:
 
 def alive_nodes() -> list[str]:
     """Return the ids of the nodes that are up."""
-    return [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
+    return [str(node["NodeID"]) for node in nodes if node["Alive"]]
 
 
 def dead_jobs() -> set[str]:
     """Return the ids of the Ray jobs that ended; asks the GCS, not the dashboard."""
     from ray._private import state
 
-    return {job["JobID"] for job in state.jobs() if job["IsDead"]}
+    jobs: list[dict[str, Any]] = state.jobs()  # type: ignore[no-untyped-call]  # Ray's own
+    return {job["JobID"] for job in jobs if job["IsDead"]}
+
+
+def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
+    """Return an actor class that Ray restarts, and whose interrupted tasks it sends again.
+
+    Its methods are therefore idempotent: calls by their ids, the rest by what it does (D6).
+    """
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+        "max_concurrency": max_concurrency,
+        "enable_task_events": False,
+    }
+    return ray.remote(**options)(cls)
 
 
 def find_actor(name: str) -> Any | None:

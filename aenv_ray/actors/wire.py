@@ -29,7 +29,9 @@ def _exec(data: Mapping[str, Any]) -> ExecResult:
 
 def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
     return [
-        ToolResult.from_wire(item["result"]) if "result" in item else from_wire(item["error"]["data"])
+        ToolResult.from_wire(item["result"])
+        if "result" in item
+        else from_wire(item["error"]["data"])
         for item in result["results"]
     ]
 
@@ -77,7 +79,7 @@ def call_message(
     method: str,
     params: Mapping[str, Any],
     call_id: CallId,
-    timeout_s: float,
+    timeout_s: Any,
 ) -> bytes:
     """Return the bytes of a call.
 

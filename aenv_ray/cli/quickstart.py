@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling, Summary, Task
 
 ENVIRONMENT: Final = "mini-terminal"
-_EXPLORING: Final = ("ls -la", "pwd", "cat *.txt | head -5", "wc -c * 2>/dev/null", "env | sort | head")
+_EXPLORING: Final = ("ls -la", "pwd", "cat *.txt | head -5", "wc -c * 2>/dev/null", "env | sort")
 _SETTLE_S: Final = 10.0
 
 
@@ -44,9 +44,9 @@ def quickstart(
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", min=1, help="Instances at a time.")
     ] = 16,
-    out: Annotated[
-        Path, typer.Option("--out", help="File for one JSON line an episode.")
-    ] = Path("quickstart.jsonl"),
+    out: Annotated[Path, typer.Option("--out", help="File for one JSON line an episode.")] = Path(
+        "quickstart.jsonl"
+    ),
     as_json: Annotated[
         bool, typer.Option("--json", help="Only a JSON summary on stdout, no progress bar.")
     ] = False,
@@ -89,9 +89,7 @@ def _check_writable(out: Path) -> None:
         ) from exc
 
 
-def _prepare(
-    policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int
-) -> Sampling:
+def _prepare(policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int) -> Sampling:
     from aenv_ray import project
     from aenv_ray.sampling import load_tasks, sample
 

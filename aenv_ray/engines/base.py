@@ -81,7 +81,7 @@ class Sandbox(ABC):
     instance_id: InstanceId
     isolation: Isolation
     start_mode: str
-    """How it came to be, for people: ``template``, or ``bare: <reason>``, or ``fresh: <reason>``."""
+    """How it came to be, for people: ``template``, or ``bare: <reason>``."""
 
     @abstractmethod
     async def request_json(
@@ -196,9 +196,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def running(self) -> list[RunningSandbox]:
-        """Return this host's sandboxes that really exist, from the operating system's point of
-        view and not from our own tables.
-        """
+        """Return this host's sandboxes that really exist: asked of what runs them, not of us."""
 
     @abstractmethod
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
@@ -227,5 +225,3 @@ def lost(instance_id: InstanceId, cause: str) -> SandboxLost:
         instance_id=instance_id,
         hint="create a new instance; what ran in this one counts as neither success nor failure",
     )
-
-

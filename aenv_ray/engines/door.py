@@ -180,7 +180,9 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
             outcome = await future
         except asyncio.CancelledError:
             self._pending.pop(request_id, None)
-            note = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
+            note = (
+                b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
+            )
             self._write(note % request_id)
             raise
         if outcome.startswith(b'"result":'):

@@ -103,8 +103,9 @@ class FakeEngine(Engine):
                 for r in residents
             ]
         except BaseException:
-            for resident in fresh:
-                resident.is_wanted = False
+            with _alive_changed:
+                for resident in fresh:
+                    resident.is_wanted = False
             _end([r.instance_id for r in fresh], "its start was cancelled")
             raise
 
@@ -185,6 +186,7 @@ class _Resident:
     def boot(self) -> None:
         """Load the project and serve; `failure` says why that was not possible."""
         if not self.is_wanted:
+            shutil.rmtree(self.work_dir, ignore_errors=True)
             return
         try:
             registry = ModuleSpace(self._project_dir).load()
@@ -194,11 +196,13 @@ class _Resident:
             reason = traceback.format_exc()
         else:
             self._dispatcher = Dispatcher(registry)
-            self.first = self._serve()
             with _alive_changed:
-                _alive[self.instance_id] = self
-                _alive_changed.notify_all()
-            return
+                if self.is_wanted:
+                    self.first = self._serve()
+                    _alive[self.instance_id] = self
+                    _alive_changed.notify_all()
+                    return
+            reason = "its start was cancelled"
         self.failure = _start_failed(self.instance_id, reason)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 

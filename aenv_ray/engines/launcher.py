@@ -35,11 +35,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from aenv_ray.clock import Clock, SystemClock
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
@@ -105,9 +106,9 @@ class Launcher:
         clock: Wall-clock seconds; deadlines are compared across processes.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, clock: Clock | None = None) -> None:
         self._directory = directory
-        self._clock = clock
+        self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
         self._templates: dict[str, _Template] = {}
         self._instances: dict[str, _Instance] = {}
@@ -115,7 +116,7 @@ class Launcher:
         self._away: dict[str, float] = {}
         self._owner = -1
         self._jail_refusal = ""
-        self._quiet_since = clock()
+        self._quiet_since = self._clock()
         self._stopping = False
 
     def run(self) -> None:
@@ -291,9 +292,7 @@ class Launcher:
         with contextlib.suppress(OSError):  # it died at once: reading from it will say so
             ours.send(json.dumps({"setup": first}).encode())
         ours.setblocking(False)
-        self._selector.register(
-            ours, selectors.EVENT_READ, lambda *_: self._on_template(template)
-        )
+        self._selector.register(ours, selectors.EVENT_READ, lambda *_: self._on_template(template))
         return template
 
     def _make_room(self) -> None:
@@ -407,9 +406,7 @@ class Launcher:
             "arguments": instance.item["arguments"], "work_dir": self._work_dir(template, name),
         }  # fmt: skip
         path.unlink(missing_ok=True)
-        log = os.open(
-            self._directory / "log" / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-        )
+        log = os.open(self._directory / "log" / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
@@ -441,9 +438,7 @@ class Launcher:
             instance.status = "running"
             self._send(peer, {"seq": seq, "id": instance_id, "started": True})
 
-    def _stop(
-        self, instance_id: str, cause: str, stopper: tuple[_Peer, int] | None = None
-    ) -> None:
+    def _stop(self, instance_id: str, cause: str, stopper: tuple[_Peer, int] | None = None) -> None:
         instance = self._instances.get(instance_id)
         if instance is None:
             if stopper:
@@ -479,11 +474,11 @@ class Launcher:
                 self._send(peer, report)
 
     def _log_tail(self, instance: _Instance) -> str:
-        with contextlib.suppress(OSError):
-            with (self._directory / "log" / short_name(instance.id)).open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-                return file.read().decode(errors="replace")
+        path = self._directory / "log" / short_name(instance.id)
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
         return ""
 
     def _clean_files(self, instance: _Instance) -> None:

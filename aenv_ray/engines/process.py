@@ -137,9 +137,7 @@ class ProcessEngine(Engine):
             reason = "its template ended meanwhile"
         else:
             reason = answer["failed"]
-        return SandboxStartFailed(
-            f"{instance_id} did not start: {reason}", instance_id=instance_id
-        )
+        return SandboxStartFailed(f"{instance_id} did not start: {reason}", instance_id=instance_id)
 
     async def _plan(self, spec: SandboxSpec) -> _Plan | AenvError:
         try:
@@ -301,7 +299,7 @@ class _Plan:
         network = deploy.network or NetworkMode.HOST
         if network not in ProcessEngine.capabilities.network_modes:
             raise ConfigError(
-                f"{spec.config.reference}: the process engine has no network mode {network.value!r}",
+                f"{spec.config.reference}: the process engine has no network {network.value!r}",
                 hint='use "none" or "host", or the docker engine',
             )
         jail = JailSpec(
@@ -326,9 +324,6 @@ class _Plan:
     def setup(self, *, preload: bool) -> tuple[str, dict[str, Any]]:
         """Return the template's key and what the launcher makes it from."""
         setup = {**self._base, "preload": preload}
-        if not preload:
-            # Nothing of the project is loaded: one process serves each interpreter and jail.
-            setup["env"] = dict(self._base["env"])  # type: ignore[call-overload]  # a dict
         key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
         return key, setup
 

@@ -12,6 +12,7 @@ import configparser
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.errors import ConfigError, SandboxStartFailed
+
+logger = logging.getLogger(__name__)
 
 RUNTIME_REQUIREMENTS: Final = ("pydantic>=2.12,<3",)
 """What `aenv_ray.runtime` needs; the public door needs fastmcp too and is not started there."""
@@ -70,21 +73,27 @@ async def ensure(project_dir: Path, cache_dir: Path) -> Path | None:
         raise ConfigError(f"{project_dir / 'requirements.txt'}: {exc}") from exc
     if not requirements:
         return None
-    key = "\n".join([*requirements, *RUNTIME_REQUIREMENTS, sys.base_prefix, platform.python_version()])
+    key = "\n".join(
+        [*requirements, *RUNTIME_REQUIREMENTS, sys.base_prefix, platform.python_version()]
+    )
     target = cache_dir / hashlib.sha256(key.encode()).hexdigest()[:24]
     python = target / "bin" / "python"
-    if not python.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
+    if not _exists(python):
         lock = await asyncio.to_thread(_lock, target.with_suffix(".lock"))
         try:
-            if not python.exists():
+            if not _exists(python):
                 await _build(project_dir, requirements, target)
         finally:
             os.close(lock)
     return python
 
 
+def _exists(path: Path) -> bool:
+    return path.exists()
+
+
 def _lock(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
@@ -92,8 +101,7 @@ def _lock(path: Path) -> int:
 
 async def _build(project_dir: Path, requirements: list[str], target: Path) -> None:
     uv = _uv()
-    print(f"aenv: building the environment of {project_dir.name[:12]} for {len(requirements)} "  # noqa: T201
-          "requirements", file=sys.stderr)
+    logger.info("installing %d requirements of project %s", len(requirements), project_dir.name)
     # Not renamed afterwards: scripts in a virtual environment hold its absolute path.
     shutil.rmtree(target, ignore_errors=True)
     marker = target / "bin" / "python"
@@ -154,8 +162,10 @@ def _index_options() -> list[str]:
     options: list[str] = []
     for key, value in _pip_settings():
         option = {
-            "index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
-        }.get(key)  # fmt: skip
+            "index-url": "--default-index",
+            "extra-index-url": "--index",
+            "find-links": "--find-links",
+        }.get(key)
         for item in value.split() if option else ():
             options += [str(option), item]
     return options

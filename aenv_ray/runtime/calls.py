@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_WNOTHREAD: Final = 0x2000_0000
+"""Linux: only children of the calling thread."""
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
@@ -39,10 +40,10 @@ class Call:
     """
 
     __slots__ = (
+        "_earlier_children",
         "_lock",
         "_on_progress",
         "_running",
-        "_started",
         "_stop_async",
         "_thread",
         "call_id",
@@ -65,7 +66,7 @@ class Call:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._running = False
-        self._started = 0.0
+        self._earlier_children: frozenset[int] = frozenset()
         self._thread: tuple[int, int] | None = None
         self._stop_async: Callable[[], Any] | None = None
 
@@ -100,7 +101,7 @@ class Call:
                 if self.stop_reason is not None:
                     raise CallInterrupted
                 self._thread = (threading.get_ident(), threading.get_native_id())
-                self._started = time.monotonic()
+                self._earlier_children = _children_of_this_thread()
                 self._running = True
             try:
                 return function(**arguments)
@@ -130,10 +131,10 @@ class Call:
             stop()
 
     def stop(self, reason: str) -> None:
-        """Tell the function to stop: cancel its task, or interrupt its thread and kill what it
-        started. The first reason stays.
+        """Tell the function to stop; the first reason stays.
 
-        A thread inside a blocking C call ends only when that call returns.
+        An async one has its task cancelled; a sync one is interrupted and what it started killed. A
+        thread inside a blocking C call ends only when that call returns.
         """
         with self._lock:
             if self.stop_reason is not None:
@@ -142,7 +143,7 @@ class Call:
             stop_async = self._stop_async
             if self._running and self._thread is not None:
                 _raise_in_thread(self._thread[0], CallInterrupted)
-                _kill_children(self._thread[1], self._started)
+                _kill_children(self._thread[1], self._earlier_children)
         if stop_async is not None:
             stop_async()
 
@@ -167,17 +168,34 @@ def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 
 
-def _kill_children(native_thread_id: int, since_monotonic: float) -> None:
-    """SIGKILL the process trees that the thread started since `since_monotonic`; Linux only.
+def _children_of_this_thread() -> frozenset[int]:
+    """Return the pids that this thread started and that were not reaped; Linux only."""
+    if not hasattr(os, "waitid"):
+        return frozenset()
+    try:
+        # One cheap call for the usual case that there are none.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)
+    except OSError:
+        return frozenset()
+    return frozenset(_children_of_thread(threading.get_native_id()))
+
+
+def _children_of_thread(native_id: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        listing = Path(f"/proc/self/task/{native_id}/children").read_text()
+        return [int(text) for text in listing.split()]
+    return []
+
+
+def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> None:
+    """SIGKILL the process trees that the thread started, except the `earlier` ones; Linux only.
 
     A thread that waits for a child (`subprocess.run`) is freed by that. Older children, such as a
     persistent shell, are left alone.
     """
-    listing = Path(f"/proc/self/task/{native_thread_id}/children")
-    with contextlib.suppress(OSError):
-        for pid in [int(text) for text in listing.read_text().split()]:
-            if _start_monotonic(pid) >= since_monotonic - 1 / _CLOCK_TICKS:
-                kill_tree(pid)
+    for pid in _children_of_thread(native_thread_id):
+        if pid not in earlier:
+            kill_tree(pid)
 
 
 def kill_tree(pid: int) -> None:
@@ -196,17 +214,6 @@ def _children(pid: int) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
-
-
-def _start_monotonic(pid: int) -> float:
-    """Return when `pid` started, on `time.monotonic`'s scale (Linux: since boot, less suspend)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        started_ticks = int(stat.rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0.0
-    offset = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return started_ticks / _CLOCK_TICKS - offset
 
 
 class Watchdog:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
 
 Outcome = bytes
-OnOutcome = Callable[[Outcome], None]
+OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
@@ -290,9 +290,7 @@ class Dispatcher:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _run_batch(
-        self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]
-    ) -> None:
+    def _run_batch(self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Run several tool calls, in order or in parallel; one outcome for all of them.
 
         An item that is refused, raises or times out does not stop the others.
@@ -358,9 +356,7 @@ class _Batch:
             Fault("tool_timeout", "the batch reached its deadline before this call had a result")
         )
         body = b",".join(b"{" + (item or missing) + b"}" for item in self._items)
-        self._outcomes.finish(
-            self.call.call_id, result_outcome(b'{"results":[' + body + b"]}")
-        )
+        self._outcomes.finish(self.call.call_id, result_outcome(b'{"results":[' + body + b"]}"))
 
 
 _LOST: Final = fault_outcome(

@@ -74,8 +74,10 @@ def _arguments(lines: list[str]) -> dict[str, str]:
         if not line.strip():
             continue
         indented = line.startswith((" ", "\t"))
-        match = None if indented else (_NUMPY_ARGUMENT if numpy else _GOOGLE_ARGUMENT).fullmatch(
-            line.strip()
+        match = (
+            None
+            if indented
+            else (_NUMPY_ARGUMENT if numpy else _GOOGLE_ARGUMENT).fullmatch(line.strip())
         )
         if match:
             name = match[1]

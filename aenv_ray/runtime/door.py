@@ -231,7 +231,9 @@ class Connection:
             params = message.get("params") or {}
             call_id = self._call_ids.get(params.get("requestId"))
             if call_id is not None:
-                self._dispatcher.cancel(call_id, str(params.get("reason") or "the caller cancelled"))
+                self._dispatcher.cancel(
+                    call_id, str(params.get("reason") or "the caller cancelled")
+                )
             return None
         return message if "id" in message else None
 
@@ -313,7 +315,7 @@ def _has_children() -> bool:
     """Whether this thread started processes that still live or wait to be reaped; Linux only."""
     with contextlib.suppress(OSError):
         path = f"/proc/self/task/{threading.get_native_id()}/children"
-        with open(path, "rb") as file:  # noqa: PTH123  # the fastest way, on the hot path of a burst
+        with open(path, "rb") as file:
             return bool(file.read(1))
     return False
 

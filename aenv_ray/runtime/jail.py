@@ -3,13 +3,12 @@
 `unshare_template` and `settle_template` run once in a template process and make what all its
 instances share: a user namespace, a root that holds a read-only view of the node's programs and
 nothing else, a pid namespace whose end kills everything born in it. For each instance `build`, in
-the template, and `enter`, in the forked process, make what is its own: mounts for work, temporary files and /proc; pid, ipc, uts and network
-namespaces; limits; and no way back.
+the template, and `enter`, in the forked process, make what is its own: mounts for work, temporary
+files and /proc; pid, ipc, uts and network namespaces; limits; and no way back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -123,9 +122,7 @@ def settle_template() -> None:
         JailUnavailable: The kernel refuses, for example inside a container that masks /proc.
     """
     try:
-        linux.mount(
-            "proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-        )
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     except OSError as exc:
         raise JailUnavailable(str(exc)) from exc
 
@@ -304,7 +301,7 @@ _MAX_FREE_NETWORKS: Final = 1024
 
 
 def _has_no_sockets() -> bool:
-    with open("/proc/net/sockstat", "rb") as file:  # noqa: PTH123  # once for each create
+    with open("/proc/net/sockstat", "rb") as file:
         words = file.read().split()
     in_use = [int(words[i + 1]) for i, word in enumerate(words) if word in (b"inuse", b"tw")]
     return not any(in_use)
@@ -351,7 +348,7 @@ def build(spec: JailSpec, hostname: str, networks: Networks) -> None:
     linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,size={size}")
     for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
         os.mkdir(f"{_BOX}/{name}")
-        os.chmod(f"{_BOX}/{name}", mode)  # noqa: PTH101  # the umask does not apply here
+        os.chmod(f"{_BOX}/{name}", mode)  # past the umask
     for name, target in _BOX_VIEWS:
         linux.mount(f"{_BOX}/{name}", target, None, linux.MS_BIND)
     for kept, path in _shown_again:
@@ -440,15 +437,15 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
     if spec.cpu_cores:
         limits["cpu"] = f"{spec.cpu_cores:g} cores (affinity, rounded up)"
     if not jailed:
-        missing = (f"no namespaces: {reason}", "the node's files are readable", "network: host")
+        unjailed = (f"no namespaces: {reason}", "the node's files are readable", "network: host")
         limits["processes"] = f"{MAX_PROCESSES} per user"
         return Facts(
             "none", network="host", seccomp=seccomp.is_supported() and sys.platform == "linux",
-            no_new_privileges=sys.platform == "linux", limits=limits, missing=missing,
+            no_new_privileges=sys.platform == "linux", limits=limits, missing=unjailed,
         )  # fmt: skip
     limits["storage"] = f"{(spec.storage_bytes or DEFAULT_STORAGE_BYTES) >> 20} MiB (tmpfs)"
     namespaces = ["user", "mount", "pid", "ipc", "uts"]
-    missing = ()
+    missing: tuple[str, ...] = ()
     if spec.network == "none":
         namespaces.append("net")
     else:

@@ -127,7 +127,7 @@ def make_read_only(target: str) -> None:
 
 
 def prctl(option: int, first: Any = 0, second: Any = 0) -> None:
-    """Call prctl(2)."""
+    """Set an attribute of this process."""
     to_long = ctypes.c_ulong
     second_argument = second if isinstance(second, ctypes._Pointer) else to_long(second)
     _check(

@@ -102,7 +102,7 @@ def _import(root: Path, file: Path) -> None:
     if known is not None and _is_module_of(known, file):
         return
     try:
-        if known is not None or not name.isidentifier() and "." not in name:
+        if known is not None or (not name.isidentifier() and "." not in name):
             # The name is taken by another module (`json.py`), or is no identifier (`my-env.py`).
             _import_as(f"aenv_project_{file.stem.replace('-', '_')}", file)
         else:

@@ -22,9 +22,7 @@ class Outcomes:
     an unknown id may run.
     """
 
-    def __init__(
-        self, max_ids: int = REMEMBERED_IDS, max_bytes: int = REMEMBERED_BYTES
-    ) -> None:
+    def __init__(self, max_ids: int = REMEMBERED_IDS, max_bytes: int = REMEMBERED_BYTES) -> None:
         self._max_ids = max_ids
         self._max_bytes = max_bytes
         self._lock = threading.Lock()

@@ -284,10 +284,14 @@ class Registry:
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether a notebook cell or a module merely ran again."""
     return (
-        _where(one) == _where(other) and getattr(one, "__module__", 0) == getattr(
-            other, "__module__", 1
-        ) and one.__qualname__ == other.__qualname__
-    ) if hasattr(one, "__qualname__") and hasattr(other, "__qualname__") else one is other
+        (
+            _where(one) == _where(other)
+            and getattr(one, "__module__", 0) == getattr(other, "__module__", 1)
+            and one.__qualname__ == other.__qualname__
+        )
+        if hasattr(one, "__qualname__") and hasattr(other, "__qualname__")
+        else one is other
+    )
 
 
 def _where(function: Callable[..., Any]) -> str:
@@ -326,7 +330,7 @@ def get_registry() -> Registry:
 
 @contextlib.contextmanager
 def registering_in(registry: Registry) -> Iterator[None]:
-    """Have the decorators fill `registry` in this context, for several environments in a process."""
+    """Have the decorators fill `registry` here: several environments live in one process."""
     token = _other.set(registry)
     try:
         yield
@@ -387,7 +391,9 @@ def register_reward(
     timeout: float | None = None,
     default: bool = False,
 ) -> Any:
-    """Make a function a reward; the first one, or the one marked `default`, answers unnamed calls.
+    """Make a function a reward.
+
+    Calls that name none get the one marked `default`, or else the first.
 
     Args:
         function: Returns any JSON value; a number or ``{"score": …}`` by custom.

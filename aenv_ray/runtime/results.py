@@ -100,7 +100,9 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
     return result
 
 
-def error_result(text: str, error_type: str, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, Any]:
+def error_result(
+    text: str, error_type: str, limit_bytes: int = RESULT_LIMIT_BYTES
+) -> dict[str, Any]:
     """Return the ``CallToolResult`` of a tool that raised."""
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": _clean_text(text)}],
@@ -174,7 +176,9 @@ def _limited(result: dict[str, Any], limit_bytes: int) -> dict[str, Any]:
     room = limit_bytes
     blocks: list[dict[str, Any]] = []
     for block in result["content"]:
-        payload = block.get("text") or block.get("data") or block.get("resource", {}).get("blob", "")
+        payload = (
+            block.get("text") or block.get("data") or block.get("resource", {}).get("blob", "")
+        )
         encoded = payload.encode()
         total += len(encoded)
         if len(encoded) <= room:

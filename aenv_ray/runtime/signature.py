@@ -49,9 +49,7 @@ class Signature:
             self._names[field] = parameter.name
             fields[field] = (
                 annotation,
-                Field(
-                    default, alias=parameter.name, description=argument_docs.get(parameter.name)
-                ),
+                Field(default, alias=parameter.name, description=argument_docs.get(parameter.name)),
             )
         config = ConfigDict(**{**_CONFIG, "extra": "allow" if self.accepts_any else "forbid"})
         try:

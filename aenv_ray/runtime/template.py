@@ -322,7 +322,7 @@ def _reap_adopted(*_: object) -> None:
 
 def main() -> None:
     """Run a template on the socket whose descriptor is the first argument."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=int(sys.argv.pop(1)))  # not an argument of the project's code
     Template(control).run()
 
 

@@ -95,15 +95,14 @@ def _exec_result(
     }
 
 
-def _communicate(
-    process: subprocess.Popen[bytes], stdin: bytes
-) -> tuple[bytes, bytes, bool]:
+def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, bytes, bool]:
     """Feed stdin and collect both outputs, keeping at most the limit of each.
 
     Ends when the program has ended and nothing more is readable: a background child that keeps a
     pipe open does not hold the call.
     """
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     kept: dict[int, bytearray] = {
         process.stdout.fileno(): bytearray(),
         process.stderr.fileno(): bytearray(),

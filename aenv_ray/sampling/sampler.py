@@ -90,9 +90,7 @@ class EpisodeEnv:
             )
         )
 
-    async def exec(
-        self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S
-    ) -> ExecResult:
+    async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
         """Run a command beside the tools; not a step."""
         return await self._instance.exec(command, timeout_s)
 

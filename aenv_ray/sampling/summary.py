@@ -13,7 +13,7 @@ SUCCESS_REWARD = 1.0
 
 
 class Summary(BaseModel):
-    """The numbers of a sampling; times in the unit of their name, None when nothing was measured."""
+    """The numbers of a sampling; a time is None when nothing was measured."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -54,9 +54,7 @@ class ApartTests:
         shown = await execute(sandbox, "cat /proc/self/environ /proc/$PPID/environ")
         assert b"hunter2" not in shown.stdout
 
-    async def test_variables_that_code_reads_when_imported_are_its_own(
-        self, bench: Bench
-    ) -> None:
+    async def test_variables_that_code_reads_when_imported_are_its_own(self, bench: Bench) -> None:
         source = (
             "import os\nfrom aenv_ray.runtime import register_tool\n"
             "SEEN = os.environ.get('CONTRACT_EARLY', 'nothing')\n"

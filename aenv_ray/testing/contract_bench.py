@@ -76,9 +76,7 @@ class Bench:
         self.directory = directory
         self._clock = SystemClock()
 
-    def project(
-        self, files: Mapping[str, str], config: Mapping[str, Any] | None = None
-    ) -> Path:
+    def project(self, files: Mapping[str, str], config: Mapping[str, Any] | None = None) -> Path:
         """Write a project of `files` below ``src`` and return its directory."""
         return write_project(self.directory / f"project-{next(_numbers)}", files, config)
 

@@ -166,9 +166,7 @@ class CallTests:
             await task
         await eventually(lambda: _exists(sandbox, "mark.stopped"), "the tool was interrupted")
 
-    async def test_a_timeout_kills_the_program_that_the_tool_waits_for(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_timeout_kills_the_program_that_the_tool_waits_for(self, bench: Bench) -> None:
         """Invariant 3."""
         sandbox, command = await bench.start(), sleeper()
         with pytest.raises(ToolTimeout):
@@ -179,9 +177,7 @@ class CallTests:
 
         await eventually(is_dead, "sleep is dead")
 
-    async def test_cancelling_kills_the_program_that_the_tool_waits_for(
-        self, bench: Bench
-    ) -> None:
+    async def test_cancelling_kills_the_program_that_the_tool_waits_for(self, bench: Bench) -> None:
         """Invariant 11."""
         sandbox, command = await bench.start(), sleeper()
         task = asyncio.create_task(call(sandbox, "run", {"command": command}))

@@ -111,7 +111,7 @@ class LifeTests:
         async def nothing_is_seen() -> bool:
             return not await value_of(witness, "running", argument=command[1])
 
-        await eventually(nothing_is_seen, "it is dead")
+        await eventually(nothing_is_seen, "it is dead", 5.0)
 
     async def test_a_crash_ends_whatever_was_started(self, bench: Bench) -> None:
         """Invariant 3."""
@@ -120,7 +120,7 @@ class LifeTests:
         await value_of(sandbox, "spawn", command=command, daemon=True)
         await self.kill_sandbox(bench.engine, sandbox)
         await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost")
-        await eventually(lambda: not self.left_over(), "nothing is left")
+        await eventually(lambda: not self.left_over(), "nothing is left", 5.0)
         witness = await bench.start()
         assert await value_of(witness, "running", argument=command[1]) == 0
 
@@ -140,7 +140,7 @@ class LifeTests:
         with pytest.raises(SandboxLost, match="TTL"):
             await call(sandbox, "nap", {"seconds": 60.0}, timeout_s=60.0)
         assert sandbox.end_cause == "its TTL passed"
-        await eventually(lambda: not self.left_over(), "nothing is left")
+        await eventually(lambda: not self.left_over(), "nothing is left", 5.0)
         assert await bench.running() == set()
 
     async def test_a_deadline_that_was_moved_holds(self, bench: Bench) -> None:

@@ -42,8 +42,7 @@ class EngineContract(StartTests, CallTests, ResultTests, WorkspaceTests, LifeTes
     """Every guarantee of the engine contract; subclass it for an engine."""
 
     known_gaps: ClassVar[Mapping[str, str]] = {}
-    """What this engine does not do, by the name of the test (``test_x`` or ``test_x[id]``), with the
-    reason."""
+    """What this engine does not do: ``test_x`` or ``test_x[id]``, and the reason."""
     cannot_run: ClassVar[Mapping[str, str]] = {}
     """Gaps that would take the test process with them: expected to fail without being tried."""
 

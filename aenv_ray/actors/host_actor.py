@@ -1,0 +1,121 @@
+"""The Ray actor around a `Host`: builds it in its own process and passes calls on.
+
+The shell decides nothing; what it needs of Ray, this node and the settings it hands to `Host`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+from aenv_ray.actors import ray_api
+from aenv_ray.actors.host import EngineFactory, Host
+from aenv_ray.actors.wire import CallMessage, WireResult
+from aenv_ray.config import settings
+from aenv_ray.engines.base import Engine
+from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.errors import ConfigError
+from aenv_ray.hub.store import FileInstanceStore
+from aenv_ray.ids import HostId
+from aenv_ray.models import ActorDensity
+
+
+def make_engine_factory(host_id: HostId) -> EngineFactory:
+    """Return what makes this node's engines, by the settings of this process."""
+
+    def make(name: str) -> Engine:
+        if name == "process":
+            from aenv_ray.engines.process import ProcessEngine, raylet_pid
+
+            return ProcessEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                owner_pid=raylet_pid(),
+                isolation=settings().isolation,
+            )
+        if name == "fake":
+            from aenv_ray.engines.fake import FakeEngine
+
+            return FakeEngine(host_id)
+        raise ConfigError(
+            f"there is no engine {name!r} here", hint="engines: process, fake (for tests)"
+        )
+
+    return make
+
+
+class HostShell:
+    """The Ray actor: builds a `Host` in its own process and passes every call on."""
+
+    def __init__(self, host_id: HostId, density: str) -> None:
+        self._args = (host_id, ActorDensity(density))
+        self._host: Host | None = None
+        self._opening = asyncio.Lock()
+
+    async def _open(self) -> Host:
+        async with self._opening:
+            if self._host is None:
+                self._host = await _make_host(*self._args)
+            return self._host
+
+    async def ready(self) -> str:
+        """Return the host's id once it answers for its earlier instances."""
+        return await (self._host or await self._open()).ready()
+
+    async def call(self, message: bytes) -> WireResult:
+        """See `Host.call`."""
+        host = self._host or await self._open()
+        return await host.call(CallMessage.decode(message))
+
+    async def stream(self, message: bytes) -> AsyncIterator[Any]:
+        """See `Host.stream`."""
+        host = self._host or await self._open()
+        async with contextlib.aclosing(host.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
+            async for report in reports:
+                yield report
+
+    async def control(self, operation: str, *args: Any) -> Any:
+        """Run any other operation of `Host` by name."""
+        host = self._host or await self._open()
+        method = _CONTROL[operation]
+        result = method(host, *args)
+        return await result if asyncio.iscoroutine(result) else result
+
+
+_CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
+    "has_project": Host.has_project,
+    "info": Host.info,
+    "instances": Host.instances,
+    "load": Host.load,
+    "put_project": Host.put_project,
+    "release": Host.release,
+    "release_jobs": Host.release_jobs,
+    "renew": Host.renew,
+    "start": Host.start,
+}
+
+
+async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
+    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    host = Host(
+        host_id,
+        node_id=ray_api.node_id(),
+        density=density,
+        make_engine=make_engine_factory(host_id),
+        store=FileInstanceStore(directory / "records"),
+        projects_dir=settings().data_dir / "projects",
+        on_empty=ray_api.end_current_actor,
+    )
+    await host.open(restarted=ray_api.was_restarted())
+    return host
+
+
+@functools.cache
+def host_actor() -> Any:
+    """Return the actor class; made once, since every `ray.remote` exports the class anew."""
+    return ray_api.restartable_actor(HostShell, max_concurrency=100_000)

@@ -1,0 +1,246 @@
+"""What a caller or a project can get wrong: a typed error that helps, and nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import aenv_ray
+from aenv_ray.errors import (
+    AenvError,
+    ConfigError,
+    EnvironmentNotFound,
+    InstanceNotFound,
+    SandboxStartFailed,
+    ToolInputInvalid,
+    ToolNotFound,
+)
+from tests.ray.conftest import Cluster
+from tests.ray.faults import PROBE
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int:\n    return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "says", "hints"),
+    [
+        ("no-such-thing", EnvironmentNotFound, "no-such-thing", "mini-terminal"),
+        ("mini-terminal@9.9.9", EnvironmentNotFound, "9.9.9", "mini-terminal@1.0.0"),
+        ("/no/such/dir", EnvironmentNotFound, "/no/such/dir", "aenv init"),
+        ("./no-such-dir", EnvironmentNotFound, "no-such-dir", "aenv init"),
+        ("Mini_Terminal", ConfigError, "Mini_Terminal", "lower-case"),
+        ("mini-terminal@", ConfigError, "mini-terminal@", "name@version"),
+        ("mini-terminal@1 0", ConfigError, "1 0", "name@version"),
+        ("", ConfigError, "not valid", "lower-case"),
+        ("/tmp", EnvironmentNotFound, "config.json", "aenv init"),
+    ],
+)
+def test_a_reference_that_leads_nowhere(
+    reference: str, error: type[AenvError], says: str, hints: str
+) -> None:
+    """Unknown names, versions and paths are told apart from malformed ones."""
+    with pytest.raises(error, match=says.replace(".", r"\.")) as caught:
+        aenv_ray.create(reference)
+    assert hints in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ttl": "soon"}, "ttl 'soon'"),
+        ({"ttl": "-5m"}, "ttl '-5m'"),
+        ({"ttl": 0}, "ttl 0"),
+        ({"ttl": -1}, "ttl -1"),
+        ({"ttl": "400d"}, "30 days"),
+        ({"ttl": float("nan")}, "ttl nan"),
+        ({"ttl": float("inf")}, "ttl inf"),
+        ({"ttl": True}, "ttl True"),
+        ({"ttl": ""}, "ttl ''"),
+        ({"ttl": [1]}, "ttl"),
+        ({"idle_timeout": "often"}, "idle timeout 'often'"),
+        ({"idle_timeout": 0}, "idle timeout 0"),
+        ({"actor": "lonely"}, "actor 'lonely'"),
+        ({"lifetime": "eternal"}, "lifetime 'eternal'"),
+        ({"engine": "steam"}, "engine 'steam'"),
+        ({"environment_variables": {"N": 7}}, r"environment_variables\['N'\] is int"),
+        ({"environment_variables": {7: "N"}}, "environment_variables"),
+        ({"environment_variables": {"A=B": "x"}}, "environment_variables"),
+        ({"environment_variables": {"A": "x\0y"}}, "environment_variables"),
+        ({"environment_variables": {"": "x"}}, "environment_variables"),
+        ({"labels": {"n": 7}}, r"labels\['n'\] is int"),
+        ({"arguments": [7]}, "arguments"),
+        ({"arguments": "text"}, "arguments"),
+        ({"owner": 7}, "owner"),
+        ({"datasource": 7}, "datasource"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("actor", ["shared"])
+def test_an_option_that_cannot_be(options: dict[str, Any], says: str, actor: str) -> None:
+    """Each wrong option is a `ConfigError` that names it, before anything is made."""
+    with pytest.raises(ConfigError, match=says):
+        aenv_ray.create(PROBE, **{"actor": actor, **options})
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_group_has_at_least_one(count: int) -> None:
+    """`create_many` of nothing is a mistake."""
+    with pytest.raises(ConfigError, match="count"):
+        aenv_ray.create_many(PROBE, count)
+
+
+def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
+    """Python's own error names it, in `create` and in `create_many`."""
+    with pytest.raises(TypeError, match="colour"):
+        aenv_ray.create(PROBE, colour="blue")  # type: ignore[call-arg]  # the point of the test
+    with pytest.raises(TypeError, match="colour"):
+        aenv_ray.create_many(PROBE, 2, colour="blue")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"name": "x",\n "version": }', r"config\.json, line 2"),
+        ("", r"config\.json"),
+        ("[]", r"config\.json: it holds a list"),
+        ("{}", r"config\.json: name"),
+        ('{"name": "Not Valid"}', "Not Valid"),
+        ('{"name": "x", "deployConfig": {"ttl": "soon"}}', "soon"),
+        ('{"name": "x", "deployConfig": {"cpu": "many"}}', "many"),
+        ('{"name": "x", "deployConfig": {"memory": "2 elephants"}}', "elephants"),
+        ('{"name": "x", "deployConfig": {"network": "carrier"}}', r"deployConfig\.network"),
+        ('{"name": "x", "deployConfig": {"environmentVariables": {"A": 1}}}', "environmentVariables"),
+        ('{"name": "x", "deployConfig": {"engine": "steam"}}', "steam"),
+        ('{"name": "x", "deployConfig": {"network": "internet"}}', "internet"),
+        ('{"name": "x", "deployConfig": []}', "deployConfig"),
+    ],
+    ids=range(13),
+)
+def test_a_malformed_config(project: Callable[..., Path], config: str, says: str) -> None:
+    """`ConfigError` names the file and the line or the field."""
+    with pytest.raises(ConfigError, match=says):
+        aenv_ray.create(project(TOOL, config=config), actor="shared")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def broken(:\n", r"tools\.py.*SyntaxError"),
+        ("import no_such_module\n", "no_such_module"),
+        ("raise RuntimeError('not today')\n", "not today"),
+        (f"{TOOL}\n@register_tool(name='fine')\ndef other() -> int:\n    return 2\n", "fine"),
+        ("import sys\nsys.exit(3)\n", "SystemExit"),
+        (
+            "from aenv_ray.runtime import register_tool\n@register_tool\ndef f(x: object()): ...\n",
+            "f",
+        ),
+    ],
+    ids=["syntax", "import", "raise", "duplicate", "exit", "type"],
+)
+@pytest.mark.parametrize("actor", ["shared"])
+def test_a_project_that_does_not_load(
+    project: Callable[..., Path], source: str, says: str, actor: str
+) -> None:
+    """`SandboxStartFailed` shows file and reason; mended, the same path works."""
+    with pytest.raises(SandboxStartFailed, match=f"(?s){says}") as caught:
+        aenv_ray.create(project(source), actor=actor)
+    assert "aenv_ray/runtime" not in caught.value.message.splitlines()[0]
+    handle = aenv_ray.create(project(TOOL), actor=actor)
+    assert ray.get(handle.call_tool.remote("fine")).data == 1
+    ray.get(handle.release.remote())
+
+
+def test_a_dedicated_project_that_does_not_load_leaves_no_actor(
+    project: Callable[..., Path],
+) -> None:
+    """The actor made for an instance that never came to be goes with it."""
+    names = {row["name"] for row in ray.util.list_named_actors(all_namespaces=True)}
+    with pytest.raises(SandboxStartFailed, match="not today"):
+        aenv_ray.create(project("raise RuntimeError('not today')\n"), actor="dedicated")
+    after = {row["name"] for row in ray.util.list_named_actors(all_namespaces=True)}
+    assert not [name for name in after - names if name.startswith("written-")]
+
+
+def test_a_project_without_tools_is_an_environment_without_tools(
+    project: Callable[..., Path],
+) -> None:
+    """Functions and rewards alone are a valid environment."""
+    handle = aenv_ray.create(project("x = 1\n"), actor="shared")
+    assert ray.get(handle.list_tools.remote()) == []
+    assert ray.get(handle.check_health.remote())["status"] in ("success", "healthy")
+    ray.get(handle.release.remote())
+
+
+def test_a_call_of_nothing(env: Any) -> None:
+    """Unknown tools, functions and rewards are `ToolNotFound` with the name."""
+    for reference in (
+        env.call_tool.remote("nonsense"),
+        env.call_function.remote("nonsense"),
+        env.call_reward.remote(name="nonsense"),
+        env.call_tool.remote("double", {"value": 1}),
+        env.call_tool.remote("score"),
+        env.call_tool.remote("health"),
+        env.call_function.remote("score"),
+    ):
+        with pytest.raises(ToolNotFound) as caught:
+            ray.get(reference)
+        assert caught.value.tool_name or "is no" in caught.value.message
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "a"),
+        ({"a": "one"}, "a"),
+        ({"a": 1, "c": 2}, "c"),
+        ({"a": None}, "a"),
+        ({"a": 1.5}, "a"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit(env: Any, arguments: dict[str, Any], says: str) -> None:
+    """`ToolInputInvalid` names the tool and the argument, and the tool does not run."""
+    with pytest.raises(ToolInputInvalid, match=rf"\b{says}\b") as caught:
+        ray.get(env.call_tool.remote("add", arguments))
+    assert caught.value.tool_name == "add"
+
+
+@pytest.mark.parametrize("arguments", [[1], "text", 7])
+def test_arguments_that_are_no_object(env: Any, arguments: Any) -> None:
+    """`ToolInputInvalid`, however the caller got there."""
+    with pytest.raises(ToolInputInvalid, match="object"):
+        ray.get(env.call_tool.remote("add", arguments))
+
+
+@pytest.mark.parametrize("name", ["", 7, None])
+def test_a_tool_name_that_is_none(env: Any, name: Any) -> None:
+    """A name that is no name is an error of the caller."""
+    with pytest.raises((ConfigError, ToolInputInvalid, ToolNotFound)):
+        ray.get(env.call_tool.remote(name))
+
+
+@pytest.mark.parametrize("ttl", ["soon", 0, -1, "400d"])
+def test_a_renewal_that_cannot_be(env: Any, ttl: Any) -> None:
+    """`renew` checks as `create` does."""
+    with pytest.raises(ConfigError, match="ttl"):
+        env.renew.remote(ttl)
+
+
+@pytest.mark.parametrize("instance_id", ["", "x", "../../etc/passwd", "probe-" + "a" * 500, "ü"])
+def test_an_id_that_is_none(instance_id: str) -> None:
+    """Any text may be asked for; it is not found."""
+    with pytest.raises(InstanceNotFound):
+        aenv_ray.get(instance_id)
+
+
+def test_a_wrong_option_leaves_nothing(cluster: Cluster) -> None:
+    """After everything above, no instance of these tests lives (the census is checked by each)."""
+    del cluster
+    assert [i for i in aenv_ray.list_instances() if i.reference == "written@1.0.0"] == []
