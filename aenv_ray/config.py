@@ -3,9 +3,9 @@
 | variable | meaning | default |
 |---|---|---|
 | ``AENV_DATA_DIR`` | caches: unpacked projects, virtual environments | ``~/.cache/aenv`` |
-| ``AENV_RUNTIME_DIR`` | sockets and locks of this machine; a short path | ``/tmp/aenv-<uid>`` |
+| ``AENV_RUNTIME_DIR`` | sockets, logs; short path | ``/dev/shm/aenv-<uid>``, else in ``/tmp`` |
 | ``AENV_ENGINE`` | engine when neither caller nor project names one | ``process`` |
-| ``AENV_ISOLATION`` | ``auto`` or ``none``: whether the process engine uses namespaces | ``auto`` |
+| ``AENV_ISOLATION`` | namespaces: ``auto``, ``required`` or ``none`` | ``auto`` |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
@@ -33,7 +33,7 @@ class Settings(BaseModel):
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
-    isolation: Literal["auto", "none"] = "auto"
+    isolation: Literal["auto", "required", "none"] = "auto"
     system_url: str | None = None
     dummy_instance: str | None = None
     ray_address: str | None = None
@@ -50,7 +50,9 @@ def read_settings() -> Settings:
     try:
         return Settings(
             data_dir=Path(environment.get("AENV_DATA_DIR") or Path.home() / ".cache" / "aenv"),
-            runtime_dir=Path(environment.get("AENV_RUNTIME_DIR") or f"/tmp/aenv-{uid}"),
+            runtime_dir=Path(
+                environment.get("AENV_RUNTIME_DIR") or _memory_directory() / f"aenv-{uid}"
+            ),
             engine=environment.get("AENV_ENGINE") or "process",
             isolation=environment.get("AENV_ISOLATION") or "auto",
             system_url=environment.get("AENV_SYSTEM_URL") or None,
@@ -61,6 +63,12 @@ def read_settings() -> Settings:
         problem = exc.errors()[0]
         name = f"AENV_{str(problem['loc'][0]).upper()}"
         raise ConfigError(f"environment variable {name}: {problem['msg']}") from None
+
+
+def _memory_directory() -> Path:
+    """Return where files cost no disk: a socket on ext4 takes ten times as long to make."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")
 
 
 @cache

@@ -254,8 +254,12 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
         content.mkdir(mode=0o755)
         try:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(content, filter="data")
-        except tarfile.FilterError as exc:
+                for member in tar.getmembers():
+                    _check_member(member)
+                # `filter` came with Python 3.11.4; the check above does not depend on it.
+                safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                tar.extractall(content, **safe)
+        except (tarfile.TarError, OSError) as exc:
             raise ConfigError(f"project archive {digest[:12]}: {exc}") from exc
         try:
             content.rename(target)
@@ -263,3 +267,19 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
             if not target.is_dir():  # else another process was first, with the same content
                 raise
     return target
+
+
+def _check_member(member: tarfile.TarInfo) -> None:
+    """Refuse what an archive of ours never holds: names and links that lead out, and devices.
+
+    Raises:
+        ConfigError: The member is one of those.
+    """
+    target = member.name
+    if member.issym():
+        target = os.path.join(os.path.dirname(member.name), member.linkname)
+    leads_out = os.path.normpath(target).split(os.sep)[0] == ".."
+    if leads_out or os.path.isabs(member.name) or os.path.isabs(member.linkname):
+        raise ConfigError(f"project archive: {member.name!r} would escape its directory")
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise ConfigError(f"project archive: {member.name!r} is no file, directory or symlink")

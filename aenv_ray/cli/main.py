@@ -45,6 +45,7 @@ The attribute is a function with Typer annotations, or a `typer.Typer` for a nou
 
 _EXAMPLE = re.compile(r"(?m)^(Examples?:)$")
 _INTERRUPTED: Final = 130
+_SUMMARY_LENGTH: Final = 300
 _LOG_FORMAT: Final = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -200,6 +201,9 @@ def _usage_error(exc: typer.TyperException) -> int:
 
 def _unexpected(exc: Exception, talk: Talk) -> int:
     summary = " ".join(f"{type(exc).__name__}: {exc}".split())
+    if len(summary) > _SUMMARY_LENGTH and not talk.tracebacks:
+        # Ray's own errors carry a whole remote traceback as their message.
+        summary = f"{summary[:_SUMMARY_LENGTH]} …"
     if talk.tracebacks:
         traceback.print_exception(exc)
         console.error(f"unexpected {summary}, please report it")

@@ -52,7 +52,7 @@ def quickstart(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy.")] = 0,
 ) -> None:
-    """Run rollouts of mini-terminal on a local Ray, or on RAY_ADDRESS.
+    """Run rollouts of mini-terminal on a local or running Ray.
 
     Example:
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32

@@ -15,9 +15,9 @@ import asyncio
 import atexit
 import contextlib
 import os
+import resource
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 import traceback
@@ -105,7 +105,7 @@ class FakeEngine(Engine):
         except BaseException:
             with _alive_changed:
                 for resident in fresh:
-                    resident.is_wanted = False
+                    resident.is_cancelled.set()
             _end([r.instance_id for r in fresh], "its start was cancelled")
             raise
 
@@ -177,7 +177,7 @@ class _Resident:
         self.failure: SandboxStartFailed | None = None
         self.first: socket.socket | None = None
         """The starter's end of the first connection."""
-        self.is_wanted = True
+        self.is_cancelled = threading.Event()
         self.work_dir = Path(tempfile.mkdtemp(dir=_base_dir()))
         self._project_dir = spec.project_dir
         self._dispatcher: Dispatcher | None = None
@@ -185,7 +185,7 @@ class _Resident:
 
     def boot(self) -> None:
         """Load the project and serve; `failure` says why that was not possible."""
-        if not self.is_wanted:
+        if self.is_cancelled.is_set():
             shutil.rmtree(self.work_dir, ignore_errors=True)
             return
         try:
@@ -197,7 +197,7 @@ class _Resident:
         else:
             self._dispatcher = Dispatcher(registry)
             with _alive_changed:
-                if self.is_wanted:
+                if not self.is_cancelled.is_set():
                     self.first = self._serve()
                     _alive[self.instance_id] = self
                     _alive_changed.notify_all()
@@ -256,29 +256,31 @@ def _end(instance_ids: Iterable[InstanceId], cause: str) -> None:
         ended = [_alive.pop(i) for i in instance_ids if i in _alive]
     for resident in ended:
         resident.end(cause)
-    _kill_children_in([resident.work_dir for resident in ended])
+    _kill_processes_in([resident.work_dir for resident in ended])
     for resident in ended:
         shutil.rmtree(resident.work_dir, ignore_errors=True)
 
 
-def _kill_children_in(directories: Sequence[Path]) -> None:
-    """Kill this process's children that work below one of the directories."""
-    if not directories or not _has_children():
+def _kill_processes_in(directories: Sequence[Path]) -> None:
+    """Kill the processes that work below one of the directories; Linux only."""
+    if not directories or not _has_started_processes() or not os.path.isdir("/proc/self"):
         return
-    for task in os.listdir("/proc/self/task") if sys.platform == "linux" else ():
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            for pid in map(int, Path(f"/proc/self/task/{task}/children").read_text().split()):
-                place = Path(os.readlink(f"/proc/{pid}/cwd"))
-                if any(place.is_relative_to(directory) for directory in directories):
-                    kill_tree(pid)
-                    os.waitpid(pid, 0)
+            place = Path(os.readlink(f"/proc/{name}/cwd"))
+            if any(place.is_relative_to(directory) for directory in directories):
+                if int(name) == os.getpid():
+                    continue
+                kill_tree(int(name))
+                os.waitpid(int(name), 0)
 
 
-def _has_children() -> bool:
+def _has_started_processes() -> bool:
+    """Whether this process has, or ever reaped, a child."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True
-    return False
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
 
 
 @cache

@@ -25,12 +25,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import json
 import os
 import resource
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +39,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
+from aenv_ray.engines.launcher_peers import Peer, Peers
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
@@ -51,24 +51,8 @@ IDLE_EXIT_S: Final = 60.0
 """With no host connected and nothing running, the launcher ends after this long."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
-LOG_LIMIT_BYTES: Final = 8 * 1024 * 1024
-LOG_KEEP_BYTES: Final = 2 * 1024 * 1024
-LOG_TAIL_BYTES: Final = 4000
 SWEEP_S: Final = 0.5
 PACKET_BYTES: Final = 1 << 20
-
-
-def short_name(instance_id: str) -> str:
-    """Return the file name of an instance's socket and log: socket paths hold 108 bytes."""
-    return hashlib.sha256(instance_id.encode()).hexdigest()[:20]
-
-
-@dataclass
-class _Peer:
-    sock: socket.socket
-    host: str = ""
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
 
 
 @dataclass
@@ -78,7 +62,7 @@ class _Template:
     process: subprocess.Popen[bytes]
     control: socket.socket
     ready: dict[str, Any] | None = None
-    waiting: list[tuple[_Peer, int]] = field(default_factory=list)
+    waiting: list[tuple[Peer, int]] = field(default_factory=list)
     queued: list[_Instance] = field(default_factory=list)
     used_at: float = 0.0
     stderr: Path | None = None
@@ -92,9 +76,9 @@ class _Instance:
     deadline: float
     item: dict[str, Any]
     boot_by: float
-    reply: tuple[_Peer, int] | None = None
+    reply: tuple[Peer, int] | None = None
     status: str = "starting"
-    stoppers: list[tuple[_Peer, int]] = field(default_factory=list)
+    stoppers: list[tuple[Peer, int]] = field(default_factory=list)
     cause: str = ""
 
 
@@ -112,7 +96,8 @@ class Launcher:
         self._selector = selectors.DefaultSelector()
         self._templates: dict[str, _Template] = {}
         self._instances: dict[str, _Instance] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._files = InstanceFiles(directory)
+        self._peers = Peers(self._selector, self._on_message, self._on_away)
         self._away: dict[str, float] = {}
         self._owner = -1
         self._jail_refusal = ""
@@ -127,7 +112,7 @@ class Launcher:
         listener.bind(str(path))
         listener.listen(256)
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(listener, selectors.EVENT_READ, self._peers.accept)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._terminate)
         next_sweep = 0.0
@@ -152,66 +137,14 @@ class Launcher:
             template.process.wait()
         _kill_stragglers()
         for instance in list(self._instances.values()):
-            self._clean_files(instance)
+            self._files.clean(instance.id)
 
     # --- peers --------------------------------------------------------------------------------
 
-    def _accept(self, listener: Any, _: int) -> None:
-        sock, _address = listener.accept()
-        sock.setblocking(False)
-        self._peers[sock.fileno()] = _Peer(sock)
-        self._selector.register(sock, selectors.EVENT_READ, self._on_peer)
+    def _on_away(self, host: str) -> None:
+        self._away[host] = self._clock()
 
-    def _on_peer(self, sock: Any, events: int) -> None:
-        peer = self._peers[sock.fileno()]
-        if events & selectors.EVENT_WRITE:
-            self._flush(peer)
-        if not events & selectors.EVENT_READ:
-            return
-        try:
-            data = sock.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(peer)
-            return
-        peer.inbox += data
-        *lines, rest = peer.inbox.split(b"\n")
-        peer.inbox = bytearray(rest)
-        for line in lines:
-            self._on_message(peer, json.loads(line))
-
-    def _drop(self, peer: _Peer) -> None:
-        if peer.sock.fileno() < 0:
-            return
-        self._selector.unregister(peer.sock)
-        del self._peers[peer.sock.fileno()]
-        peer.sock.close()
-        still_here = any(other.host == peer.host for other in self._peers.values())
-        if peer.host and not still_here:
-            self._away[peer.host] = self._clock()
-
-    def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
-        if peer.sock.fileno() < 0:
-            return
-        peer.outbox += json.dumps(message).encode() + b"\n"
-        self._flush(peer)
-
-    def _flush(self, peer: _Peer) -> None:
-        try:
-            sent = peer.sock.send(peer.outbox)
-            del peer.outbox[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(peer)
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
-        self._selector.modify(peer.sock, wanted, self._on_peer)
-
-    def _on_message(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _on_message(self, peer: Peer, message: dict[str, Any]) -> None:
         seq = message["seq"]
         match message["op"]:
             case "hello":
@@ -228,39 +161,48 @@ class Launcher:
                 instance = self._instances.get(message["id"])
                 if instance is not None:
                     instance.deadline = message["deadline"]
-                self._send(peer, {"seq": seq, "known": instance is not None})
+                self._peers.send(peer, {"seq": seq, "known": instance is not None})
             case "list":
-                self._send(peer, {"seq": seq, "instances": self._listing()})
+                self._peers.send(peer, {"seq": seq, "instances": self._listing()})
 
-    def _hello(self, peer: _Peer, seq: int, message: dict[str, Any]) -> None:
+    def _hello(self, peer: Peer, seq: int, message: dict[str, Any]) -> None:
         peer.host = message["host"]
         self._away.pop(peer.host, None)
         if self._owner < 0 and message.get("owner_pid") and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self._owner = os.pidfd_open(message["owner_pid"])
                 self._selector.register(self._owner, selectors.EVENT_READ, self._owner_gone)
-        self._send(peer, {"seq": seq, "pid": os.getpid(), "instances": self._listing(peer.host)})
+        self._peers.send(
+            peer, {"seq": seq, "pid": os.getpid(), "instances": self._listing(peer.host)}
+        )
 
     def _owner_gone(self, *_: object) -> None:
         self._stopping = True
 
     def _listing(self, host: str | None = None) -> list[dict[str, Any]]:
         return [
-            {"id": i.id, "host": i.host, "status": i.status, "deadline": i.deadline}
+            {
+                "id": i.id, "host": i.host, "status": i.status, "deadline": i.deadline,
+                "mode": i.item["mode"], "isolation": self._isolation_of(i),
+            }
             for i in self._instances.values()
             if host is None or i.host == host
-        ]
+        ]  # fmt: skip
+
+    def _isolation_of(self, instance: _Instance) -> dict[str, Any]:
+        template = self._templates.get(instance.template)
+        return template.ready["isolation"] if template is not None and template.ready else {}
 
     # --- templates ----------------------------------------------------------------------------
 
-    def _want_template(self, peer: _Peer, seq: int, key: str, setup: dict[str, Any]) -> None:
+    def _want_template(self, peer: Peer, seq: int, key: str, setup: dict[str, Any]) -> None:
         template = self._templates.get(key)
         if template is None:
             self._make_room()
             template = self._launch(key, setup)
         template.used_at = self._clock()
         if template.ready is not None:
-            self._send(peer, {"seq": seq, "ready": template.ready})
+            self._peers.send(peer, {"seq": seq, "ready": template.ready})
         else:
             template.waiting.append((peer, seq))
 
@@ -268,7 +210,7 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        stderr = self._directory / "log" / f"template-{short_name(key)}"
+        stderr = self._files.template_log(key)
         with stderr.open("wb") as output:
             process = subprocess.Popen(
                 [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
@@ -321,7 +263,7 @@ class Launcher:
         if "ready" in message:
             template.ready = message["ready"]
             for peer, seq in template.waiting:
-                self._send(peer, {"seq": seq, "ready": template.ready})
+                self._peers.send(peer, {"seq": seq, "ready": template.ready})
             template.waiting.clear()
         elif "failed" in message:
             self._end_template(template, message["failed"])
@@ -360,7 +302,7 @@ class Launcher:
                 words = template.stderr.read_text(errors="replace")[-4000:]
             template.stderr.unlink(missing_ok=True)
         for peer, seq in template.waiting:
-            self._send(peer, {"seq": seq, "failed": f"{why}\n{words}".strip()})
+            self._peers.send(peer, {"seq": seq, "failed": f"{why}\n{words}".strip()})
         for instance in [i for i in self._instances.values() if i.template == template.key]:
             if instance.status == "starting":
                 self._booted(instance.id, why)
@@ -368,17 +310,17 @@ class Launcher:
 
     # --- instances ----------------------------------------------------------------------------
 
-    def _start(self, peer: _Peer, seq: int, item: dict[str, Any]) -> None:
+    def _start(self, peer: Peer, seq: int, item: dict[str, Any]) -> None:
         instance = _Instance(
             id=item["id"], host=peer.host, template=item["template"], deadline=item["deadline"],
             item=item, boot_by=self._clock() + BOOT_DEADLINE_S, reply=(peer, seq),
         )  # fmt: skip
         if item["id"] in self._instances:
-            self._send(peer, {"seq": seq, "id": item["id"], "failed": "it runs already"})
+            self._peers.send(peer, {"seq": seq, "id": item["id"], "failed": "it runs already"})
             return
         template = self._templates.get(item["template"])
         if template is None or template.ready is None:
-            self._send(peer, {"seq": seq, "id": item["id"], "no_template": item["template"]})
+            self._peers.send(peer, {"seq": seq, "id": item["id"], "no_template": item["template"]})
             return
         self._instances[instance.id] = instance
         template.used_at = self._clock()
@@ -399,31 +341,21 @@ class Launcher:
             template.queued.pop(0)
 
     def _fork(self, template: _Template, instance: _Instance) -> None:
-        name = short_name(instance.id)
-        path = self._directory / "s" / name
+        assert template.ready is not None
+        jailed = template.ready["isolation"]["kind"] == "namespaces"
         message = {
-            "fork": instance.id, "env": instance.item["env"],
-            "arguments": instance.item["arguments"], "work_dir": self._work_dir(template, name),
-        }  # fmt: skip
-        path.unlink(missing_ok=True)
-        log = os.open(self._directory / "log" / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            "fork": instance.id,
+            "env": instance.item["env"],
+            "arguments": instance.item["arguments"],
+            "work_dir": "" if jailed else str(self._files.make_work_dir(instance.id)),
+        }
+        log = self._files.open_log(instance.id)
         try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(path))
-                listener.listen(16)
-                socket.send_fds(
-                    template.control, [json.dumps(message).encode()], [listener.fileno(), log]
-                )
+            with self._files.listen(instance.id) as listener:
+                packet = json.dumps(message).encode()
+                socket.send_fds(template.control, [packet], [listener.fileno(), log])
         finally:
             os.close(log)
-
-    def _work_dir(self, template: _Template, name: str) -> str:
-        assert template.ready is not None
-        if template.ready["isolation"]["kind"] == "namespaces":
-            return ""
-        path = self._directory / "work" / name
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return str(path)
 
     def _booted(self, instance_id: str, error: str) -> None:
         instance = self._instances.get(instance_id)
@@ -433,16 +365,18 @@ class Launcher:
         if error:
             instance.cause = error
             instance.status = "failed"
-            self._send(peer, {"seq": seq, "id": instance_id, "failed": error})
+            self._peers.send(peer, {"seq": seq, "id": instance_id, "failed": error})
         else:
             instance.status = "running"
-            self._send(peer, {"seq": seq, "id": instance_id, "started": True})
+            self._peers.send(peer, {"seq": seq, "id": instance_id, "started": True})
 
-    def _stop(self, instance_id: str, cause: str, stopper: tuple[_Peer, int] | None = None) -> None:
+    def _stop(self, instance_id: str, cause: str, stopper: tuple[Peer, int] | None = None) -> None:
         instance = self._instances.get(instance_id)
         if instance is None:
             if stopper:
-                self._send(stopper[0], {"seq": stopper[1], "id": instance_id, "stopped": True})
+                self._peers.send(
+                    stopper[0], {"seq": stopper[1], "id": instance_id, "stopped": True}
+                )
             return
         instance.cause = instance.cause or cause
         if stopper:
@@ -464,30 +398,13 @@ class Launcher:
         cause = instance.cause or cause
         self._booted(instance_id, f"it ended while it started: {cause}")
         del self._instances[instance_id]
-        tail = "" if instance.stoppers else self._log_tail(instance)
-        self._clean_files(instance)
+        tail = "" if instance.stoppers else self._files.log_tail(instance.id)
+        self._files.clean(instance.id)
         for peer, seq in instance.stoppers:
-            self._send(peer, {"seq": seq, "id": instance_id, "stopped": True})
-        for peer in list(self._peers.values()):
-            if peer.host == instance.host:
-                report = {"event": "exited", "id": instance_id, "cause": cause, "log": tail}
-                self._send(peer, report)
-
-    def _log_tail(self, instance: _Instance) -> str:
-        path = self._directory / "log" / short_name(instance.id)
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-        return ""
-
-    def _clean_files(self, instance: _Instance) -> None:
-        name = short_name(instance.id)
-        (self._directory / "s" / name).unlink(missing_ok=True)
-        (self._directory / "log" / name).unlink(missing_ok=True)
-        work = self._directory / "work" / name
-        if work.exists():
-            _remove_tree(work)
+            self._peers.send(peer, {"seq": seq, "id": instance_id, "stopped": True})
+        for peer in self._peers.of(instance.host):
+            report = {"event": "exited", "id": instance_id, "cause": cause, "log": tail}
+            self._peers.send(peer, report)
 
     # --- the sweep ----------------------------------------------------------------------------
 
@@ -511,30 +428,11 @@ class Launcher:
             if idle and now - template.used_at > IDLE_TEMPLATE_S:
                 self._end_template(template, "idle")
         _kill_stragglers({t.process.pid for t in self._templates.values()})
-        self._trim_logs()
-        if self._peers or self._instances:
+        self._files.trim_logs()
+        if self._peers.present or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
-
-    def _trim_logs(self) -> None:
-        """Keep the end of logs that grew too large, and say what was cut."""
-        with os.scandir(self._directory / "log") as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    size = entry.stat().st_size
-                    if size > LOG_LIMIT_BYTES:
-                        _trim(Path(entry.path), size)
-
-
-def _trim(path: Path, size: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(-LOG_KEEP_BYTES, os.SEEK_END)
-        kept = file.read()
-        mark = f"[log cut: the first {size - LOG_KEEP_BYTES} bytes are gone]\n".encode()
-        file.seek(0)
-        file.write(mark + kept)
-        file.truncate()
 
 
 def _cause(status: int) -> str:
@@ -555,18 +453,6 @@ def _kill_stragglers(known: set[int] | None = None) -> None:
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-
-
-def _remove_tree(path: Path) -> None:
-    """Delete a directory whatever modes its content has."""
-
-    def retry(function: Any, name: str, _: Any) -> None:
-        with contextlib.suppress(OSError):
-            Path(name).parent.chmod(0o700)
-            Path(name).chmod(0o700)
-            function(name)
-
-    shutil.rmtree(path, onerror=retry)
 
 
 def _become_daemon(directory: Path) -> None:
@@ -595,8 +481,7 @@ def _become_daemon(directory: Path) -> None:
 def main() -> None:
     """Run the launcher of a directory; a second one there ends at once."""
     directory = Path(sys.argv[1])
-    for name in ("", "s", "log", "work", "root"):
-        (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    InstanceFiles(directory).prepare()
     directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
     _become_daemon(directory)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -607,7 +492,9 @@ def main() -> None:
     if sys.platform == "linux":
         # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `runtime.linux` would load pydantic too.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    remove_stale(directory.parent)
     Launcher(directory).run()
+    remove_tree(directory)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 START_DEADLINE_S: Final = 20.0
 _SOCKET_PATH_BYTES: Final = 107
 _RETRY_S: Final = 0.005
+_RESPAWN_S: Final = 2.0
 
 
 def node_directory(runtime_dir: Path, scope: str) -> Path:
@@ -101,13 +102,14 @@ class LauncherClient:
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         path = str(self.directory / "launcher.sock")
-        spawned = False
+        spawn_at = 0.0
         while True:
             try:
                 return await asyncio.open_unix_connection(path, limit=64 * 1024 * 1024)
             except (FileNotFoundError, ConnectionRefusedError):
-                if not spawned:
-                    spawned = True
+                # Again now and then: the first one may have met its predecessor on the way out.
+                if asyncio.get_running_loop().time() >= spawn_at:
+                    spawn_at = asyncio.get_running_loop().time() + _RESPAWN_S
                     await self._spawn()
                 await asyncio.sleep(_RETRY_S)
 

@@ -18,12 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import aenv_ray
 from aenv_ray import units
 from aenv_ray.engines import virtual_environment
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.launcher import short_name
+from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.launcher_client import LauncherClient, node_directory
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
@@ -102,6 +101,7 @@ class ProcessEngine(Engine):
                     "template": key,
                     "env": instance_environment(spec, ready["isolation"]["kind"]),
                     "arguments": list(spec.arguments),
+                    "mode": mode,
                     "deadline": spec.deadline,
                 }
             )
@@ -184,7 +184,7 @@ class ProcessEngine(Engine):
 
     def _runtime_path(self) -> Path:
         """Return a directory that holds this package and no other, for virtual environments."""
-        package = Path(aenv_ray.__file__).resolve().parent
+        package = Path(__file__).resolve().parent.parent
         name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
         directory = self._data_dir / "runtime" / name
         link = directory / "aenv_ray"
@@ -220,17 +220,13 @@ class ProcessEngine(Engine):
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._launcher.connect()
-        running = {row["id"] for row in await self._rows()}
-        if instance_id not in running:
+        rows = {row["id"]: row for row in await self._rows()}
+        if instance_id not in rows:
             raise lost(instance_id, "it ended while its host was away")
-        rows = {"isolation": self._adopted_facts(), "bare_reason": ""}
-        sandbox = await self._connect(instance_id, "attached", rows)
+        sandbox = await self._connect(instance_id, rows[instance_id]["mode"], rows[instance_id])
         if isinstance(sandbox, AenvError):
             raise sandbox
         return sandbox
-
-    def _adopted_facts(self) -> dict[str, Any]:
-        return {"kind": "unknown", "missing": ["facts are those of its record"]}
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._launcher.connect()

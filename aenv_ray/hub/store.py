@@ -82,6 +82,7 @@ class FileInstanceStore(InstanceStore):
         self._directory = directory
 
     def put(self, records: Sequence[InstanceRecord]) -> None:  # noqa: D102
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for record in records:
             fd, partial = tempfile.mkstemp(dir=self._directory, prefix=".")
             with os.fdopen(fd, "w", encoding="utf-8") as file:

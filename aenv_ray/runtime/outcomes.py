@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-Waiter = Callable[[bytes], None]
+Waiter = Callable[[bytes], object]
 
 REMEMBERED_IDS: Final = 65_536
 """Ids whose repetition is refused or answered; far more calls than fit in one call's deadline."""

@@ -25,8 +25,6 @@ class TestFakeEngine(EngineContract):
         "test_processes_are_a_sandboxs_own": "threads see every process of the machine",
         "test_loopback_is_a_sandboxs_own": "threads share the network",
         "test_a_full_directory_is_the_tools_own_error": "nothing limits a thread's files",
-        "test_stop_ends_whatever_was_started[daemon]": "a daemon leaves its thread's children",
-        "test_a_crash_ends_whatever_was_started": "a daemon leaves its thread's children",
     }
     cannot_run: ClassVar[dict[str, str]] = {
         "test_a_tool_that_ends_the_runtime_is_a_lost_sandbox": "os._exit ends the whole process",

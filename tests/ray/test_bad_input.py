@@ -24,7 +24,9 @@ from tests.ray.faults import PROBE
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int:\n    return 1\n"
+TOOL = (
+    "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int:\n    return 1\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,10 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
         ('{"name": "x", "deployConfig": {"cpu": "many"}}', "many"),
         ('{"name": "x", "deployConfig": {"memory": "2 elephants"}}', "elephants"),
         ('{"name": "x", "deployConfig": {"network": "carrier"}}', r"deployConfig\.network"),
-        ('{"name": "x", "deployConfig": {"environmentVariables": {"A": 1}}}', "environmentVariables"),
+        (
+            '{"name": "x", "deployConfig": {"environmentVariables": {"A": 1}}}',
+            "environmentVariables",
+        ),
         ('{"name": "x", "deployConfig": {"engine": "steam"}}', "steam"),
         ('{"name": "x", "deployConfig": {"network": "internet"}}', "internet"),
         ('{"name": "x", "deployConfig": []}', "deployConfig"),

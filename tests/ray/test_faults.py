@@ -18,7 +18,7 @@ import aenv_ray
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.controller import CONTROLLER_NAME
 from aenv_ray.client import Environment
-from aenv_ray.engines.launcher import LOG_LIMIT_BYTES, short_name
+from aenv_ray.engines.launcher_files import LOG_LIMIT_BYTES, short_name
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     InstanceExpired,
@@ -233,9 +233,7 @@ def test_the_fabric_survives_the_death_of_its_controller(
     assert {handle.instance_id, another.instance_id} <= listed
     kill(actor_pid(ray_api.find_actor(CONTROLLER_NAME)))
     ray.get([h.release.remote() for h in (handle, another)], timeout=60)
-    assert not {handle.instance_id, another.instance_id} & {
-        i.id for i in aenv_ray.list_instances()
-    }
+    assert not {handle.instance_id, another.instance_id} & {i.id for i in aenv_ray.list_instances()}
 
 
 # --- the launcher --------------------------------------------------------------------------------
@@ -339,9 +337,7 @@ def test_a_local_ray_ends_with_its_driver(driver: Callable[..., Driver], short_d
     eventually(lambda: not processes_of(short_dir), 20.0, f"{processes_of(short_dir)}")
 
 
-def test_a_killed_raylet_leaves_no_sandbox(
-    driver: Callable[..., Driver], short_dir: Path
-) -> None:
+def test_a_killed_raylet_leaves_no_sandbox(driver: Callable[..., Driver], short_dir: Path) -> None:
     """What `ray stop --force` does to a node: launcher and sandboxes go with the raylet."""
     alone = driver(LOCAL_CLUSTER.format(path=str(PROBE)) + "say(1)", alone=short_dir)
     alone.said()
@@ -448,9 +444,7 @@ def test_a_hanging_tool_is_a_timeout_and_the_instance_goes_on(
     ray.get(handle.release.remote(), timeout=GONE_S)
 
 
-def test_a_timeout_tells_the_tool(
-    told: Callable[..., Any], witness: Witness, density: str
-) -> None:
+def test_a_timeout_tells_the_tool(told: Callable[..., Any], witness: Witness, density: str) -> None:
     """A tool that can be interrupted is, at its deadline."""
     handle = told(actor=density)
     for tool in ("hold", "ahold"):

@@ -234,9 +234,7 @@ def test_call_tools_mixes_results_and_errors(env: Any, parallel: bool) -> None:
         ("fail", {"text": "x"}),
         ("probe@1.2.0/add", {"a": 1}),
     ]
-    first, unknown, invalid, failed, last = ray.get(
-        env.call_tools.remote(calls, parallel=parallel)
-    )
+    first, unknown, invalid, failed, last = ray.get(env.call_tools.remote(calls, parallel=parallel))
     assert first.data == "a"
     assert isinstance(unknown, ToolNotFound)
     assert isinstance(invalid, ToolInputInvalid)

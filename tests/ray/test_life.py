@@ -119,7 +119,9 @@ def test_the_callers_ttl_wins_over_the_projects(
     make: Callable[..., Any], project: Callable[..., Path], asked: str | None, lives_s: float
 ) -> None:
     """`ttl` of the call, else `deployConfig.ttl`; and so for the idle timeout."""
-    config = '{"name": "written", "deployConfig": {"network": "none", "ttl": "2h", "idleTimeout": "3h"}}'
+    config = (
+        '{"name": "written", "deployConfig": {"network": "none", "ttl": "2h", "idleTimeout": "3h"}}'
+    )
     path = project("x = 1\n", config=config)
     info = ray.get(make(path, ttl=asked, idle_timeout=asked).info.remote())
     assert info.deadline - info.created_at == pytest.approx(lives_s)
@@ -149,7 +151,11 @@ def test_release_ends_everything_and_is_idempotent(
     with pytest.raises(InstanceReleased) as caught:
         ray.get(handle.call_tool.remote("count"))
     assert caught.value.instance_id == handle.instance_id
-    for reference in (handle.renew.remote(), handle.exec.remote("true"), handle.list_tools.remote()):
+    for reference in (
+        handle.renew.remote(),
+        handle.exec.remote("true"),
+        handle.list_tools.remote(),
+    ):
         with pytest.raises(InstanceReleased):
             ray.get(reference)
     assert status(handle) is InstanceStatus.TERMINATED
@@ -157,9 +163,7 @@ def test_release_ends_everything_and_is_idempotent(
         aenv_ray.get(handle.instance_id)
 
 
-def test_release_during_a_call(
-    make: Callable[..., Any], witness: Witness, density: str
-) -> None:
+def test_release_during_a_call(make: Callable[..., Any], witness: Witness, density: str) -> None:
     """The call gets `InstanceReleased` at once; the release does not wait for it."""
     handle = make(actor=density, environment_variables=witness.variables)
     references = [handle.call_tool.remote("hold", {"key": "k"}), handle.call_tool.remote("block")]
@@ -183,9 +187,7 @@ def test_release_takes_what_tools_started(
     eventually(lambda: not without(cluster.sandboxes(), before))
 
 
-def test_release_from_every_end(
-    make: Callable[..., Any], cluster: Cluster, density: str
-) -> None:
+def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, density: str) -> None:
     """Invariant 4: expired, lost and released instances take any number of releases."""
     expired = make(actor=density, ttl="1s")
     before = cluster.sandboxes()

@@ -59,8 +59,8 @@ def execute_command(command: str, timeout: float = 60) -> dict[str, Any]:
     Raises:
         ValueError: The command holds NUL or a lone surrogate, or the timeout is out of range.
     """
-    # The call's own deadline comes first when it is the shorter one: interrupted a moment before it,
-    # the command still has a result, and the shell stays.
+    # The call's own deadline comes first when it is the shorter one: interrupted a moment before
+    # it, the command still has a result, and the shell stays.
     remaining_s = current_call().remaining_s
     return _shell.run(command, min(timeout, remaining_s - min(1.0, 0.1 * remaining_s)))
 
