@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import contextvars
 import ctypes
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from aenv_ray.runtime.threads import start_thread
 
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
@@ -242,8 +243,7 @@ class Watchdog:
                 self._wakes_at = min(self._wakes_at, call.deadline)
                 if not self._has_thread:
                     self._has_thread = True
-                    # Not `threading.Thread`: in a freshly forked process it touches many pages.
-                    _thread.start_new_thread(self._run, ())
+                    start_thread(self._run)
                 self._condition.notify()
 
     def remove(self, call: Call) -> None:
@@ -259,6 +259,8 @@ class Watchdog:
                     self.remove(call)
                     self._on_expired(call)
             with self._condition:
+                # Before the calls are looked at: one that comes after this look sees it and wakes us.
+                self._wakes_at = float("inf")
                 deadlines = [c.deadline for c in list(self._calls.values())]
                 self._wakes_at = min(deadlines, default=float("inf"))
                 wait_s = self._wakes_at - time.monotonic()

@@ -25,6 +25,7 @@ import pydantic_core
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR
 from aenv_ray.runtime.results import to_json
+from aenv_ray.runtime.threads import start_thread
 
 MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
@@ -78,8 +79,7 @@ class Connection:
     def _add_thread(self) -> None:
         with self._state:
             self._threads += 1
-        # Not `threading.Thread`: in a freshly forked process each page that it touches is copied.
-        _thread.start_new_thread(self._work, ())
+        start_thread(self._work)
 
     def _work(self) -> None:
         me = threading.get_ident()
@@ -350,7 +350,7 @@ class _Relief:
                 self._parked.release()
         else:
             self._has_thread = True
-            _thread.start_new_thread(self._run, ())
+            start_thread(self._run)
 
     def _run(self) -> None:
         connection = self._connection

@@ -1,0 +1,24 @@
+"""Starting the runtime's own threads."""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+
+
+def start_thread(target: Callable[[], object]) -> None:
+    """Run `target` in a new daemon thread and return when that thread runs.
+
+    Not `threading.Thread`: in a freshly forked process every page that it touches is copied first.
+    Waiting matters: until a new thread runs, CPython has it under the identity of its creator, and
+    an interrupt meant for the creator (`Call.stop`) would reach the new thread instead.
+    """
+    running = _thread.allocate_lock()
+    running.acquire()
+
+    def run() -> None:
+        running.release()
+        target()
+
+    _thread.start_new_thread(run, ())
+    running.acquire()
