@@ -7,6 +7,7 @@ server, which is not running here.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from types import ModuleType
@@ -38,6 +39,7 @@ def install() -> None:
     _module("aenv.core.exceptions", _CLASSES)
     _module("aenv.core.logging", {"getLogger": _get_logger, "setup_logging": _setup_logging})
     root.setup_logging = _setup_logging  # type: ignore[attr-defined]  # modules are open
+    root.__getattr__ = _client_name  # type: ignore[method-assign]  # PEP 562, set from outside
 
 
 def _module(name: str, names: dict[str, Any]) -> ModuleType:
@@ -70,6 +72,13 @@ class EnvironmentError_(AEnvError):
 
 class UnrecoverableEnvironmentError(EnvironmentError_):
     """The environment failed for good."""
+
+
+def _client_name(name: str) -> Any:
+    """Return a client class, where the client is installed beside the runtime."""
+    if name in ("Environment", "ToolResult"):
+        return getattr(importlib.import_module("aenv_ray"), name)
+    raise AttributeError(f"module 'aenv' has no attribute {name!r}")
 
 
 def _get_logger(name: str = "aenv", type_: str | None = None) -> logging.Logger:

@@ -1,0 +1,34 @@
+"""Every example runs as its docstring says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXPECTED = {
+    "handles.py": ["lines [1, 2, 3, 4]", "left 0"],
+    "rollouts.py": ["reward mean 1.0 over 12, void 0"],
+}
+
+
+def test_every_example_is_run() -> None:
+    assert set(EXPECTED) == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_example(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in EXPECTED[name]:
+        assert line in done.stdout
