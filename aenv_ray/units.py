@@ -31,6 +31,8 @@ def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
         raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)
     if isinstance(value, int | float):
         seconds = float(value)
+    elif not isinstance(value, str):
+        raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)
     else:
         text = value.strip().lower()
         parts = _DURATION_PART.findall(text)

@@ -21,8 +21,9 @@ from aenv_ray.errors import (
     ConfigError,
     FabricUnavailable,
     InstanceError,
+    InstanceNotFound,
 )
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, Lifetime
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus, Lifetime
 
 logger = logging.getLogger("aenv_ray")
 
@@ -83,9 +84,9 @@ class Fabric:
     ) -> list[InstanceSpec]:
         """Return the specs of `count` new instances of a project."""
         deploy = source.config.deploy
-        ttl = options.ttl or deploy.ttl
+        ttl = deploy.ttl if options.ttl is None else options.ttl
         ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
-        idle = options.idle_timeout or deploy.idle_timeout
+        idle = deploy.idle_timeout if options.idle_timeout is None else options.idle_timeout
         job_id = None if options.lifetime is Lifetime.DETACHED else self.ray.job_id()
         return [
             InstanceSpec(
@@ -96,9 +97,9 @@ class Fabric:
                 idle_timeout_s=None
                 if idle is None
                 else units.parse_duration_s(idle, what="idle timeout"),
-                environment_variables=dict(options.environment_variables or {}),
-                arguments=tuple(options.arguments or ()),
-                labels=dict(options.labels or {}),
+                environment_variables=options.environment_variables,
+                arguments=options.arguments,
+                labels=options.labels,
                 owner=options.owner,
                 datasource=options.datasource,
                 engine=_engine(options.engine or deploy.engine or settings().engine),
@@ -216,6 +217,10 @@ class Fabric:
         """Return a handle to a live instance."""
         reference = self.controller.locate.remote(instance_id)
         host, info = self.wait(reference, f"finding {instance_id}", 60.0)
+        if info.status is not InstanceStatus.RUNNING:
+            raise InstanceNotFound(
+                f"{instance_id} has ended", instance_id=instance_id, hint="create a new instance"
+            )
         return EnvHandle(info.id, info.reference, host, self.controller)
 
     def list_instances(self) -> list[InstanceInfo]:
@@ -242,14 +247,17 @@ class CreateOptions:
     ) -> None:
         self.actor = _member(ActorDensity, actor, "actor")
         self.lifetime = _member(Lifetime, lifetime, "lifetime")
-        self.ttl = ttl
-        self.idle_timeout = idle_timeout
+        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for none
+        self.idle_timeout = None if idle_timeout == "" else idle_timeout
         self.engine = engine
         self.environment_variables = _strings(environment_variables, "environment_variables")
-        self.arguments = arguments
+        for name in self.environment_variables:
+            if not name or "=" in name:
+                raise ConfigError(f"environment_variables[{name!r}] is no name of a variable")
+        self.arguments = _texts(arguments, "arguments")
         self.labels = _strings(labels, "labels")
-        self.owner = owner
-        self.datasource = datasource
+        self.owner = None if owner is None else _text(owner, "owner")
+        self.datasource = _text(datasource, "datasource")
 
 
 def _member(kind: Any, value: str, what: str) -> Any:
@@ -260,14 +268,30 @@ def _member(kind: Any, value: str, what: str) -> Any:
         raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
 
 
-def _strings(values: Mapping[Any, Any] | None, what: str) -> Mapping[str, str] | None:
-    for key, value in (values or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ConfigError(
-                f"{what}[{key!r}] is {type(value).__name__}, not text",
-                hint="convert it with str(), or leave it out",
-            )
-    return values
+def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{what} is {type(values).__name__}, not a mapping of text to text")
+    return {
+        _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
+        for key, value in (values or {}).items()
+    }
+
+
+def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence | None):
+        raise ConfigError(f"{what} {values!r} is not a list of texts", hint="write it as a list")
+    return tuple(_text(value, f"{what}[{n}]") for n, value in enumerate(values or ()))
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{what} is {type(value).__name__}, not text",
+            hint="convert it with str(), or leave it out",
+        )
+    if "\0" in value:
+        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
+    return value
 
 
 def _engine(name: str) -> str:
@@ -394,7 +418,7 @@ def get(instance_id: str) -> EnvHandle:
     """Return a handle to a live instance, from any driver.
 
     Raises:
-        InstanceNotFound: No host has it.
+        InstanceNotFound: No host has it, or it has ended.
     """
     return init().get(instance_id)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_SPARE: Final = "aenv-spare"
+"""What `aenv_ray.runtime.template` calls a forked process that is no instance yet."""
 _LAUNCHER: Final = b"aenv_ray.engines.launcher"
 
 
@@ -20,6 +22,7 @@ class _Process:
     pid: int
     parent: int
     state: str
+    name: str
     pid_namespaces: int
     """How deep it is in nested pid namespaces."""
 
@@ -30,9 +33,10 @@ def live_processes(directory: Path | None = None) -> list[int]:
     Args:
         directory: Count only those of this launcher. None: of every launcher of this user.
 
-    Launchers and templates are not sandboxes. A template in a jail is one pid namespace deeper than
-    its launcher, and its instances are deeper still; without a jail the launcher's children are
-    templates and everything below them are instances. Linux only; elsewhere empty.
+    Launchers, templates and their spare processes are not sandboxes. A template in a jail is one
+    pid namespace deeper than its launcher, and its instances are deeper still; without a jail the
+    launcher's children are templates and everything below them are instances. Linux only; elsewhere
+    empty.
     """
     processes = _processes()
     children: dict[int, list[_Process]] = defaultdict(list)
@@ -56,7 +60,8 @@ def _below(
         process = pending.pop()
         pending += children[process.pid]
         is_inner_template = process.pid_namespaces == launcher.pid_namespaces + 1
-        if process.state != "Z" and not is_inner_template:
+        is_sandbox = process.name != _SPARE and not is_inner_template
+        if process.state != "Z" and is_sandbox:
             found.append(process.pid)
     return found
 
@@ -75,6 +80,7 @@ def _processes() -> dict[int, _Process]:
                     pid=int(name),
                     parent=int(fields["PPid"]),
                     state=fields["State"].split()[0],
+                    name=fields["Name"].strip(),
                     pid_namespaces=len(fields.get("NSpid", name).split()),
                 )
     return found

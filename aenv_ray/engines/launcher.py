@@ -33,7 +33,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -492,6 +491,7 @@ def main() -> None:
     if sys.platform == "linux":
         # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `runtime.linux` would load pydantic too.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    InstanceFiles(directory).clear()
     remove_stale(directory.parent)
     Launcher(directory).run()
     remove_tree(directory)

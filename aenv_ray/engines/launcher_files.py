@@ -48,6 +48,15 @@ class InstanceFiles:
         for path in (self._sockets, self._logs, self._work, self._root):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def clear(self) -> None:
+        """Remove what an earlier launcher left that was killed: its instances died with it."""
+        for path in (self._sockets, self._logs, self._work):
+            for entry in path.iterdir():
+                if entry.is_dir():
+                    remove_tree(entry)
+                else:
+                    entry.unlink(missing_ok=True)
+
     def listen(self, instance_id: str) -> socket.socket:
         """Return a listening socket for an instance; it can be connected to at once."""
         path = self._sockets / short_name(instance_id)

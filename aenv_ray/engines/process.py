@@ -22,8 +22,8 @@ from aenv_ray import units
 from aenv_ray.engines import virtual_environment
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.launcher_client import LauncherClient, node_directory
+from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation, NetworkMode

@@ -259,7 +259,7 @@ class Watchdog:
                     self.remove(call)
                     self._on_expired(call)
             with self._condition:
-                # Before the calls are looked at: one that comes after this look sees it and wakes us.
+                # Before the calls are looked at: one that comes later sees it and wakes us.
                 self._wakes_at = float("inf")
                 deadlines = [c.deadline for c in list(self._calls.values())]
                 self._wakes_at = min(deadlines, default=float("inf"))

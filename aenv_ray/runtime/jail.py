@@ -258,44 +258,57 @@ class Networks:
 
     def __init__(self) -> None:
         self._free: list[int] = []
-        self._taken: dict[str, int] = {}
 
-    def enter(self, instance_id: str) -> None:
-        """Move this process into the network namespace of the next instance."""
+    def enter(self) -> int:
+        """Move this process into the network namespace of the next instance.
+
+        Returns:
+            A descriptor of it, for `leave`; -1 when there was none to spare.
+        """
         while self._free:
             fd = self._free.pop()
             linux.setns(fd, linux.CLONE_NEWNET)
             if _has_no_sockets():
-                self._taken[instance_id] = fd
-                return
+                return fd
             os.close(fd)
         linux.unshare(linux.CLONE_NEWNET)
         linux.raise_loopback()
-        own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._taken[instance_id] = fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, _FIRST_NETWORK_FD)
-        except OSError:
-            pass  # no descriptor to spare: it goes with its instance
-        finally:
-            os.close(own)
+        return open_high("/proc/self/ns/net")
 
-    def leave(self, instance_id: str) -> None:
-        """Note that an instance ended."""
-        fd = self._taken.pop(instance_id, None)
-        if fd is None:
-            return
-        if len(self._free) < _MAX_FREE_NETWORKS:
+    def leave(self, fd: int) -> None:
+        """Note that the instance in the namespace behind `fd` ended."""
+        if fd >= 0 and len(self._free) < _MAX_FREE_NETWORKS:
             self._free.append(fd)
-        else:
+        elif fd >= 0:
             os.close(fd)
 
-    @staticmethod
-    def forget() -> None:
-        """Close all descriptors, in an instance that must not keep them: one system call."""
-        os.closerange(_FIRST_NETWORK_FD, _LAST_FD)
+
+def open_high(path: str) -> int:
+    """Open a file on a descriptor that `close_high` closes; -1 when none is to be had."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return move_high(fd)
+    except OSError:
+        return -1
+    finally:
+        os.close(fd)
 
 
-_FIRST_NETWORK_FD: Final = 1000
+def move_high(fd: int) -> int:
+    """Return a copy of `fd` on a descriptor that `close_high` closes.
+
+    Raises:
+        OSError: The limit of open files is reached.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD)
+
+
+def close_high() -> None:
+    """Close, in a forked process, all that the template keeps: one system call."""
+    os.closerange(_FIRST_HIGH_FD, _LAST_FD)
+
+
+_FIRST_HIGH_FD: Final = 1000
 _LAST_FD: Final = 1 << 20
 _MAX_FREE_NETWORKS: Final = 1024
 
@@ -315,34 +328,37 @@ class Home:
         if spec.network == "none":
             kinds["net"] = linux.CLONE_NEWNET
         kinds["pid"] = linux.CLONE_NEWPID
-        self._fds = [
-            (os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind)
-            for name, kind in kinds.items()
-        ]
+        self._fds = [(open_high(f"/proc/self/ns/{name}"), kind) for name, kind in kinds.items()]
 
     def come_back(self) -> None:
         """Return to the template's namespaces."""
         for fd, kind in self._fds:
             linux.setns(fd, kind)
 
-    def close(self) -> None:
-        """Close the descriptors, in an instance that must not keep them."""
-        for fd, _ in self._fds:
-            os.close(fd)
+    def rename(self, uts_fd: int, hostname: str) -> None:
+        """Set the host name in the namespace behind `uts_fd`."""
+        linux.setns(uts_fd, linux.CLONE_NEWUTS)
+        try:
+            linux.set_hostname(hostname)
+        finally:
+            own = next(fd for fd, kind in self._fds if kind == linux.CLONE_NEWUTS)
+            linux.setns(own, linux.CLONE_NEWUTS)
 
 
-def build(spec: JailSpec, hostname: str, networks: Networks) -> None:
+def build(spec: JailSpec, hostname: str, networks: Networks) -> int:
     """Make the namespaces and mounts of the next instance around this template process.
 
     The template does it rather than the instance: what a forked process touches must first be
     copied, and that costs more than the work. `Home.come_back` undoes it after the fork.
 
+    Returns:
+        The descriptor for `Networks.leave`; -1 when there is none.
+
     Raises:
         OSError: The kernel refused a step.
     """
     linux.unshare(_namespaces(spec) & ~linux.CLONE_NEWNET)
-    if spec.network == "none":
-        networks.enter(hostname)
+    network = networks.enter() if spec.network == "none" else -1
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
     linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,size={size}")
@@ -359,6 +375,7 @@ def build(spec: JailSpec, hostname: str, networks: Networks) -> None:
         _hide(PROJECT)
     linux.set_hostname(hostname)
     linux.unshare(linux.CLONE_NEWPID)
+    return network
 
 
 def enter(spec: JailSpec) -> None:

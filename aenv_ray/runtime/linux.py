@@ -136,6 +136,12 @@ def prctl(option: int, first: Any = 0, second: Any = 0) -> None:
     )
 
 
+def set_process_name(name: str) -> None:
+    """Set what the process table calls this process; at most 15 bytes."""
+    result = _libc.prctl(ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(name.encode()), 0, 0, 0)
+    _check(result, "prctl(PR_SET_NAME)")
+
+
 def die_with_parent(signal_number: int = 9) -> None:
     """Have the kernel send `signal_number` to this process when its parent thread ends."""
     prctl(PR_SET_PDEATHSIG, signal_number)

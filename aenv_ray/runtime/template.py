@@ -10,6 +10,9 @@
                           {"exited": id, "status": n}
     instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}
 
+While nothing is asked of it, a template keeps `SPARES` processes that are forked and jailed
+already: one of them becomes an instance in the time that a message takes. Nothing ran in them yet.
+
 A *bare* template does not load the project; its instances do, after the fork. That serves code
 that starts threads or opens connections when it is imported, or reads variables then that differ
 between instances.
@@ -28,6 +31,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -40,6 +44,11 @@ from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.registry import get_registry
 
 PACKET_BYTES: Final = 1 << 20
+SPARES: Final = 2
+"""Hides the cost of a fork from whoever creates one after another; a burst forks as it goes."""
+SPARE_NAME: Final = "aenv-spare"
+"""What the process table calls a process that is no instance yet."""
+INSTANCE_NAME: Final = "aenv-instance"
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 
 
@@ -57,6 +66,19 @@ class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in
         return super().__iter__()
 
 
+@dataclass
+class _Child:
+    """A process forked from this template."""
+
+    pid: int
+    network: int = -1
+    """Descriptor of its network namespace; -1 for none."""
+    uts: int = -1
+    """Of its UTS namespace, while it is a spare."""
+    channel: socket.socket | None = None
+    """Where a spare waits for what it becomes."""
+
+
 class Template:
     """The fork server. Single-threaded: a fork copies only the thread that forks."""
 
@@ -66,7 +88,8 @@ class Template:
         self._jailed = False
         self._preloaded = False
         self._project = ""
-        self._pids: dict[str, int] = {}
+        self._instances: dict[str, _Child] = {}
+        self._spares: list[_Child] = []
         self._home: jail.Home | None = None
         self._networks = jail.Networks()
         self._dispatcher: Dispatcher | None = None
@@ -149,7 +172,9 @@ class Template:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            # With nothing to do at once, make a spare before waiting.
+            events = poll.poll(None if len(self._spares) >= SPARES else 0)
+            for fd, _ in events:
                 if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
@@ -157,6 +182,8 @@ class Template:
                 else:
                     message, fds = self._receive()
                     self._handle(message, fds)
+            if not events:
+                self._make_spare()
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if "fork" in message:
@@ -168,29 +195,70 @@ class Template:
                 for fd in fds:
                     os.close(fd)
         elif "kill" in message:
-            pid = self._pids.get(message["kill"])
-            if pid is None:
+            child = self._instances.get(message["kill"])
+            if child is None:
                 return
             if self._jailed:
-                os.kill(pid, signal.SIGKILL)  # pid 1 of its namespace: all in it goes with it
+                os.kill(child.pid, signal.SIGKILL)  # pid 1 of its namespace: all goes with it
             else:
-                kill_tree(pid)
+                kill_tree(child.pid)
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
-        pid = -1
+        instance_id: str = message["fork"]
+        while self._spares:
+            spare = self._spares.pop(0)
+            self._instances[instance_id] = spare
+            try:
+                self._assign(spare, message, fds)
+                return
+            except OSError:
+                pass  # it died while it waited; `_reap` finds it under no instance's name
+            del self._instances[instance_id]
+        self._instances[instance_id] = self._new_process(instance_id, None, (message, fds))
+
+    def _assign(self, spare: _Child, message: dict[str, Any], fds: list[int]) -> None:
+        """Tell a spare what it becomes."""
+        assert spare.channel is not None
+        with spare.channel as channel:
+            if self._home is not None:
+                self._home.rename(spare.uts, message["fork"])
+            socket.send_fds(channel, [json.dumps(message).encode()], fds)
+        spare.channel = None
+        if spare.uts >= 0:
+            os.close(spare.uts)
+            spare.uts = -1
+
+    def _make_spare(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+            child = self._new_process(SPARE_NAME, theirs, None)
+            child.channel = socket.socket(fileno=jail.move_high(ours.fileno()))
+        self._spares.append(child)
+
+    def _new_process(
+        self,
+        hostname: str,
+        channel: socket.socket | None,
+        assignment: tuple[dict[str, Any], list[int]] | None,
+    ) -> _Child:
+        """Fork; the new process becomes what `assignment` says, or what `channel` will tell it."""
+        pid = network = uts = -1
         try:
             if self._home is not None:
-                jail.build(self._spec, message["fork"], self._networks)
+                network = jail.build(self._spec, hostname, self._networks)
+                if channel is not None:
+                    uts = jail.open_high("/proc/self/ns/uts")
             pid = os.fork()
             if pid == 0:
-                self._become_instance(message, fds)
+                self._become_instance(channel, assignment)
         finally:
             if self._home is not None and pid != 0:
                 self._home.come_back()
-        self._pids[message["fork"]] = pid
+        return _Child(pid, network, uts)
 
     def _reap(self) -> None:
-        by_pid = {pid: instance for instance, pid in self._pids.items()}
+        by_pid = {child.pid: name for name, child in self._instances.items()}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -200,15 +268,15 @@ class Template:
                 break
             instance = by_pid.get(pid)
             if instance is not None:
-                del self._pids[instance]
-                self._networks.leave(instance)
+                self._networks.leave(self._instances.pop(instance).network)
                 self._send({"exited": instance, "status": os.waitstatus_to_exitcode(status)})
+            self._spares = [spare for spare in self._spares if spare.pid != pid]
         if not self._jailed:
             self._kill_orphans()
 
     def _kill_orphans(self) -> None:
         """End what dead instances left behind: as subreaper, this process inherits it."""
-        known = set(self._pids.values())
+        known = {child.pid for child in (*self._instances.values(), *self._spares)}
         for pid in _children_of_main_thread():
             if pid not in known:
                 kill_tree(pid)
@@ -225,38 +293,49 @@ class Template:
 
     # --- being an instance ------------------------------------------------------------------
 
-    def _become_instance(self, message: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _become_instance(
+        self,
+        channel: socket.socket | None,
+        assignment: tuple[dict[str, Any], list[int]] | None,
+    ) -> NoReturn:
         """Turn this freshly forked process into an instance; never returns."""
         try:
-            self._boot(message, fds)
+            self._shut_in()
+            if assignment is None:
+                assert channel is not None
+                assignment = _wait_for_assignment(channel)
+            message, fds = assignment
+            self._boot(message, *fds)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
-            with contextlib.suppress(OSError):
-                error = text[-60_000:]
-                self._send({"boot_failed": message["fork"], "error": error})
+            if assignment is None:
+                print(text, file=sys.stderr, flush=True)  # noqa: T201  # the template's log
+            else:
+                name = assignment[0]["fork"]
+                with contextlib.suppress(OSError):
+                    self._send({"boot_failed": name, "error": text[-60_000:]})
             os._exit(_BOOT_FAILED_EXIT)
         os._exit(0)
 
-    def _boot(self, message: dict[str, Any], fds: list[int]) -> None:
-        instance_id: str = message["fork"]
-        listener_fd, log_fd = fds
+    def _shut_in(self) -> None:
+        """Close what is the template's, enter the jail, give up all rights."""
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, _reap_adopted)
         os.close(self._wake_read)
         os.close(self._wake_write)
-        self._redirect(log_fd)
+        jail.close_high()
         if self._jailed:
-            assert self._home is not None
-            self._home.close()
-            self._networks.forget()
             jail.enter(self._spec)
-            home = jail.WORK
         else:
             linux.die_with_parent()
             os.setsid()
             linux.become_subreaper()
-            home = message["work_dir"]
             jail.lock(self._spec)
             linux.die_with_parent()  # a change of credentials clears it
+
+    def _boot(self, message: dict[str, Any], listener_fd: int, log_fd: int) -> None:
+        self._redirect(log_fd)
+        home = jail.WORK if self._jailed else message["work_dir"]
         os.chdir(home)
         # Only what differs: every page that a forked process writes to is copied first.
         for name, value in {"HOME": home, **message["env"]}.items():
@@ -265,9 +344,8 @@ class Template:
         sys.argv[1:] = message["arguments"]
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
         dispatcher.begin()
-        signal.signal(signal.SIGCHLD, _reap_adopted)
         listener = socket.socket(fileno=listener_fd)
-        self._send({"booted": instance_id})
+        self._send({"booted": message["fork"]})
         self._control.close()
         serve(listener, dispatcher)
 
@@ -281,6 +359,18 @@ class Template:
         os.close(log_fd)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
+
+
+def _wait_for_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait, as a spare, for what this process becomes; ends it when the template is gone."""
+    linux.set_process_name(SPARE_NAME)
+    with channel:
+        data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, 4)
+    if not data:
+        os._exit(0)
+    linux.set_process_name(INSTANCE_NAME)
+    message: dict[str, Any] = json.loads(data)
+    return message, fds
 
 
 def _follow(pid: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
-from tests.ray.faults import PROBE, Driver, Witness, eventually, processes_of, without
+from tests.ray.faults import PROBE, Driver, Witness, eventually_empty, kill, processes_of, without
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,8 +80,8 @@ def cluster() -> Iterator[Cluster]:
             aenv_ray.shutdown()
             ray.shutdown()
     settings.cache_clear()
-    eventually(lambda: not live_processes(node_dir), what="sandboxes left after the last test")
-    eventually(lambda: not processes_of(root), 20.0, f"processes left: {processes_of(root)}")
+    eventually_empty(lambda: live_processes(node_dir))
+    eventually_empty(lambda: processes_of(root), 20.0)
     shutil.rmtree(root, ignore_errors=True)
 
 
@@ -111,14 +112,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("env")
     processes, traces = cluster.sandboxes(), cluster.traces()
     yield
-    eventually(
-        lambda: not without(cluster.sandboxes(), processes),
-        what=f"sandbox processes left: {without(cluster.sandboxes(), processes)}",
-    )
-    eventually(
-        lambda: not without(cluster.traces(), traces),
-        what=f"files left: {without(cluster.traces(), traces)}",
-    )
+    eventually_empty(lambda: without(cluster.sandboxes(), processes))
+    eventually_empty(lambda: without(cluster.traces(), traces))
 
 
 @pytest.fixture
@@ -172,6 +167,9 @@ def short_dir() -> Iterator[Path]:
     """A directory whose path is short enough for sockets below it."""
     path = Path(tempfile.mkdtemp(prefix="aenv-a", dir="/tmp"))
     yield path
+    for pid in processes_of(path):  # Ray's own agents outlive a killed raylet by half a minute
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +22,23 @@ GONE_S = 10.0
 _LOOK_AGAIN_S = 0.02
 
 
-def eventually(predicate: Callable[[], T], deadline_s: float = GONE_S, what: str = "") -> T:
-    """Return the first true value of `predicate`; fail when there is none within `deadline_s`."""
+def eventually(
+    predicate: Callable[[], T], deadline_s: float = GONE_S, what: Callable[[], object] = lambda: ""
+) -> T:
+    """Return the first true value of `predicate`; fail when there is none within `deadline_s`.
+
+    `what` is asked for the message of the failure.
+    """
     ends = time.monotonic() + deadline_s
     while not (value := predicate()):
-        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what or predicate}"
+        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what()}"
         threading.Event().wait(_LOOK_AGAIN_S)
     return value
+
+
+def eventually_empty(look: Callable[[], Sized], deadline_s: float = GONE_S) -> None:
+    """Wait until `look` finds nothing; fail with what it still finds after `deadline_s`."""
+    eventually(lambda: not look(), deadline_s, lambda: f"still there: {look()}")
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -105,7 +115,7 @@ class Witness:
 
     def wait_for(self, text: str, deadline_s: float = GONE_S) -> None:
         """Wait until somebody said `text`."""
-        eventually(lambda: text in self.heard(), deadline_s, f"{text!r} in {self._heard}")
+        eventually(lambda: text in self.heard(), deadline_s, lambda: f"{text!r} in {self._heard}")
 
     def close(self) -> None:
         self._sock.close()

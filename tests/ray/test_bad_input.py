@@ -63,7 +63,6 @@ def test_a_reference_that_leads_nowhere(
         ({"ttl": float("nan")}, "ttl nan"),
         ({"ttl": float("inf")}, "ttl inf"),
         ({"ttl": True}, "ttl True"),
-        ({"ttl": ""}, "ttl ''"),
         ({"ttl": [1]}, "ttl"),
         ({"idle_timeout": "often"}, "idle timeout 'often'"),
         ({"idle_timeout": 0}, "idle timeout 0"),
@@ -175,10 +174,13 @@ def test_a_dedicated_project_that_does_not_load_leaves_no_actor(
 def test_a_project_without_tools_is_an_environment_without_tools(
     project: Callable[..., Path],
 ) -> None:
-    """Functions and rewards alone are a valid environment."""
-    handle = aenv_ray.create(project("x = 1\n"), actor="shared")
+    """Functions and rewards alone are a valid environment; nothing at all is a mistake."""
+    with pytest.raises(SandboxStartFailed, match="registers no tool"):
+        aenv_ray.create(project("x = 1\n"), actor="shared")
+    handle = aenv_ray.create(project(TOOL.replace("_tool", "_function")), actor="shared")
     assert ray.get(handle.list_tools.remote()) == []
     assert ray.get(handle.check_health.remote())["status"] in ("success", "healthy")
+    assert ray.get(handle.call_function.remote("fine")) == 1
     ray.get(handle.release.remote())
 
 

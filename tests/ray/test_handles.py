@@ -133,7 +133,8 @@ def test_create_many_is_all_or_nothing(
     """When one of a group fails, none is left, and the error says so."""
     # With arguments each instance loads the code itself; only one of them gets the port.
     failing = project(
-        "import socket, sys\n"
+        "import socket, sys\nfrom aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef fine() -> int: ...\n"
         "if sys.argv[1:]:\n"
         "    taken = socket.socket()\n"
         "    taken.bind(('127.0.0.1', int(sys.argv[1])))\n",

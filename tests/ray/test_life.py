@@ -20,7 +20,9 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import InstanceStatus
 from tests.ray.conftest import Cluster
-from tests.ray.faults import Witness, eventually, kill, without
+from tests.ray.faults import Witness, eventually, eventually_empty, kill, without
+
+TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int: ...\n"
 
 
 def status(handle: Any) -> InstanceStatus:
@@ -31,7 +33,7 @@ def status(handle: Any) -> InstanceStatus:
 
 def wait_for_end(handle: Any) -> None:
     """Wait by status reads, which renew nothing, until the instance has ended."""
-    eventually(lambda: status(handle) is not InstanceStatus.RUNNING, what="it lives on")
+    eventually(lambda: status(handle) is not InstanceStatus.RUNNING, what=lambda: "it lives on")
 
 
 # --- TTL -----------------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ def test_an_instance_ends_with_its_ttl(
         ray.get(handle.call_tool.remote("count"))
     assert "renew" in str(caught.value.hint)
     assert caught.value.instance_id == handle.instance_id
-    eventually(lambda: not without(cluster.sandboxes(), before))
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
     with pytest.raises(InstanceExpired):
         ray.get(handle.renew.remote("1h"))
 
@@ -122,7 +124,7 @@ def test_the_callers_ttl_wins_over_the_projects(
     config = (
         '{"name": "written", "deployConfig": {"network": "none", "ttl": "2h", "idleTimeout": "3h"}}'
     )
-    path = project("x = 1\n", config=config)
+    path = project(TOOL, config=config)
     info = ray.get(make(path, ttl=asked, idle_timeout=asked).info.remote())
     assert info.deadline - info.created_at == pytest.approx(lives_s)
     assert info.idle_timeout_s == (10_800 if asked is None else lives_s)
@@ -184,7 +186,7 @@ def test_release_takes_what_tools_started(
     ray.get(handle.exec.remote(["bash", "-c", script]))
     ray.get(handle.exec.remote("setsid bash -c 'trap \"\" TERM; sleep 4321' >/dev/null 2>&1 &"))
     ray.get(handle.release.remote())
-    eventually(lambda: not without(cluster.sandboxes(), before))
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
 
 
 def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, density: str) -> None:
@@ -225,7 +227,7 @@ def test_release_after_its_actor_is_gone(make: Callable[..., Any], cluster: Clus
     ray.kill(handle._host, no_restart=True)
     assert without(cluster.sandboxes(), before), "the sandbox is not the actor's child (D7)"
     ray.get([handle.release.remote() for _ in range(2)])
-    eventually(lambda: not without(cluster.sandboxes(), before), 40.0)
+    eventually_empty(lambda: without(cluster.sandboxes(), before), 40.0)
 
 
 def test_concurrent_releases_and_calls(make: Callable[..., Any], density: str) -> None:
