@@ -184,7 +184,7 @@ class Controller:
             if (name := self._where.get(instance_id)) in self._hosts:
                 groups.setdefault(str(name), []).append(instance_id)
                 continue
-            for name in await self._candidates(instance_id):
+            for name in await self._responsible(instance_id):
                 groups.setdefault(name, []).append(instance_id)
         async with asyncio.TaskGroup() as tasks:
             for name, ids in groups.items():
@@ -198,8 +198,16 @@ class Controller:
                 async with asyncio.timeout(CONTROL_DEADLINE_S):
                     await self._hosts[name].control.remote("release", ids)
         except AenvError:
-            # The host is gone for good: its node's launcher ends what it left.
+            # The host is gone for good: another one of its node, or the launcher, ends what it left.
             self._forget(name)
+            if name in ids:
+                for other in await self._responsible(name):
+                    await self._release_on(other, [InstanceId(name)])
+
+    async def _responsible(self, instance_id: str) -> list[str]:
+        """Return the instance's own host, or every host that may end it when that is gone."""
+        candidates = await self._candidates(instance_id)
+        return [name for name in candidates if name == instance_id] or candidates
 
     def _forget(self, name: str) -> None:
         self._hosts.pop(name, None)

@@ -336,6 +336,16 @@ class Host:
         """End instances; unknown and ended ones do nothing. Returns when they are gone."""
         await self._adopted.wait()
         await self._end(instance_ids, EndReason.RELEASED, "it was released")
+        for instance_id in instance_ids:
+            if instance_id not in self._lives:
+                await self._end_orphan(instance_id)
+
+    async def _end_orphan(self, instance_id: InstanceId) -> None:
+        """End an instance of this node whose dedicated host is gone for good."""
+        record = self._store.get(instance_id)
+        if record is not None and record.density is ActorDensity.DEDICATED:
+            await self._engine(record.spec.engine).stop([instance_id])
+            self._store.delete([instance_id])
 
     async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
         """End the instances that belong to Ray jobs that ended; return their ids."""

@@ -91,6 +91,9 @@ class Connection:
                 self._handle(message)
         with self._state:
             self._threads -= 1
+            is_last = self._closed and not self._threads
+        if is_last:
+            self._sock.close()  # a failed send ends the connection without a leader to close it
 
     def _from_backlog(self) -> dict[str, Any] | None:
         with self._state:

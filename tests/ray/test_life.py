@@ -221,13 +221,15 @@ def test_release_of_an_unknown_instance(cluster: Cluster, make: Callable[..., An
 
 
 def test_release_after_its_actor_is_gone(make: Callable[..., Any], cluster: Cluster) -> None:
-    """A dedicated actor that was killed for good leaves an instance that release still ends."""
+    """Invariant 4: an instance whose actor was killed for good is ended by another host."""
+    neighbour = make(actor="shared")
     before = cluster.sandboxes()
     handle = make(actor="dedicated")
     ray.kill(handle._host, no_restart=True)
     assert without(cluster.sandboxes(), before), "the sandbox is not the actor's child (D7)"
     ray.get([handle.release.remote() for _ in range(2)])
-    eventually_empty(lambda: without(cluster.sandboxes(), before), 40.0)
+    assert without(cluster.sandboxes(), before) == []
+    assert ray.get(neighbour.call_tool.remote("count")).data == 1
 
 
 def test_concurrent_releases_and_calls(make: Callable[..., Any], density: str) -> None:

@@ -1,0 +1,347 @@
+"""`Environment` and `SyncEnvironment` over Ray: AEnvironment's shape, our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import aenv_ray
+from aenv_ray.client import CircuitBreaker, Environment, SyncEnvironment
+from aenv_ray.errors import (
+    CircuitOpen,
+    ConfigError,
+    DeadlineExceeded,
+    EnvironmentNotFound,
+    FunctionFailed,
+    InstanceNotFound,
+    SandboxLost,
+    SandboxStartFailed,
+    ToolInputInvalid,
+    ToolNotFound,
+    ToolTimeout,
+)
+from tests.ray.conftest import Cluster
+from tests.ray.faults import PROBE, Witness, eventually_empty, kill, without
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+PATH = str(PROBE)
+
+
+def shared(name: str = PATH, **options: Any) -> Environment:
+    """Return an environment on a shared host: the density is not the point here."""
+    return Environment(name, actor="shared", **options)
+
+
+async def test_async_with_creates_and_releases(cluster: Cluster, density: str) -> None:
+    """The instance lives exactly as long as the block, at both densities."""
+    before = cluster.sandboxes()
+    async with Environment(PATH, actor=density) as env:
+        assert (await env.call_tool("add", {"a": 1, "b": 2})).data == 3
+        assert len(without(cluster.sandboxes(), before)) == 1
+    assert without(cluster.sandboxes(), before) == []
+
+
+async def test_an_exception_in_the_block_releases(cluster: Cluster) -> None:
+    """The exception passes and the instance goes."""
+    before = cluster.sandboxes()
+    with pytest.raises(RuntimeError, match="mine"):
+        async with shared():
+            raise RuntimeError("mine")
+    assert without(cluster.sandboxes(), before) == []
+
+
+async def test_the_first_call_creates_the_instance(cluster: Cluster) -> None:
+    """Without `async with`, and only once for concurrent first calls."""
+    before = cluster.sandboxes()
+    env = shared()
+    assert env.instance_id is None
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(env.call_tool("count")) for _ in range(10)]
+    assert sorted(t.result().data for t in tasks) == list(range(1, 11))
+    assert len(without(cluster.sandboxes(), before)) == 1
+    await env.release()
+
+
+async def test_release_is_idempotent_and_initialize_starts_anew() -> None:
+    """A released environment can be used again, on a fresh instance."""
+    env = shared()
+    await env.release()
+    assert await env.initialize()
+    first = env.instance_id
+    assert (await env.call_tool("count")).data == 1
+    assert await env.initialize()
+    assert env.instance_id == first
+    await env.release()
+    await env.destroy()
+    assert env.instance_id is None
+    assert (await env.call_tool("count")).data == 1
+    assert env.instance_id not in (None, first)
+    await env.destroy()
+
+
+async def test_attach_uses_a_live_instance(make: Callable[..., Any]) -> None:
+    """The same state by another client; leaving the block releases it."""
+    handle = make()
+    await handle.call_tool.remote("count")
+    async with await Environment.attach(handle.instance_id) as env:
+        assert env.instance_id == handle.instance_id
+        assert (await env.call_tool("count")).data == 2
+        assert (await env.call_tool("probe/count")).data == 3
+    with pytest.raises(InstanceNotFound):
+        await Environment.attach(handle.instance_id)
+    with pytest.raises(InstanceNotFound):
+        await Environment.attach("probe-zzzzzzzz")
+
+
+async def test_get_env_info_has_the_fields_of_the_original() -> None:
+    """AEnvironment's six fields, and ours beside them."""
+    async with shared("mini-terminal@1.0.0", labels={"a": "b"}, owner="ada") as env:
+        info = await env.get_env_info()
+        assert info["name"] == "mini-terminal@1.0.0"
+        assert info["instance_id"] == env.instance_id
+        assert info["status"] == "Running"
+        assert {"ip", "created_at", "updated_at"} <= set(info)
+        assert (info["labels"], info["owner"], info["density"]) == ({"a": "b"}, "ada", "shared")
+        renewed = await env.renew("2h")
+        assert renewed.deadline > info["deadline"]
+
+
+async def test_tools_are_listed_under_the_environments_name() -> None:
+    """`env/tool`, callable by that and by its own name."""
+    async with shared("mini-terminal@1.0.0") as env:
+        (tool,) = await env.list_tools()
+        assert tool["name"] == "mini-terminal@1.0.0/execute_command"
+        assert tool["inputSchema"]["required"] == ["command"]
+        for name in (tool["name"], "execute_command"):
+            result = await env.call_tool(name, {"command": "echo hi"})
+            assert result.data["output"] == ["hi\n", True]
+        with pytest.raises(ToolNotFound):
+            await env.call_tool("other@1.0.0/execute_command", {"command": "true"})
+
+
+async def test_openai_tools_are_listed_and_called() -> None:
+    """Function tools under names that OpenAI takes, called with the JSON text a model writes."""
+    async with shared() as env:
+        tools = await env.list_openai_tools()
+        functions = {t["function"]["name"]: t["function"] for t in tools}
+        assert {t["type"] for t in tools} == {"function"}
+        assert functions["add"]["parameters"]["required"] == ["a"]
+        assert (await env.call_openai_tool("add", '{"a": 1}')).data == 2
+        assert (await env.call_openai_tool("add", {"a": 2})).data == 3
+        assert env.tool_of_openai_name("add") == "add"
+        for wrong in ('{"a": ', "[1]", '"x"'):
+            with pytest.raises(ToolInputInvalid):
+                await env.call_openai_tool("add", wrong)
+        with pytest.raises(ToolNotFound):
+            await env.call_openai_tool("nonsense", "{}")
+
+
+async def test_functions_rewards_health_commands_and_files() -> None:
+    """Every other call of the handle, under AEnvironment's names."""
+    async with shared() as env:
+        assert await env.call_function("double", {"value": 4}) == 8
+        assert await env.call_reward({"value": 0.75}) == {"score": 0.75}
+        assert await env.call_reward(name="score") == {"score": 0.5}
+        with pytest.raises(FunctionFailed):
+            await env.call_reward(name="not-a-number")
+        with pytest.raises(FunctionFailed):
+            await env.call_function("burst")
+        health = await env.check_health()
+        assert (health["success"], health["data"]["status"]) == (True, "healthy")
+        assert {f["name"] for f in (await env.list_functions())["functions"]} >= {"double"}
+        assert await env.write_file("a/b", b"\x00\xff") == 2
+        assert await env.read_file("a/b") == b"\x00\xff"
+        assert [e.name for e in await env.list_files("a")] == ["b"]
+        done = await env.exec(["sh", "-c", "cat; exit 4"], stdin=b"in")
+        assert (done.exit_code, done.stdout) == (4, b"in")
+        ok, bad = await env.call_tools([("add", {"a": 1}), ("nonsense", {})], parallel=True)
+        assert ok.data == 2  # type: ignore[union-attr]  # a result, as the test says
+        assert isinstance(bad, ToolNotFound)
+        await env.wait_for_ready()
+
+
+async def test_concurrent_calls_get_their_own_results() -> None:
+    """A few hundred at once on one environment."""
+    async with shared() as env, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(env.call_tool("add", {"a": n, "b": 0})) for n in range(300)]
+    assert [t.result().data for t in tasks] == list(range(300))
+
+
+async def test_a_call_is_stopped_at_its_timeout() -> None:
+    """Given with the call, or once for the environment."""
+    async with shared(timeout=0.4) as env:
+        with pytest.raises(ToolTimeout):
+            await env.call_tool("block")
+        with pytest.raises(ToolTimeout):
+            await env.call_tool("block", timeout=0.2)
+        assert (await env.call_tool("count")).data == 1
+
+
+async def test_a_dead_sandbox_opens_the_circuit_and_a_new_one_closes_it(
+    cluster: Cluster,
+) -> None:
+    """Five infrastructure failures in a row, then `CircuitOpen`; release and initialize heal."""
+    before = cluster.sandboxes()
+    env = shared()
+    await env.initialize()
+    for pid in without(cluster.sandboxes(), before):
+        kill(pid)
+    for _ in range(5):
+        with pytest.raises(SandboxLost):
+            await env.call_tool("count")
+    with pytest.raises(CircuitOpen) as caught:
+        await env.call_tool("count")
+    assert "release" in str(caught.value.hint)
+    await env.release()
+    assert (await env.call_tool("count")).data == 1
+    await env.release()
+
+
+async def test_what_tools_do_opens_no_circuit() -> None:
+    """Timeouts, refusals and failing tools say nothing about the infrastructure."""
+    async with shared() as env:
+        for _ in range(7):
+            with pytest.raises(ToolNotFound):
+                await env.call_tool("nonsense")
+            with pytest.raises(ToolInputInvalid):
+                await env.call_tool("add")
+            with pytest.raises(FunctionFailed):
+                await env.call_function("burst")
+            assert (await env.call_tool("fail", {"text": "x"})).is_error
+        with pytest.raises(ToolTimeout):
+            await env.call_tool("block", timeout=0.1)
+        assert (await env.call_tool("count")).data == 1
+
+
+def test_an_open_circuit_lets_one_call_probe() -> None:
+    """After the pause one call passes; its success closes the circuit, its failure opens it anew."""
+    now = [0.0]
+    breaker = CircuitBreaker(threshold=2, pause_s=5.0, now=lambda: now[0])
+    for _ in range(2):
+        breaker.check()
+        breaker.record(SandboxLost("gone"))
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+    now[0] = 5.0
+    breaker.check()
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+    breaker.record(SandboxLost("still gone"))
+    now[0] = 9.0
+    with pytest.raises(CircuitOpen):
+        breaker.check()
+    now[0] = 10.0
+    breaker.check()
+    breaker.record(asyncio.CancelledError())
+    breaker.check()
+    breaker.record(ToolNotFound("an answer, whatever it says"))
+    for _ in range(3):
+        breaker.check()
+
+
+async def test_cancelled_error_passes(witness: Witness) -> None:
+    """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is told each time."""
+    async with shared(environment_variables=witness.variables) as env:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await env.call_tool("hold", {"key": "one"})
+        await asyncio.to_thread(witness.wait_for, "interrupted one")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(env.call_tool("ahold", {"key": "two"}))
+            await asyncio.to_thread(witness.wait_for, "began two")
+            task.cancel()
+        assert task.cancelled()
+        await asyncio.to_thread(witness.wait_for, "interrupted two")
+        assert (await env.call_tool("count")).data == 1
+
+
+async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster) -> None:
+    """Whenever the cancellation comes, the instance that was under way does not stay."""
+    before = cluster.sandboxes()
+    for pause_s in (0.0, 0.005, 0.02, 0.1):
+        env = Environment(PATH, actor="shared")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await env.initialize()
+        await env.release()
+    await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
+
+
+async def test_a_failed_start_leaves_nothing(
+    cluster: Cluster, project: Callable[..., Path]
+) -> None:
+    """Code that does not load, an unhealthy start, a start that takes too long."""
+    before = cluster.sandboxes()
+    with pytest.raises(SandboxStartFailed, match="not today"):
+        await shared(str(project("raise RuntimeError('not today')\n"))).initialize()
+    ill = project(
+        "from aenv_ray.runtime import register_health, register_tool\n"
+        "@register_tool\ndef fine() -> int: ...\n"
+        "@register_health\ndef health(): return {'status': 'unhealthy', 'message': 'no fuel'}\n"
+    )
+    with pytest.raises(SandboxStartFailed, match="no fuel"):
+        await shared(str(ill)).initialize()
+    async with shared(str(ill), skip_for_healthy=True) as env:
+        assert (await env.check_health())["data"]["status"] == "unhealthy"
+    with pytest.raises(DeadlineExceeded, match="startup_timeout|not there within"):
+        await shared(startup_timeout=0.001).initialize()
+    with pytest.raises(EnvironmentNotFound):
+        await shared("no-such-thing").initialize()
+    await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
+
+
+async def test_a_gateway_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AENV_SYSTEM_URL` is refused clearly rather than ignored."""
+    monkeypatch.setenv("AENV_SYSTEM_URL", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="AENV_SYSTEM_URL"):
+        await shared().initialize()
+
+
+# --- without await -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sync_env() -> Iterator[SyncEnvironment]:
+    env = SyncEnvironment(PATH, actor="shared")
+    yield env
+    env.close()
+
+
+def test_the_sync_client_blocks(sync_env: SyncEnvironment) -> None:
+    """The same methods and results without `await`."""
+    with sync_env as env:
+        assert env.call_tool("add", {"a": 1}).data == 2
+        assert any(t["name"].endswith("/add") for t in env.list_tools())
+        assert env.call_reward() == {"score": 0.5}
+        assert env.exec("echo hi").text() == "hi\n"
+        assert env.get_env_info()["status"] == "Running"
+        with pytest.raises(ToolNotFound):
+            env.call_tool("nonsense")
+        first = env.instance_id
+    sync_env.release()
+    assert sync_env.instance_id is None
+    assert sync_env.call_tool("count").data == 1
+    assert sync_env.instance_id != first
+
+
+def test_the_sync_client_attaches(make: Callable[..., Any]) -> None:
+    """By id, with the same state."""
+    handle = make()
+    ray.get(handle.call_tool.remote("count"))
+    env = SyncEnvironment.attach(handle.instance_id)
+    assert env.call_tool("count").data == 2
+    env.close()
+    assert handle.instance_id not in [i.id for i in aenv_ray.list_instances()]
+
+
+def test_the_sync_client_raises_what_the_constructor_raises() -> None:
+    """A wrong option is `ConfigError`, in the caller's thread."""
+    with pytest.raises(ConfigError, match="actor"):
+        SyncEnvironment(PATH, actor="lonely")
