@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from aenv_ray.actors.fabric import CreateOptions
-from aenv_ray.client_ray import RayInstance
+from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, FunctionFailed, ToolError
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, load_tasks

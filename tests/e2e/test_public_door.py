@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.client_http import HttpInstance
+from aenv_ray.client.over_http import HttpInstance
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     DeadlineExceeded,
@@ -549,6 +549,6 @@ def test_images_start_it_by_aenvironments_name(tmp_path: Path) -> None:
 
 
 def test_the_client_costs_no_import_of_the_protocol_libraries() -> None:
-    code = "import sys, aenv_ray.client_http as c; print(*sys.modules)"
+    code = "import sys, aenv_ray.client.over_http as c; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"fastmcp", "mcp", "ray", "starlette", "uvicorn"} & set(done.stdout.split())

@@ -28,7 +28,6 @@ from aenv_ray.models import ActorDensity, InstanceStatus, Lifetime
 from tests.ray.conftest import Cluster
 from tests.ray.faults import PROBE, Driver, Witness, free_port
 
-
 # --- creating ------------------------------------------------------------------------------------
 
 

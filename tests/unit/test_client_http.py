@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from aenv_ray import errors
-from aenv_ray.client_http import HttpInstance, _from_rpc, _read_envelope, parse_address
-from aenv_ray.client_mcp import RpcError, _messages
+from aenv_ray.client.mcp_session import RpcError, _messages
+from aenv_ray.client.over_http import HttpInstance, _from_rpc, _read_envelope, parse_address
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,25 @@
         result = await env.call_tool("execute_command", {"command": "uname"})
 
 Inside a Ray cluster, or with none around, it speaks Ray; with ``DUMMY_INSTANCE_IP`` set it speaks
-HTTP to one server that ``aenv run`` started. `SyncEnvironment` is the same without ``await``.
+HTTP to one server that ``aenv run`` started.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import json
-import re
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from aenv_ray.actors.fabric import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
-from aenv_ray.client_ray import RayInstance
+from aenv_ray.client.circuit import CircuitBreaker
+from aenv_ray.client.openai_names import openai_name
+from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
-    INFRASTRUCTURE,
     AenvError,
-    CircuitOpen,
     ConfigError,
     DeadlineExceeded,
     SandboxStartFailed,
@@ -35,70 +31,6 @@ from aenv_ray.errors import (
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 
 T = TypeVar("T")
-
-CIRCUIT_THRESHOLD: Final = 5
-"""Infrastructure failures in a row that open the circuit; AEnvironment's number."""
-CIRCUIT_PAUSE_S: Final = 5.0
-"""How long an open circuit refuses calls before it lets one through to probe."""
-_OPENAI_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_OPENAI_NAME_LENGTH: Final = 64
-
-
-class CircuitBreaker:
-    """Refuses calls after repeated infrastructure failures, and recovers by itself.
-
-    What a tool does, raise, time out or refuse its arguments, is no failure of the infrastructure.
-
-    Args:
-        threshold: Failures in a row that open it.
-        pause_s: Seconds until one call may probe again.
-        now: Monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        threshold: int = CIRCUIT_THRESHOLD,
-        pause_s: float = CIRCUIT_PAUSE_S,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._threshold = threshold
-        self._pause_s = pause_s
-        self._now = now
-        self._failures = 0
-        self._opened_at: float | None = None
-        self._probing = False
-
-    def check(self) -> None:
-        """Let a call through.
-
-        Raises:
-            CircuitOpen: Too many failures in a row, and the pause is not over.
-        """
-        if self._opened_at is None:
-            return
-        if self._now() - self._opened_at < self._pause_s or self._probing:
-            raise CircuitOpen(
-                f"{self._failures} infrastructure failures in a row; calls pause for "
-                f"{self._pause_s:g} s",
-                hint="the next call after that probes; release() and initialize() start anew",
-            )
-        self._probing = True
-
-    def record(self, error: BaseException | None) -> None:
-        """Note how a call ended."""
-        self._probing = False
-        if isinstance(error, INFRASTRUCTURE):
-            self._failures += 1
-            if self._failures >= self._threshold:
-                self._opened_at = self._now()
-        elif error is None or isinstance(error, AenvError):
-            self.reset()
-
-    def reset(self) -> None:
-        """Forget all failures."""
-        self._failures = 0
-        self._opened_at = None
-        self._probing = False
 
 
 class Environment:
@@ -214,7 +146,7 @@ class Environment:
         settings = read_settings()
         dummy = settings.dummy_instance or self._url
         if dummy is not None:
-            from aenv_ray.client_http import HttpInstance
+            from aenv_ray.client.over_http import HttpInstance
 
             http = HttpInstance(dummy)
             if not self.skip_for_healthy:
@@ -501,15 +433,6 @@ class Environment:
         return await self.call_tool(own, arguments)
 
 
-def openai_name(name: str, taken: Mapping[str, str]) -> str:
-    """Return `name` in OpenAI's alphabet, at most 64 characters, distinct from `taken`."""
-    legal = _OPENAI_NAME.sub("_", name)[:_OPENAI_NAME_LENGTH] or "tool"
-    if legal not in taken:
-        return legal
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{legal[: _OPENAI_NAME_LENGTH - 9]}_{digest}"
-
-
 async def _or_close(instance: Any, wait: Coroutine[Any, Any, Any]) -> None:
     """Await `wait`; when it does not end well, leave no instance behind."""
     try:
@@ -518,65 +441,3 @@ async def _or_close(instance: Any, wait: Coroutine[Any, Any, Any]) -> None:
         await asyncio.shield(instance.release())
         await instance.close()
         raise
-
-
-class SyncEnvironment:
-    """`Environment` without ``await``: each method blocks, on a loop thread of its own.
-
-    Takes the same arguments, and has the same methods. Usable from several threads.
-    """
-
-    def __init__(self, env_name: str, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="aenv-sync", daemon=True
-        )
-        self._thread.start()
-        self._environment = self._wait(_construct(env_name, options))
-
-    @classmethod
-    def attach(cls, instance_id: str, **options: Any) -> SyncEnvironment:
-        """Return an environment on a live instance; leaving it releases the instance."""
-        self = cls(instance_id.rpartition("-")[0], **options)
-        self._environment = self._wait(Environment.attach(instance_id, **options))
-        return self
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C in the caller's thread cancels the call
-            raise
-
-    def __enter__(self) -> SyncEnvironment:
-        self._wait(self._environment.initialize())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """End the instance. Any number of times."""
-        self._wait(self._environment.release())
-
-    def close(self) -> None:
-        """End the instance and the loop thread."""
-        self.release()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._environment, name)
-        if not asyncio.iscoroutinefunction(attribute):
-            return attribute
-
-        @functools.wraps(attribute)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._wait(attribute(*args, **kwargs))
-
-        return call
-
-
-async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
-    return Environment(env_name, **options)

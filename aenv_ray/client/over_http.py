@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from aenv_ray.client_mcp import NOT_SENT, McpSession, RpcError
+from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,

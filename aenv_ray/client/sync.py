@@ -1,0 +1,75 @@
+"""`SyncEnvironment`: `Environment` for code without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from aenv_ray.client.environment import Environment
+
+T = TypeVar("T")
+
+
+class SyncEnvironment:
+    """`Environment` without ``await``: each method blocks, on a loop thread of its own.
+
+    Takes the same arguments, and has the same methods. Usable from several threads.
+    """
+
+    def __init__(self, env_name: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="aenv-sync", daemon=True
+        )
+        self._thread.start()
+        self._environment = self._wait(_construct(env_name, options))
+
+    @classmethod
+    def attach(cls, instance_id: str, **options: Any) -> SyncEnvironment:
+        """Return an environment on a live instance; leaving it releases the instance."""
+        self = cls(instance_id.rpartition("-")[0], **options)
+        self._environment = self._wait(Environment.attach(instance_id, **options))
+        return self
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the caller's thread cancels the call
+            raise
+
+    def __enter__(self) -> SyncEnvironment:
+        self._wait(self._environment.initialize())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """End the instance. Any number of times."""
+        self._wait(self._environment.release())
+
+    def close(self) -> None:
+        """End the instance and the loop thread."""
+        self.release()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._environment, name)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
+
+        @functools.wraps(attribute)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wait(attribute(*args, **kwargs))
+
+        return call
+
+
+async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
+    return Environment(env_name, **options)
