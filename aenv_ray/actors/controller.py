@@ -198,7 +198,7 @@ class Controller:
                 async with asyncio.timeout(CONTROL_DEADLINE_S):
                     await self._hosts[name].control.remote("release", ids)
         except AenvError:
-            # The host is gone for good: another one of its node, or the launcher, ends what it left.
+            # The host is gone for good: another of its node, or the launcher, ends what it left.
             self._forget(name)
             if name in ids:
                 for other in await self._responsible(name):

@@ -1,0 +1,163 @@
+"""`aenv quickstart`: rollouts from one command, an honest summary, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.sampling import Episode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ray]
+
+QUICKSTART = [sys.executable, "-m", "aenv_ray.cli.main", "quickstart"]
+KEYS = {
+    "rollouts", "succeeded", "infra_failed", "reward_mean", "tool_calls", "calls_per_s",
+    "create_p50_ms", "call_p50_ms", "wall_s", "instances_left",
+}  # fmt: skip
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """Directories of a Ray and a fabric of this test's own, on short paths."""
+    path = Path(tempfile.mkdtemp(prefix="aenv-q", dir="/tmp"))
+    yield path
+    for pid in processes_of(path):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def environment_of(root: Path) -> dict[str, str]:
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("RAY_", "AENV_"))}
+    return {
+        **kept,
+        "RAY_TMPDIR": str(root),
+        "AENV_RUNTIME_DIR": str(root / "r"),
+        "AENV_DATA_DIR": str(root / "d"),
+    }
+
+
+def processes_of(root: Path) -> dict[int, str]:
+    """Return the live processes that name `root` in their arguments or environment."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes()
+            mark = os.fsencode(root)
+            named = mark in command or mark in Path("/proc", name, "environ").read_bytes()
+        except OSError:
+            continue
+        if command and named:
+            found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")[:150]
+    return found
+
+
+def wait_until(condition: Callable[[], Any], deadline_s: float) -> None:
+    """Wait for a condition; fail when it does not come true in time."""
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends, f"not within {deadline_s} s"
+        threading.Event().wait(0.05)
+
+
+def quickstart(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*QUICKSTART, *arguments],
+        env=environment_of(root), cwd=root, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "means"), [("reference", {1.0}), ("wrong", {0.0}), ("random", None)]
+)
+def test_a_policy_in_json(root: Path, policy: str, means: set[float] | None) -> None:
+    """Valid JSON alone on stdout with the promised keys, exit code 0, and a line an episode."""
+    done = quickstart(
+        root, "--policy", policy, "--rollouts", "8", "--concurrency", "4", "--json",
+        "--out", "episodes.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert set(summary) >= KEYS
+    assert (summary["rollouts"], summary["infra_failed"], summary["instances_left"]) == (8, 0, 0)
+    assert means is None or summary["reward_mean"] in means
+    assert summary["succeeded"] == round(8 * summary["reward_mean"])
+    assert summary["tool_calls"] >= 8
+    for name in ("calls_per_s", "create_p50_ms", "call_p50_ms", "wall_s"):
+        assert summary[name] > 0
+    lines = (root / "episodes.jsonl").read_text().splitlines()
+    episodes = [Episode.model_validate_json(line) for line in lines]
+    assert sorted(e.index for e in episodes) == list(range(8))
+    assert sum(e.reward or 0.0 for e in episodes) == 8 * summary["reward_mean"]
+    assert sum(len(e.steps) for e in episodes) == summary["tool_calls"]
+    wait_until(lambda: not processes_of(root), 20)
+
+
+def test_the_random_policy_repeats_itself(root: Path) -> None:
+    """The same seed gives the same rewards, whatever the concurrency; people get a table."""
+    rewards = []
+    for concurrency in ("1", "6"):
+        out = root / f"{concurrency}.jsonl"
+        done = quickstart(
+            root, "--policy", "random", "--seed", "7", "--rollouts", "6", "--concurrency",
+            concurrency, "--out", str(out),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
+        assert {"rollouts", "reward mean", "instances left"} <= set(rows)
+        episodes = [json.loads(line) for line in out.read_text().splitlines()]
+        rewards.append({e["task_id"]: e["reward"] for e in episodes})
+    assert rewards[0] == rewards[1]
+    assert len(rewards[0]) == 6
+
+
+def test_an_unwritable_out_fails_before_anything_starts(root: Path) -> None:
+    """Exit code 3, a message and a hint, no Ray."""
+    done = quickstart(root, "--json", "--out", str(root / "no" / "such" / "dir" / "x.jsonl"))
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "cannot be written" in done.stderr
+    assert "--out" in done.stderr
+    assert not list(root.glob("session_*"))
+
+
+@pytest.mark.parametrize("option", [("--rollouts", "0"), ("--concurrency", "-1"), ("--policy", "x")])
+def test_wrong_usage(root: Path, option: tuple[str, str]) -> None:
+    """Exit code 2 names the option."""
+    done = quickstart(root, *option)
+    assert done.returncode == 2
+    assert option[0] in done.stderr
+
+
+@pytest.mark.parametrize("form", ["--json", "--seed=1"])
+def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path, form: str) -> None:
+    """SIGINT in the middle: exit code 130 within seconds, no result, no process."""
+    out = root / "episodes.jsonl"
+    process = subprocess.Popen(
+        [*QUICKSTART, "--rollouts", "100000", "--concurrency", "8", "--out", str(out), form],
+        env=environment_of(root), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: out.exists() and out.read_text().count("\n") >= 20, 60)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    wait_until(lambda: not processes_of(root), 20)
