@@ -36,7 +36,7 @@ def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
     else:
         text = value.strip().lower()
         parts = _DURATION_PART.findall(text)
-        if text.isdigit():
+        if text.isdecimal():
             seconds = float(text)
         elif parts and "".join(number + unit for number, unit in parts) == text:
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)

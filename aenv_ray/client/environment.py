@@ -224,7 +224,7 @@ class Environment:
         if not isinstance(instance, RayInstance):
             return {
                 "name": self.env_name, "instance_id": "test", "status": "Running",
-                "ip": instance.base_url, "created_at": "", "updated_at": "",
+                "ip": instance.url, "created_at": "", "updated_at": "",
             }  # fmt: skip
         info = await instance.info()
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.created_at))

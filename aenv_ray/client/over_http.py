@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -32,7 +32,7 @@ from aenv_ray.errors import (
     ToolTimeout,
     from_wire,
 )
-from aenv_ray.models import ToolResult
+from aenv_ray.models import InstanceInfo, ToolResult
 
 DEFAULT_PORT: Final = 8081
 HEALTHY: Final = frozenset({"healthy", "success"})
@@ -162,6 +162,31 @@ class HttpInstance:
             raise from_wire(error)
         return ToolResult.from_wire(data)
 
+    async def call_tools(
+        self,
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        parallel: bool = False,
+        timeout_s: float = 60.0,
+    ) -> list[ToolResult | AenvError]:
+        """Call several tools, in order or all at once, within `timeout_s` together.
+
+        Each item is a result or the error that kept the call from having one.
+        """
+        ends_at = asyncio.get_running_loop().time() + timeout_s
+
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult | AenvError:
+            remaining_s = max(ends_at - asyncio.get_running_loop().time(), 0.001)
+            try:
+                return await self.call_tool(name, arguments, remaining_s)
+            except AenvError as exc:
+                return exc
+
+        if not parallel:
+            return [await call(name, arguments) for name, arguments in calls]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call(name, arguments)) for name, arguments in calls]
+        return [task.result() for task in tasks]
+
     async def _list_page(self, params: Mapping[str, Any]) -> dict[str, Any]:
         async with self._attributed("tools/list", None):
             try:
@@ -281,7 +306,9 @@ class HttpInstance:
 
     # --- health -----------------------------------------------------------------------------
 
-    async def check_health(self, timeout_s: float = 5.0) -> dict[str, Any]:
+    async def check_health(
+        self, arguments: Mapping[str, Any] | None = None, timeout_s: float = 5.0
+    ) -> dict[str, Any]:
         """Return the health check's whole answer; ``data.status`` says how the environment is.
 
         Raises:
@@ -291,7 +318,8 @@ class HttpInstance:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.get(f"{self.url}/health")
+                query = {key: _query_text(value) for key, value in (arguments or {}).items()}
+                response = await self._http.get(f"{self.url}/health", params=query)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{self.url}/health did not answer within {timeout_s:g} s"
@@ -320,7 +348,7 @@ class HttpInstance:
         while True:
             try:
                 remaining_s = max(ends_at - loop.time(), 0.001)
-                body = await self.check_health(min(_PROBE_S, remaining_s))
+                body = await self.check_health(timeout_s=min(_PROBE_S, remaining_s))
             except (FabricUnavailable, SandboxLost, DeadlineExceeded, InternalError) as exc:
                 last = exc.message
             else:
@@ -338,6 +366,20 @@ class HttpInstance:
                 )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_POLL_S)
+
+    async def renew(self, ttl: str | float) -> InstanceInfo:
+        """Refuse: a server that somebody else started has no deadline.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"the server at {self.url} has no TTL to renew",
+            hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
+        )
+
+    async def release(self) -> None:
+        """Do nothing: the server is its starter's to end."""
 
     async def close(self) -> None:
         """End the session and close the connections; any number of times."""

@@ -25,13 +25,21 @@ class SyncEnvironment:
             target=self._loop.run_forever, name="aenv-sync", daemon=True
         )
         self._thread.start()
-        self._environment = self._wait(_construct(env_name, options))
+        try:
+            self._environment = self._wait(_construct(env_name, options))
+        except BaseException:
+            self._end_loop()
+            raise
 
     @classmethod
     def attach(cls, instance_id: str, **options: Any) -> SyncEnvironment:
         """Return an environment on a live instance; leaving it releases the instance."""
         self = cls(instance_id.rpartition("-")[0], **options)
-        self._environment = self._wait(Environment.attach(instance_id, **options))
+        try:
+            self._environment = self._wait(Environment.attach(instance_id, **options))
+        except BaseException:
+            self._end_loop()
+            raise
         return self
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -54,10 +62,19 @@ class SyncEnvironment:
         self._wait(self._environment.release())
 
     def close(self) -> None:
-        """End the instance and the loop thread."""
-        self.release()
+        """End the instance and the loop thread. Any number of times."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.release()
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._environment, name)

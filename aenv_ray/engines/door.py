@@ -22,6 +22,9 @@ _CAUSE_WAIT_S: Final = 2.0
 
 _WATCH_S: Final = 0.5
 """How exactly an unanswered call's deadline is kept."""
+_BUSY_CALLS: Final = 16
+"""With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
+_BUSY_DELAY_S: Final = 0.001
 _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 
 
@@ -222,7 +225,10 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
     def _write(self, line: bytes) -> None:
         """Send with whatever else this turn of the event loop sends: one system call for all."""
         if not self._outbox:
-            self._loop.call_soon(self._flush)
+            if len(self._pending) < _BUSY_CALLS:
+                self._loop.call_soon(self._flush)
+            else:
+                self._loop.call_later(_BUSY_DELAY_S, self._flush)
         self._outbox.append(line)
 
     def _flush(self) -> None:

@@ -1,6 +1,7 @@
 """The node's launcher: a small process that owns the process engine's sandboxes.
 
-``python -m aenv_ray.engines.launcher DIR`` runs in a session of its own, so that neither the death
+``python -m aenv_ray.engines.launcher DIR [GRACE_S]`` runs in a session of its own, so that neither the
+death
 of a host actor nor Ray's killing of a worker's process group reaches it. It is single-threaded,
 imports little, and decides nothing but deadlines. Whoever starts sandboxes connects to its Unix
 socket and sends one JSON object a line:
@@ -65,6 +66,8 @@ class _Template:
     queued: list[_Instance] = field(default_factory=list)
     used_at: float = 0.0
     stderr: Path | None = None
+    env_reads: list[str] = field(default_factory=list)
+    """Variables that code which failed to load had read."""
 
 
 @dataclass
@@ -87,10 +90,14 @@ class Launcher:
     Args:
         directory: Where its socket, the instances' sockets and their logs are.
         clock: Wall-clock seconds; deadlines are compared across processes.
+        grace_s: How long instances wait for a host that went away.
     """
 
-    def __init__(self, directory: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self, directory: Path, clock: Clock | None = None, grace_s: float = ADOPTION_GRACE_S
+    ) -> None:
         self._directory = directory
+        self._grace_s = grace_s
         self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
         self._templates: dict[str, _Template] = {}
@@ -265,6 +272,7 @@ class Launcher:
                 self._peers.send(peer, {"seq": seq, "ready": template.ready})
             template.waiting.clear()
         elif "failed" in message:
+            template.env_reads = message.get("env_reads", [])
             self._end_template(template, message["failed"])
         elif "jail_unavailable" in message:
             self._without_jail(template, message["jail_unavailable"])
@@ -301,7 +309,8 @@ class Launcher:
                 words = template.stderr.read_text(errors="replace")[-4000:]
             template.stderr.unlink(missing_ok=True)
         for peer, seq in template.waiting:
-            self._peers.send(peer, {"seq": seq, "failed": f"{why}\n{words}".strip()})
+            failed = {"failed": f"{why}\n{words}".strip(), "env_reads": template.env_reads}
+            self._peers.send(peer, {"seq": seq, **failed})
         for instance in [i for i in self._instances.values() if i.template == template.key]:
             if instance.status == "starting":
                 self._booted(instance.id, why)
@@ -416,7 +425,7 @@ class Launcher:
             elif instance.status == "starting" and instance.boot_by <= now:
                 self._booted(instance.id, f"it was not up after {BOOT_DEADLINE_S:g} s")
                 self._stop(instance.id, "it did not come up")
-            elif away_since is not None and now - away_since > ADOPTION_GRACE_S:
+            elif away_since is not None and now - away_since > self._grace_s:
                 self._stop(instance.id, "its host is gone")
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
@@ -480,6 +489,7 @@ def _become_daemon(directory: Path) -> None:
 def main() -> None:
     """Run the launcher of a directory; a second one there ends at once."""
     directory = Path(sys.argv[1])
+    grace_s = float(sys.argv[2]) if len(sys.argv) > 2 else ADOPTION_GRACE_S
     InstanceFiles(directory).prepare()
     directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
     _become_daemon(directory)
@@ -493,7 +503,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     InstanceFiles(directory).clear()
     remove_stale(directory.parent)
-    Launcher(directory).run()
+    Launcher(directory, grace_s=grace_s).run()
     remove_tree(directory)
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,8 @@ from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation, NetworkMode
 from aenv_ray.runtime.jail import WORK, JailSpec
 
+_OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})
+"""Variables that differ between instances of a project."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -153,32 +155,22 @@ class ProcessEngine(Engine):
     ) -> tuple[str, str, dict[str, Any]]:
         """Return template key, start mode in words, and the template's report."""
         key, setup = plan.setup(preload=True)
-        ready = await self._template(key, setup)
-        reason = ready.get("bare_reason", "")
-        if not reason and spec.arguments:
-            reason = "it has arguments, which its code may read when it is imported"
+        report = await self._template(key, setup)
+        reason = report.get("bare_reason") or _own_at_import(spec, setup["env"], report)
         if not reason:
-            seen = set(ready["env_reads"])
-            given = {**spec.config.deploy.variables, **spec.environment_variables}
-            differing = [n for n, v in given.items() if setup["env"].get(n) != v]
-            read = [name for name in differing if "*" in seen or name in seen]
-            if read:
-                reason = f"its code reads {', '.join(sorted(read)[:3])} when it is imported"
-        if not reason:
-            return key, "template", ready
+            return key, "template", _loaded(report)
+        # Also when it did not load: it may miss just what this instance has.
         key, setup = plan.setup(preload=False)
-        return key, f"bare: {reason}", await self._template(key, setup)
+        return key, f"bare: {reason}", _loaded(await self._template(key, setup))
 
     async def _template(self, key: str, setup: dict[str, Any]) -> dict[str, Any]:
+        """Return the template's report; one with ``failed`` when there is no template."""
         known = self._ready.get(key)
         if known is not None:
             return known
         answer = await self._launcher.ask("template", key=key, setup=setup)
         if "ready" not in answer:
-            raise SandboxStartFailed(
-                f"the environment's code does not load: {answer['failed']}",
-                hint="mend the project; `aenv run` shows the same error",
-            )
+            return answer
         self._ready[key] = answer["ready"]
         return dict(answer["ready"])
 
@@ -322,6 +314,39 @@ class _Plan:
         setup = {**self._base, "preload": preload}
         key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
         return key, setup
+
+
+def _loaded(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of a template that is there.
+
+    Raises:
+        SandboxStartFailed: It is not, because the code does not load.
+    """
+    if "failed" in report:
+        raise SandboxStartFailed(
+            f"the environment's code does not load: {report['failed']}",
+            hint="mend the project; `aenv run` shows the same error",
+        )
+    return report
+
+
+def _own_at_import(
+    spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]
+) -> str:
+    """Return why code that was imported once for all would not suit this instance; "" if it does.
+
+    Args:
+        spec: The instance.
+        shared: The variables with which its template imported the code.
+        report: The template's, with ``env_reads``: what the code read then.
+    """
+    if spec.arguments:
+        return "it has arguments, which its code may read when it is imported"
+    seen = set(report["env_reads"])
+    given = {**spec.config.deploy.variables, **spec.environment_variables}
+    read = {n for n, v in given.items() if shared.get(n) != v and ("*" in seen or n in seen)}
+    read |= seen & _OWN_VARIABLES
+    return f"its code reads {', '.join(sorted(read)[:3])} when it is imported" if read else ""
 
 
 def _bytes(value: str | int | None) -> int | None:

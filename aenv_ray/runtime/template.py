@@ -6,7 +6,7 @@
     launcher → template   {"setup": …}                          once, first
                           {"fork": id, …} + [listener, log]     make an instance
                           {"kill": id}                          end it and all it started
-    template → launcher   {"ready": facts …} | {"failed": text} | {"jail_unavailable": why}, once
+    template → launcher   {"ready": facts …} | {"failed": text, …} | {"jail_unavailable": why}, once
                           {"exited": id, "status": n}
     instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}
 
@@ -112,7 +112,7 @@ class Template:
             try:
                 report |= self._load()
             except ProjectLoadError as exc:
-                self._send({"failed": str(exc)})
+                self._send({"failed": str(exc), "env_reads": sorted(TrackingEnviron.reads)})
                 return
             self._dispatcher = Dispatcher(get_registry())
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start

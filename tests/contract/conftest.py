@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench
 from tests.contract.node import Node
 
 
@@ -23,3 +27,38 @@ def open_node() -> Iterator[Node]:
     node = Node("none")
     yield node
     node.end()
+
+
+@pytest.fixture
+def own_node() -> Iterator[Node]:
+    """Yield a node of one test, which may break it."""
+    node = Node("auto")
+    yield node
+    node.end()
+
+
+async def _bench(node: Node, directory: Path) -> AsyncIterator[Bench]:
+    engine = node.engine(HostId(f"host-{uuid.uuid4().hex[:8]}"))
+    yield Bench(engine, directory)
+    await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
+    await engine.close()
+
+
+@pytest.fixture
+async def walled(walled_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
+    """Yield a bench on the shared node with namespaces; its sandboxes are stopped afterwards."""
+    async for bench in _bench(walled_node, tmp_path):
+        yield bench
+
+
+@pytest.fixture(params=["walled", "bare"])
+def either_node(request: pytest.FixtureRequest, walled_node: Node, open_node: Node) -> Node:
+    """Return the shared node with namespaces, then the one without."""
+    return walled_node if request.param == "walled" else open_node
+
+
+@pytest.fixture
+async def either(either_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
+    """Yield a bench on `either_node`."""
+    async for bench in _bench(either_node, tmp_path):
+        yield bench

@@ -76,6 +76,12 @@ async def test_the_client_speaks_to_one_server() -> None:
         functions = {t["function"]["name"] for t in await env.list_openai_tools()}
         assert "move-point" in functions
         assert (await env.call_openai_tool("echo", '{"text": "hey"}')).data == "hey"
+        for parallel in (False, True):
+            calls = [("add", {"a": 1, "b": 1}), ("nonsense", {}), ("broken", {})]
+            good, unknown, broken = await env.call_tools(calls, parallel=parallel)
+            assert good.data == 2  # type: ignore[union-attr]  # a result, as the test says
+            assert isinstance(unknown, ToolNotFound)
+            assert broken.is_error  # type: ignore[union-attr]  # a result, as the test says
 
 
 @pytest.mark.usefixtures("server")
@@ -91,6 +97,7 @@ async def test_errors_are_those_of_an_instance_over_ray() -> None:
             (env.call_reward(name="broken-reward"), FunctionFailed),
             (env.exec("true"), ConfigError),
             (env.read_file("x"), ConfigError),
+            (env.renew("1h"), ConfigError),
         ):
             with pytest.raises(error):
                 await call

@@ -337,7 +337,10 @@ def test_the_sync_client_attaches(make: Callable[..., Any]) -> None:
     ray.get(handle.call_tool.remote("count"))
     env = SyncEnvironment.attach(handle.instance_id)
     assert env.call_tool("count").data == 2
-    env.close()
+    for _ in range(2):
+        env.close()
+    with pytest.raises(InstanceNotFound):
+        SyncEnvironment.attach(handle.instance_id)
     assert handle.instance_id not in [i.id for i in aenv_ray.list_instances()]
 
 

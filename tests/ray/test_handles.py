@@ -102,6 +102,39 @@ def test_an_instance_gets_its_variables_and_arguments(
     assert [result.data["variables"][name] for name in leaks] == [None] * len(leaks)
 
 
+READS_AT_IMPORT = """
+import os, sys
+from aenv_ray.runtime import register_tool
+COLOUR = os.environ["COLOUR"]
+OWN = os.environ.get("AENV_INSTANCE_ID")
+LEVEL = int(sys.argv[1])
+@register_tool
+def read() -> list:
+    return [COLOUR, OWN, LEVEL]
+"""
+
+
+def test_code_may_read_its_own_variables_when_it_is_imported(
+    make: Callable[..., Any], project: Callable[..., Path]
+) -> None:
+    """Each instance's code sees its own variables, id and arguments, also at import."""
+    path = project(READS_AT_IMPORT)
+    for colour, level in (("blue", 1), ("red", 2)):
+        handle = make(path, environment_variables={"COLOUR": colour}, arguments=[str(level)])
+        result = ray.get(handle.call_tool.remote("read"))
+        assert result.data == [colour, handle.instance_id, level]
+        assert ray.get(handle.info.remote()).start_mode.startswith("bare: ")
+    with pytest.raises(SandboxStartFailed, match="COLOUR"):
+        make(path)
+    only_id = project(READS_AT_IMPORT.replace('["COLOUR"]', '.get("COLOUR")').replace(
+        "int(sys.argv[1])", "sys.argv[1:]"
+    ))
+    for _ in range(2):
+        handle = make(only_id)
+        result = ray.get(handle.call_tool.remote("read"))
+        assert result.data == [None, handle.instance_id, []]
+
+
 def test_two_instances_share_no_state(make: Callable[..., Any], density: str) -> None:
     """Memory and files of an instance are its own, also beside others on one host."""
     one, two = make(actor=density), make(actor="shared")

@@ -1,0 +1,235 @@
+"""The process engine when what it stands on dies: launcher, owner, host, template."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.engines.launcher_client import launcher_environment
+from aenv_ray.engines.process import ProcessEngine
+from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
+from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
+from tests.contract.node import Node
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+HOST = HostId("host-faults")
+
+
+@pytest.fixture
+async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
+    engine = own_node.engine(HOST)
+    yield Bench(engine, tmp_path)
+    await engine.close()
+
+
+def _template_pids(node: Node) -> list[int]:
+    done = subprocess.run(
+        ["pgrep", "-P", ",".join(map(str, node.launcher_pids()))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [int(word) for word in done.stdout.split()]
+
+
+async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) -> None:
+    """Design D4: Ray kills a worker's process group, and the launcher is not in it."""
+    await bench.start()
+    (launcher,) = own_node.launcher_pids()
+    assert os.getsid(launcher) not in (os.getsid(0), os.getpid())
+    fields = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[1]) != os.getpid()
+    opened = [os.readlink(fd) for fd in Path(f"/proc/{launcher}/fd").iterdir()]
+    mine = {os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
+    assert not {target for target in opened if target.startswith(("socket:", "pipe:"))} & mine
+
+
+async def test_engines_of_a_node_share_one_launcher(own_node: Node, tmp_path: Path) -> None:
+    engines = [own_node.engine(HostId(f"host-{index}")) for index in range(6)]
+    async with asyncio.TaskGroup() as group:
+        starts = [group.create_task(Bench(engine, tmp_path).start()) for engine in engines]
+    assert len(own_node.launcher_pids()) == 1
+    assert len(_template_pids(own_node)) == 1
+    for engine, start in zip(engines, starts, strict=True):
+        (running,) = await engine.running()
+        assert running.instance_id == start.result().instance_id
+        await engine.stop([running.instance_id])
+        await engine.close()
+
+
+async def test_everything_ends_with_the_launcher(bench: Bench, own_node: Node) -> None:
+    """Invariants 2 and 3: typed, with the cause, and nothing lives on."""
+    sandbox, idle = await bench.start(), await bench.start()
+    under_way = asyncio.create_task(call(sandbox, "nap", {"seconds": 60.0}))
+    await value_of(sandbox, "echo", text="up")
+    (launcher,) = own_node.launcher_pids()
+    os.kill(launcher, signal.SIGKILL)
+    with pytest.raises(SandboxLost, match="launcher"):
+        await under_way
+    await eventually(lambda: idle.end_cause is not None, "the idle one knows too")
+    await eventually(lambda: not own_node.mentions(), "every process is gone")
+    again = await bench.start()
+    assert await value_of(again, "echo", text="a new launcher") == "a new launcher"
+    await bench.engine.stop([sandbox.instance_id, again.instance_id])
+
+
+async def test_stopping_a_launcher_leaves_nothing(bench: Bench, own_node: Node) -> None:
+    """Invariant 3."""
+    sandbox = await bench.start()
+    await value_of(sandbox, "spawn", command=["sleep", "60"], daemon=True)
+    for pid in own_node.launcher_pids():
+        os.kill(pid, signal.SIGTERM)
+    await eventually(lambda: not own_node.mentions(), "every process is gone")
+    assert own_node.left_over() == []
+
+
+async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) -> None:
+    """Invariant 3: when the raylet is gone, so is all that its node ran."""
+    owner = subprocess.Popen(["sleep", "60"])
+    engine = ProcessEngine(
+        HOST, runtime_dir=own_node.root / "r", data_dir=own_node.data_dir, scope="tests",
+        owner_pid=owner.pid, isolation="auto",
+    )  # fmt: skip
+    sandbox = await Bench(engine, tmp_path).start()
+    owner.kill()
+    owner.wait()
+    await eventually(lambda: sandbox.end_cause is not None, "the sandbox is lost")
+    await eventually(lambda: not own_node.mentions(), "every process is gone")
+    await engine.close()
+
+
+async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_path: Path) -> None:
+    """Design D7 and invariant 3: a grace to come back within, and an end after it."""
+    command = [sys.executable, "-P", "-m", "aenv_ray.engines.launcher", str(own_node.directory)]
+    subprocess.run([*command, "1.0"], env=launcher_environment(), check=True, timeout=30)
+    leaves, stays = own_node.engine(HOST), own_node.engine(HostId("host-stays"))
+    gone = await Bench(leaves, tmp_path).start()
+    kept = await Bench(stays, tmp_path).start()
+    await leaves.close()
+    back = own_node.engine(HOST)
+    assert [row.instance_id for row in await back.running()] == [gone.instance_id]
+    assert len(own_node.sandbox_pids()) == 2
+    await back.close()
+    await eventually(lambda: len(own_node.sandbox_pids()) == 1, "the one without a host ended")
+    assert await value_of(kept, "echo", text="mine stays") == "mine stays"
+    again = own_node.engine(HOST)
+    with pytest.raises(SandboxLost, match="away"):
+        await again.attach(gone.instance_id)
+    await stays.stop([kept.instance_id])
+    await stays.close()
+    await again.close()
+
+
+async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Node) -> None:
+    """A template that the kernel's memory killer took: typed, and the next start makes another."""
+    sandbox = await bench.start()
+    for pid in _template_pids(own_node):
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost")
+    assert "template" in str(sandbox.end_cause)
+    await eventually(lambda: not own_node.left_over(), "nothing is left")
+
+    async def starts_again() -> bool:
+        try:
+            await bench.start()
+        except SandboxStartFailed:
+            return False  # the engine learns of it by the first try
+        return True
+
+    await eventually(starts_again, "another template serves")
+    await bench.engine.stop([row.instance_id for row in await bench.engine.running()])
+
+
+async def test_a_crash_tells_the_end_of_the_log(bench: Bench) -> None:
+    project = bench.project(
+        {
+            "tools.py": "import os, sys\nfrom aenv_ray.runtime import register_tool\n"
+            "@register_tool\ndef crash():\n    print('the last words', flush=True)\n"
+            "    os.write(2, b'and an error\\n')\n    os.kill(os.getpid(), 11) or os.abort()\n"
+        }
+    )
+    sandbox = await bench.start(project)
+    with pytest.raises(SandboxLost, match="the last words\nand an error"):
+        await call(sandbox, "crash")
+
+
+async def test_an_id_that_runs_is_not_started_twice(bench: Bench) -> None:
+    spec = bench.spec()
+    sandbox = await bench.engine.start(spec)
+    with pytest.raises(SandboxStartFailed, match="runs already"):
+        await bench.engine.start(spec)
+    assert await value_of(sandbox, "echo", text="undisturbed") == "undisturbed"
+    await bench.engine.stop([spec.instance_id])
+
+
+async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    def make(directory: Path) -> ProcessEngine:
+        return ProcessEngine(
+            HOST, runtime_dir=directory, data_dir=tmp_path, scope="x", owner_pid=os.getpid()
+        )
+
+    with pytest.raises(ConfigError, match="too long"):
+        make(tmp_path / ("x" * 100))
+    if os.geteuid() == 0:
+        foreign = tmp_path / "foreign"
+        foreign.mkdir()
+        os.chown(foreign, 1234, 1234)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            make(foreign)
+
+
+# --- projects that cannot be forked -----------------------------------------------------------
+
+_TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int:\n    return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+            "bare: its code starts threads",
+        ),
+        ("import socket\nKEPT = socket.socket()\n", "bare: its code opens socket"),
+        ("import os\nKEPT = os.pipe()\n", "bare: its code opens pipe"),
+        ("import os\nSEEN = os.environ.get('SEED')\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = dict(os.environ)\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = os.getenv('OTHER')\n", "template"),
+    ],
+    ids=["thread", "socket", "pipe", "variable", "all variables", "another variable"],
+)
+async def test_what_cannot_be_forked_is_loaded_afresh_and_says_why(
+    bench: Bench, source: str, words: str
+) -> None:
+    """Design D4: the fallback is visible."""
+    project = bench.project({"tools.py": source + _TOOL})
+    sandbox = await bench.start(project, environment_variables={"SEED": "7"})
+    assert sandbox.start_mode.startswith(words)
+    assert await value_of(sandbox, "one") == 1
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_arguments_are_a_reason_to_load_afresh(bench: Bench) -> None:
+    source = "import sys\nSEEN = sys.argv[1:]\n" + _TOOL.replace("return 1", "return len(SEEN)")
+    project = bench.project({"tools.py": source})
+    sandbox = await bench.start(project, arguments=("--a", "b"))
+    assert "arguments" in sandbox.start_mode
+    assert await value_of(sandbox, "one") == 2
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_code_that_fails_only_in_the_instance_fails_its_start(bench: Bench) -> None:
+    source = "import os\nif os.environ.get('SEED') == 'bad': raise RuntimeError('bad seed')\n" + _TOOL
+    project = bench.project({"tools.py": source})
+    with pytest.raises(SandboxStartFailed, match="bad seed"):
+        await bench.start(project, environment_variables={"SEED": "bad"})
+    fine = await bench.start(project, environment_variables={"SEED": "good"})
+    assert await value_of(fine, "one") == 1
+    assert await bench.running() == {fine.instance_id}
+    await bench.engine.stop([fine.instance_id])
