@@ -184,10 +184,10 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as exc:
-        line = text.splitlines()[exc.lineno - 1].strip() if text.strip() else ""
+        line = text.split("\n")[exc.lineno - 1].strip()
         raise ConfigError(
             f"{path}, line {exc.lineno}, column {exc.colno}: {exc.msg}",
-            hint=f"the line is: {line[:80]}" if line else "the file is empty",
+            hint=f"the line is: {line[:80]}" if line else "the file is empty or ends too early",
         ) from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: it holds a {type(data).__name__}, not an object")

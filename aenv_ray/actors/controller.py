@@ -236,6 +236,16 @@ class Controller:
             self._forget(name)
             return []
 
+    async def count_processes(self) -> int:
+        """Return how many sandbox processes all nodes run, as their operating systems say."""
+        by_node = {load.node_id: host for load, host in await self.shared_hosts()}
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_awaited(host.control.remote("count_processes")))
+                for host in by_node.values()
+            ]
+        return sum(task.result() for task in tasks)
+
     async def ping(self) -> str:
         """Answer, so that a caller knows that the fabric is up."""
         self._watch()
@@ -265,6 +275,10 @@ class Controller:
             except AenvError as exc:
                 logger.warning("host %s: %s", name, exc)
                 self._forget(name)
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
 
 
 @functools.cache

@@ -223,6 +223,10 @@ class Fabric:
             )
         return EnvHandle(info.id, info.reference, host, self.controller)
 
+    def count_processes(self) -> int:
+        """Return how many sandbox processes the cluster runs, by its operating systems."""
+        return int(self.wait(self.controller.count_processes.remote(), "counting", 60.0))
+
     def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
         return list(self.wait(self.controller.list_instances.remote(), "listing instances", 60.0))

@@ -60,6 +60,7 @@ class Host:
         store: Records of its instances.
         projects_dir: Where projects are unpacked.
         clock: For deadlines.
+        count_processes: Counts this node's sandbox processes, by the operating system.
         on_empty: Told when a dedicated host has outlived its instance.
     """
 
@@ -73,6 +74,7 @@ class Host:
         store: InstanceStore,
         projects_dir: Path,
         clock: Clock | None = None,
+        count_processes: Callable[[], int] = lambda: 0,
         on_empty: Callable[[], None] | None = None,
     ) -> None:
         self._id = host_id
@@ -84,6 +86,7 @@ class Host:
         self._projects_dir = projects_dir
         self._projects: dict[str, project.Project] = {}
         self._clock = clock or SystemClock()
+        self._count_processes = count_processes
         self._on_empty = on_empty
         self._lives: dict[str, InstanceLife] = {}
         self._sandboxes: dict[str, Sandbox] = {}
@@ -403,6 +406,10 @@ class Host:
                 f"host {self._id} has no instance {instance_id}", instance_id=instance_id
             )
         return life.info()
+
+    async def count_processes(self) -> int:
+        """Return how many sandbox processes this node really runs, whoever they belong to."""
+        return await asyncio.to_thread(self._count_processes)
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the live instances."""

@@ -16,6 +16,7 @@ from aenv_ray.actors.host import EngineFactory, Host
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
+from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
@@ -88,6 +89,7 @@ class HostShell:
 
 
 _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
+    "count_processes": Host.count_processes,
     "has_project": Host.has_project,
     "info": Host.info,
     "instances": Host.instances,
@@ -109,6 +111,7 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         make_engine=make_engine_factory(host_id),
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",
+        count_processes=lambda: len(live_processes(directory)),
         on_empty=ray_api.end_current_actor,
     )
     await host.open(restarted=ray_api.was_restarted())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -44,8 +43,6 @@ def ensure_ray(address: str | None = None) -> bool:
         return False
     address = address or settings().ray_address
     try:
-        if address is None:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         context = ray.init(
             address=address,
             namespace=NAMESPACE,

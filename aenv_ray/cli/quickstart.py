@@ -153,14 +153,11 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
 
 def _instances_left() -> int:
     """Count what still runs, by the operating system; what is ending gets a moment."""
-    from aenv_ray.actors import ray_api
-    from aenv_ray.config import settings
-    from aenv_ray.engines.census import live_processes
-    from aenv_ray.engines.launcher_client import node_directory
+    from aenv_ray.actors import fabric
 
-    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    connection = fabric.init()
     deadline = time.monotonic() + _SETTLE_S
-    while (left := len(live_processes(directory))) and time.monotonic() < deadline:
+    while (left := connection.count_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 

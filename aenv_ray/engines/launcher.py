@@ -1,10 +1,9 @@
 """The node's launcher: a small process that owns the process engine's sandboxes.
 
-``python -m aenv_ray.engines.launcher DIR [GRACE_S]`` runs in a session of its own, so that neither the
-death
-of a host actor nor Ray's killing of a worker's process group reaches it. It is single-threaded,
-imports little, and decides nothing but deadlines. Whoever starts sandboxes connects to its Unix
-socket and sends one JSON object a line:
+``python -m aenv_ray.engines.launcher DIR [GRACE_S]`` runs in a session of its own, so that neither
+the death of a host actor nor Ray's killing of a worker's process group reaches it. It is
+single-threaded, imports little, and decides nothing but deadlines. Whoever starts sandboxes
+connects to its Unix socket and sends one JSON object a line:
 
     {"op": "hello", "host": id, "owner_pid": n}    claim the instances of that host
     {"op": "template", "key": k, "setup": …}       make sure the template is there

@@ -330,9 +330,7 @@ def _loaded(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _own_at_import(
-    spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]
-) -> str:
+def _own_at_import(spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]) -> str:
     """Return why code that was imported once for all would not suit this instance; "" if it does.
 
     Args:

@@ -158,7 +158,8 @@ class Template:
         if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
             reason = "its code starts threads when it is imported"
         elif opened := _special_fds() - before:
-            reason = f"its code opens {', '.join(sorted(opened))} when it is imported"
+            kinds = sorted({target.partition(":")[0] for target in opened})
+            reason = f"its code opens {', '.join(kinds)} when it is imported"
         return {"bare_reason": reason, "env_reads": sorted(TrackingEnviron.reads)}
 
     # --- serving ----------------------------------------------------------------------------
@@ -382,13 +383,13 @@ def _follow(pid: int) -> NoReturn:
 
 
 def _special_fds() -> set[str]:
-    """Return the open sockets and pipes, by what they point to."""
+    """Return the open sockets and pipes, by what they point to: each has a number of its own."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith(("socket:", "pipe:")):
-                found.add(target.partition(":")[0])
+                found.add(target)
     return found
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import RunningSandbox, Sandbox
 from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import (
     Bench,
-    call,
     eventually,
     request,
     value_of,
@@ -136,10 +136,8 @@ class StartTests:
 
         await eventually(nothing_runs, "nothing runs")
 
-    async def test_two_hosts_of_a_node_see_only_their_own(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        result = await call(sandbox, "echo", {"text": "x"})
-        assert not result.is_error
+    async def test_the_listing_names_host_and_deadline(self, bench: Bench, host_id: HostId) -> None:
+        spec = bench.spec(ttl_s=77.0)
+        await bench.engine.start(spec)
         (listed,) = await bench.engine.running()
-        assert listed.instance_id == sandbox.instance_id
-        assert listed.deadline > bench.now()
+        assert listed == RunningSandbox(spec.instance_id, host_id, spec.deadline)

@@ -27,7 +27,7 @@ import pytest_asyncio
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_apart import ApartTests
-from aenv_ray.testing.contract_bench import Bench
+from aenv_ray.testing.contract_bench import Bench, eventually
 from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_life import LifeTests
 from aenv_ray.testing.contract_results import ResultTests
@@ -90,7 +90,7 @@ class EngineContract(StartTests, CallTests, ResultTests, WorkspaceTests, LifeTes
         await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
         assert await engine.running() == []
         await engine.close()
-        assert self.left_over() == []
+        await eventually(lambda: not self.left_over(), "nothing is left")
 
     @pytest.fixture
     def bench(self, engine: Engine, tmp_path: Path) -> Bench:
