@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -51,7 +52,8 @@ class Node:
     def kill_sandboxes(self) -> None:
         """SIGKILL every sandbox process."""
         for pid in self.sandbox_pids():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it went with its parent
+                os.kill(pid, signal.SIGKILL)
 
     def left_over(self) -> list[str]:
         """Return what is left of sandboxes: processes, sockets, logs, work directories."""
@@ -82,7 +84,9 @@ class Node:
         Raises:
             AssertionError: Something was left.
         """
-        before = self.left_over()
+        end = time.monotonic() + 5.0
+        while (before := self.left_over()) and time.monotonic() < end:
+            time.sleep(0.01)
         for pid in self.launcher_pids():
             os.kill(pid, signal.SIGTERM)
         end = time.monotonic() + 10.0

@@ -40,7 +40,7 @@ def _template_pids(node: Node) -> list[int]:
 
 async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) -> None:
     """Design D4: Ray kills a worker's process group, and the launcher is not in it."""
-    await bench.start()
+    sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
     assert os.getsid(launcher) not in (os.getsid(0), os.getpid())
     fields = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()
@@ -48,6 +48,7 @@ async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) 
     opened = [os.readlink(fd) for fd in Path(f"/proc/{launcher}/fd").iterdir()]
     mine = {os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
     assert not {target for target in opened if target.startswith(("socket:", "pipe:"))} & mine
+    await bench.engine.stop([sandbox.instance_id])
 
 
 async def test_engines_of_a_node_share_one_launcher(own_node: Node, tmp_path: Path) -> None:

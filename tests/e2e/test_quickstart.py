@@ -74,7 +74,8 @@ def wait_until(condition: Callable[[], Any], deadline_s: float) -> None:
 def quickstart(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*QUICKSTART, *arguments],
-        env=environment_of(root), cwd=root, capture_output=True, text=True, timeout=110, check=False,
+        env=environment_of(root), cwd=root, capture_output=True, text=True, timeout=110,
+        check=False,
     )  # fmt: skip
 
 
@@ -132,7 +133,9 @@ def test_an_unwritable_out_fails_before_anything_starts(root: Path) -> None:
     assert not list(root.glob("session_*"))
 
 
-@pytest.mark.parametrize("option", [("--rollouts", "0"), ("--concurrency", "-1"), ("--policy", "x")])
+@pytest.mark.parametrize(
+    "option", [("--rollouts", "0"), ("--concurrency", "-1"), ("--policy", "x")]
+)
 def test_wrong_usage(root: Path, option: tuple[str, str]) -> None:
     """Exit code 2 names the option."""
     done = quickstart(root, *option)

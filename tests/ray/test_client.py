@@ -221,7 +221,7 @@ async def test_what_tools_do_opens_no_circuit() -> None:
 
 
 def test_an_open_circuit_lets_one_call_probe() -> None:
-    """After the pause one call passes; its success closes the circuit, its failure opens it anew."""
+    """After the pause one call passes; its success closes the circuit, its failure opens it."""
     now = [0.0]
     breaker = CircuitBreaker(threshold=2, pause_s=5.0, now=lambda: now[0])
     for _ in range(2):
@@ -290,7 +290,7 @@ async def test_a_failed_start_leaves_nothing(
         await shared(str(ill)).initialize()
     async with shared(str(ill), skip_for_healthy=True) as env:
         assert (await env.check_health())["data"]["status"] == "unhealthy"
-    with pytest.raises(DeadlineExceeded, match="startup_timeout|not there within"):
+    with pytest.raises(DeadlineExceeded, match="not there within"):
         await shared(startup_timeout=0.001).initialize()
     with pytest.raises(EnvironmentNotFound):
         await shared("no-such-thing").initialize()

@@ -1,4 +1,4 @@
-"""Whatever is killed: no call runs twice, every caller gets a result or a typed error, nothing stays.
+"""Whatever is killed: no call runs twice, each gets a result or a typed error, nothing stays.
 
 Each test kills something for real. The witness, a socket of the test, hears what tools really did.
 """
@@ -66,7 +66,7 @@ def host_of(handle: Any) -> Any:
 def test_a_killed_sandbox_is_lost_and_no_result(
     told: Callable[..., Any], cluster: Cluster, witness: Witness, density: str
 ) -> None:
-    """Invariant 2: calls under way and later ones are `SandboxLost`, and ran once; others live on."""
+    """Invariant 2: calls under way and later ones are `SandboxLost`, and ran once."""
     neighbour = told(actor="shared")
     ray.get(neighbour.call_tool.remote("count"))
     before = cluster.sandboxes()
@@ -100,7 +100,7 @@ def test_a_tool_that_ends_the_process_is_a_lost_sandbox(
 def test_a_stopped_sandbox_leaves_outcomes_unknown(
     told: Callable[..., Any], cluster: Cluster, density: str
 ) -> None:
-    """A sandbox that does not answer: `CallOutcomeUnknown`, never a guess; release still ends it."""
+    """A sandbox that does not answer: `CallOutcomeUnknown`, never a guess; release ends it."""
     before = cluster.sandboxes()
     handle = told(actor=density)
     kill(sandbox_pid(cluster, before), signal.SIGSTOP)
@@ -288,7 +288,8 @@ def test_instances_end_with_the_job_that_owns_them(
     other = driver(
         f"path = {str(PROBE)!r}\n"
         "job = [aenv_ray.create(path, actor=a) for a in ('shared', 'dedicated')]\n"
-        "kept = [aenv_ray.create(path, actor=a, lifetime='detached') for a in ('shared', 'dedicated')]\n"
+        "kept = [aenv_ray.create(path, actor=a, lifetime='detached')\n"
+        "        for a in ('shared', 'dedicated')]\n"
         "ray.get([h.call_tool.remote('count') for h in job + kept])\n"
         "say([[h.instance_id for h in hs] for hs in (job, kept)])"
     )
@@ -299,7 +300,7 @@ def test_instances_end_with_the_job_that_owns_them(
         other.kill()
     else:
         other.finish()
-    eventually(lambda: len(without(cluster.sandboxes(), before)) == 2, what=lambda: "the job's live on")
+    eventually(lambda: len(without(cluster.sandboxes(), before)) == 2)
     for handle in handles:
         with pytest.raises(InstanceExpired, match="job"):
             ray.get(handle.call_tool.remote("count"))
@@ -438,7 +439,7 @@ def test_many_slow_calls_block_no_quick_one(
 def test_a_hanging_tool_is_a_timeout_and_the_instance_goes_on(
     told: Callable[..., Any], density: str
 ) -> None:
-    """A tool in a system call that nothing interrupts: `ToolTimeout`, then calls and release work."""
+    """A tool in a system call without end: `ToolTimeout`, then calls and release work."""
     handle = told(actor=density)
     with pytest.raises(ToolTimeout, match="block"):
         ray.get(handle.call_tool.remote("block", timeout_s=0.3), timeout=GONE_S)

@@ -126,9 +126,11 @@ def test_code_may_read_its_own_variables_when_it_is_imported(
         assert ray.get(handle.info.remote()).start_mode.startswith("bare: ")
     with pytest.raises(SandboxStartFailed, match="COLOUR"):
         make(path)
-    only_id = project(READS_AT_IMPORT.replace('["COLOUR"]', '.get("COLOUR")').replace(
-        "int(sys.argv[1])", "sys.argv[1:]"
-    ))
+    only_id = project(
+        READS_AT_IMPORT.replace('["COLOUR"]', '.get("COLOUR")').replace(
+            "int(sys.argv[1])", "sys.argv[1:]"
+        )
+    )
     for _ in range(2):
         handle = make(only_id)
         result = ray.get(handle.call_tool.remote("read"))

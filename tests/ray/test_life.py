@@ -233,7 +233,7 @@ def test_release_after_its_actor_is_gone(make: Callable[..., Any], cluster: Clus
 
 
 def test_concurrent_releases_and_calls(make: Callable[..., Any], density: str) -> None:
-    """Many callers that release and call at once get results or `InstanceReleased`, nothing else."""
+    """Many callers that release and call at once get results or `InstanceReleased`."""
     handle = make(actor=density)
 
     async def storm() -> list[Any]:

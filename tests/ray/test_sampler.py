@@ -98,7 +98,12 @@ def test_an_episode_records_its_steps(cluster: Cluster) -> None:
     assert (episode.reward, episode.reward_detail) == (0.25, {"score": 0.25})
     assert episode.output == {"task": "t0"}
     added, failed, refused = episode.steps
-    assert (added.tool, added.arguments, added.text, added.is_error) == ("add", {"a": 1}, "2", False)
+    assert (added.tool, added.arguments, added.text, added.is_error) == (
+        "add",
+        {"a": 1},
+        "2",
+        False,
+    )
     assert failed.is_error
     assert failed.error is None
     assert "alas" in failed.text

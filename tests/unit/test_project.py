@@ -35,7 +35,8 @@ def make(root: Path, config: Any = None, files: dict[str, str] | None = None) ->
         ('{\n  "name": "demo",\n  "version" "1"\n}', "line 3, column 13", '"version" "1"'),
         ('{"name": "demo",}', "line 1, column 1", '{"name": "demo",}'),
         ("", "line 1, column 1", "the file is empty"),
-        ('{"name": "demo"\n', "line 2", ""),
+        ('{"name": "demo"\n', "line 2, column 1", "ends too early"),
+        ('{"a": "\u2028",\n "b" 1}', "line 2, column 6", '"b" 1}'),
     ],
 )
 def test_malformed_json_is_named_by_line_and_column(
