@@ -13,10 +13,12 @@ DEFAULT_TTL_S = 30 * 60.0
 MAX_TTL_S = 30 * 86_400.0
 """Longer than any rollout; a larger number is a unit mistake."""
 
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_CPU = re.compile(r"(\d+(?:\.\d+)?)(m|c|core|cores)?", re.IGNORECASE)
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)(b|k|ki|kb|m|mi|mb|g|gi|gb|t|ti|tb)?", re.IGNORECASE)
+_CPU = re.compile(r"(\d+(?:\.\d+)?)(m|c|core|cores)?", re.IGNORECASE | re.ASCII)
+_MEMORY = re.compile(
+    r"(\d{1,18}(?:\.\d+)?)(b|k|ki|kb|m|mi|mb|g|gi|gb|t|ti|tb)?", re.IGNORECASE | re.ASCII
+)
 _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 

@@ -193,15 +193,19 @@ class Controller:
             self._where.pop(instance_id, None)
 
     async def _release_on(self, name: str, ids: list[InstanceId]) -> None:
-        try:
-            with ray_api.translated(f"releasing on {name}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    await self._hosts[name].control.remote("release", ids)
-        except AenvError:
-            # The host is gone for good: another of its node, or the launcher, ends what it left.
-            self._forget(name)
-            if name in ids:
-                for other in await self._responsible(name):
+        host = self._hosts.get(name)  # None: somebody else found it gone meanwhile
+        if host is not None:
+            try:
+                with ray_api.translated(f"releasing on {name}"):
+                    async with asyncio.timeout(CONTROL_DEADLINE_S):
+                        await host.control.remote("release", ids)
+                return
+            except AenvError:
+                self._forget(name)
+        # The host is gone for good: another of its node, or the launcher, ends what it left.
+        if name in ids:
+            for other in await self._responsible(name):
+                if other != name:
                     await self._release_on(other, [InstanceId(name)])
 
     async def _responsible(self, instance_id: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -61,15 +62,17 @@ def quickstart(
     sampling = _prepare(policy, rollouts, concurrency, out, seed)
     from aenv_ray.actors import fabric
 
-    try:
-        if not as_json:
-            console.say(_connected())
-        else:
-            fabric.init()
-        finished = _run(sampling, quiet=as_json)
-        left = _instances_left()
-    finally:
-        fabric.shutdown()
+    # Ray prints its warnings on standard output, which is for the summary.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            if not as_json:
+                console.say(_connected())
+            else:
+                fabric.init()
+            finished = _run(sampling, quiet=as_json)
+            left = _instances_left()
+        finally:
+            fabric.shutdown()
     summary = finished.model_dump() | {"instances_left": left}
     if as_json:
         print(json.dumps(summary))

@@ -85,9 +85,13 @@ class FileInstanceStore(InstanceStore):
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for record in records:
             fd, partial = tempfile.mkstemp(dir=self._directory, prefix=".")
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(record.model_dump_json())
-            os.replace(partial, self._path(record.id))
+            try:
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    file.write(record.model_dump_json())
+                os.replace(partial, self._path(record.id))
+            except BaseException:
+                os.unlink(partial)
+                raise
 
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102
         return self._read(self._path(instance_id))

@@ -187,14 +187,17 @@ async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> 
 
 # --- projects that cannot be forked -----------------------------------------------------------
 
-_TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int:\n    return 1\n"
+_TOOL = (
+    "from aenv_ray.runtime import register_tool\n"
+    "@register_tool\ndef one() -> int:\n    return 1\n"
+)
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         (
-            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+            "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
             "bare: its code starts threads",
         ),
         ("import socket\nKEPT = socket.socket()\n", "bare: its code opens socket"),
@@ -226,7 +229,8 @@ async def test_arguments_are_a_reason_to_load_afresh(bench: Bench) -> None:
 
 
 async def test_code_that_fails_only_in_the_instance_fails_its_start(bench: Bench) -> None:
-    source = "import os\nif os.environ.get('SEED') == 'bad': raise RuntimeError('bad seed')\n" + _TOOL
+    source = "import os\nif os.environ.get('SEED') == 'bad': raise RuntimeError('bad seed')\n"
+    source += _TOOL
     project = bench.project({"tools.py": source})
     with pytest.raises(SandboxStartFailed, match="bad seed"):
         await bench.start(project, environment_variables={"SEED": "bad"})

@@ -17,7 +17,16 @@ import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
-from tests.ray.faults import PROBE, Driver, Witness, eventually_empty, kill, processes_of, without
+from tests.ray.faults import (
+    PROBE,
+    Driver,
+    Witness,
+    eventually_empty,
+    kill,
+    processes_of,
+    settled,
+    without,
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +47,7 @@ class Cluster:
 
     def sandboxes(self) -> list[int]:
         """Return the pids of all sandbox processes, from the process table."""
-        return live_processes(self.node_dir)
+        return settled(lambda: live_processes(self.node_dir))
 
     def traces(self) -> list[str]:
         """Return what instances leave on disk while they live: sockets, logs, records."""

@@ -20,6 +20,7 @@ PROBE = Path(__file__).parent / "projects" / "probe"
 GONE_S = 10.0
 """Invariant 3: nothing outlives its deadline by more than this."""
 _LOOK_AGAIN_S = 0.02
+_SAYS = "the driver says "
 
 
 def eventually(
@@ -69,6 +70,18 @@ def processes_of(root: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def settled(look: Callable[[], list[int]]) -> list[int]:
+    """Return what two looks in a row agree on; what is just being forked has no name yet."""
+    found: list[list[int]] = [look()]
+
+    def agree() -> bool:
+        found.append(look())
+        return sorted(found[-1]) == sorted(found[-2])
+
+    eventually(agree, what=lambda: f"it never settled: {found[-2:]}")
+    return found[-1]
 
 
 def launcher_pids(directory: Path) -> list[int]:
@@ -134,7 +147,7 @@ class Driver:
 
     def __init__(self, source: str, environment: Mapping[str, str | None]) -> None:
         prelude = "import json, os, sys, ray, aenv_ray\n"
-        prelude += "def say(value):\n    print(json.dumps(value), flush=True)\n"
+        prelude += f"def say(value):\n    print({_SAYS!r} + json.dumps(value), flush=True)\n"
         merged = {**os.environ, **environment}
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],
@@ -150,9 +163,10 @@ class Driver:
         """Return what it said; fails with its traceback when it said nothing."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        line = self.process.stdout.readline()
-        assert line, f"the driver said nothing: {self.process.stderr.read()[-4000:]}"
-        return json.loads(line)
+        for line in self.process.stdout:  # Ray's own warnings come there too
+            if line.startswith(_SAYS):
+                return json.loads(line.removeprefix(_SAYS))
+        raise AssertionError(f"the driver said nothing: {self.process.stderr.read()[-4000:]}")
 
     def kill(self) -> None:
         """SIGKILL: it cannot clean up."""

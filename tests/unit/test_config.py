@@ -70,5 +70,5 @@ def test_another_isolation_is_refused_by_the_variables_name(
 ) -> None:
     """Never silently weaker than asked for (invariant 7)."""
     monkeypatch.setenv("AENV_ISOLATION", value)
-    with pytest.raises(ConfigError, match="AENV_ISOLATION.*auto.*required.*none"):
+    with pytest.raises(ConfigError, match=r"AENV_ISOLATION.*auto.*required.*none"):
         read_settings()

@@ -80,7 +80,7 @@ def test_without_a_docstring_there_is_no_description() -> None:
     def bare() -> None: ...
 
     def empty() -> None:
-        """"""  # noqa: D419
+        """"""
 
     assert describe(bare) == (None, {})
     assert describe(empty) == (None, {})

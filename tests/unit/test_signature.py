@@ -191,5 +191,5 @@ def test_a_type_without_a_json_form_is_refused_when_registered() -> None:
 def test_a_type_hint_that_does_not_resolve_is_said() -> None:
     def unknown(value: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    with pytest.raises(TypeError, match="unknown: its type hints do not resolve: .*NoSuchType"):
+    with pytest.raises(TypeError, match=r"unknown: its type hints do not resolve: .*NoSuchType"):
         Signature(unknown)

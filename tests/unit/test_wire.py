@@ -20,11 +20,13 @@ from aenv_ray.models import ExecResult, FileEntry, ToolResult
 INSTANCE = InstanceId("env-abcdefgh")
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(
-        st.characters(exclude_categories=["Cs"])
-    ),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
     ),
     max_leaves=8,
 )

@@ -1,0 +1,76 @@
+"""What a set of episodes amounts to: void ones are counted and enter no mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.sampling import Episode, EpisodeStatus, Step, summarize
+
+VOID = [status for status in EpisodeStatus if status is not EpisodeStatus.COMPLETED]
+
+
+def episode(reward: float | None, status: str = "completed", **fields: Any) -> Episode:
+    return Episode(index=0, task_id="t", status=EpisodeStatus(status), reward=reward, **fields)
+
+
+def step(duration_s: float) -> Step:
+    return Step(tool="t", arguments={}, text="", is_error=False, duration_s=duration_s)
+
+
+@pytest.mark.parametrize("void", VOID)
+def test_a_void_episode_enters_no_mean(void: EpisodeStatus) -> None:
+    """Invariant 2: an infrastructure failure never becomes a reward."""
+    alone = summarize([episode(1.0), episode(0.5)], 1.0)
+    with_void = summarize([episode(1.0), episode(None, void), episode(0.5)], 1.0)
+    assert with_void.reward_mean == alone.reward_mean == 0.75
+    assert with_void.succeeded == alone.succeeded == 1
+    assert (alone.rollouts, with_void.rollouts) == (2, 3)
+    assert getattr(with_void, void.value) == 1
+
+
+@given(
+    rewards=st.lists(st.floats(-10, 10), min_size=1, max_size=10),
+    void=st.lists(st.sampled_from(VOID), max_size=10),
+)
+def test_the_mean_is_that_of_the_completed_ones_whatever_failed(
+    rewards: list[float], void: list[EpisodeStatus]
+) -> None:
+    """Invariant 2."""
+    episodes = [episode(reward) for reward in rewards] + [episode(None, v) for v in void]
+    summary = summarize(episodes, 1.0)
+    assert summary.reward_mean == pytest.approx(sum(rewards) / len(rewards))
+    assert summary.succeeded == sum(reward >= 1.0 for reward in rewards)
+    failed = (summary.infra_failed, summary.policy_failed, summary.reward_failed)
+    assert summary.rollouts == len(rewards) + sum(failed)
+    assert sum(failed) == len(void)
+
+
+@pytest.mark.parametrize("episodes", [[], [episode(None, "infra_failed")], [episode(None)]])
+def test_without_a_reward_there_is_no_mean(episodes: list[Episode]) -> None:
+    """Invariant 2: nothing measured is None, not 0."""
+    summary = summarize(episodes, 1.0)
+    assert summary.reward_mean is None
+    assert summary.succeeded == 0
+
+
+def test_without_a_measurement_there_is_no_time() -> None:
+    summary = summarize([episode(None, "infra_failed")], 0.0)
+    times = (summary.create_p50_ms, summary.create_p99_ms, summary.call_p50_ms, summary.call_p99_ms)
+    assert times == (None,) * 4
+    assert summary.calls_per_s == 0.0
+
+
+def test_times_are_nearest_rank_quantiles_in_milliseconds() -> None:
+    steps = tuple(step(n / 1000) for n in range(100, 0, -1))
+    summary = summarize([episode(1.0, steps=steps, create_s=0.004)], 50.0)
+    assert (summary.call_p50_ms, summary.call_p99_ms) == (51.0, 100.0)
+    assert (summary.create_p50_ms, summary.create_p99_ms) == (4.0, 4.0)
+    assert (summary.tool_calls, summary.calls_per_s) == (100, 2.0)
+
+
+def test_episodes_may_come_from_a_generator() -> None:
+    assert summarize((episode(1.0) for _ in range(3)), 1.0).rollouts == 3
