@@ -189,6 +189,8 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
             f"{path}, line {exc.lineno}, column {exc.colno}: {exc.msg}",
             hint=f"the line is: {line[:80]}" if line else "the file is empty or ends too early",
         ) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: it is nested too deeply") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: it holds a {type(data).__name__}, not an object")
     return data

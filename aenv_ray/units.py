@@ -32,7 +32,7 @@ def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
     if isinstance(value, bool):
         raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)
     if isinstance(value, int | float):
-        seconds = float(value)
+        seconds = float(value) if value <= MAX_TTL_S else math.inf
     elif not isinstance(value, str):
         raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)
     else:

@@ -1,6 +1,6 @@
 """Use instances from Ray code: a handle goes wherever Ray goes.
 
-    python examples/handles.py
+python examples/handles.py
 """
 
 import ray

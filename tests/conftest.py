@@ -7,7 +7,13 @@ import subprocess
 import sys
 from functools import cache
 
+import hypothesis
 import pytest
+
+# Machines that run tests are busy: an example is not slow because the machine is. The same examples
+# each time, so that a failure is the change's and can be repeated.
+hypothesis.settings.register_profile("aenv", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("aenv")
 
 pytest.register_assert_rewrite("aenv_ray.testing")
 

@@ -72,6 +72,7 @@ class Dispatcher:
         self._outcomes = Outcomes()
         self._watchdog = Watchdog(self._expire)
         self._calls: dict[str, Call] = {}
+        self._batches: dict[str, _Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._pid = os.getpid()
@@ -133,11 +134,12 @@ class Dispatcher:
         call = self._calls.get(call_id)
         if call is None:
             return False
-        call.stop("cancelled")
         fault = Fault(
             "call_cancelled", f"{call.name!r} was cancelled: {reason}", tool_name=call.name
         )
-        return self._outcomes.finish(call_id, fault_outcome(fault))
+        is_first = self._outcomes.finish(call_id, fault_outcome(fault))
+        call.stop("cancelled")
+        return is_first
 
     def cancel_all(self, reason: str) -> None:
         """Stop every call that is under way."""
@@ -279,8 +281,12 @@ class Dispatcher:
             "give the call a longer timeout, or the tool a shorter task",
             tool_name=call.name,
         )
+        batch = self._batches.get(call.call_id)
+        if batch is not None:
+            batch.finish()  # with the results that it has
+        else:
+            self._outcomes.finish(call.call_id, fault_outcome(fault))
         call.stop("timeout")
-        self._outcomes.finish(call.call_id, fault_outcome(fault))
         self._calls.pop(call.call_id, None)
 
     def _leave_if_forked(self) -> None:
@@ -300,7 +306,9 @@ class Dispatcher:
             raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
         timeout_s = _timeout(meta.get("aenv/timeout_s"))
         batch = _Batch(call_id, len(calls), timeout_s, self._outcomes)
+        batch.call.bind_stop(lambda: self._stop_items(batch))
         self._calls[call_id] = batch.call
+        self._batches[call_id] = batch
         self._watchdog.add(batch.call)
 
         def run_item(index: int) -> None:
@@ -336,7 +344,14 @@ class Dispatcher:
             for index in range(len(calls)):
                 run_item(index)
         self._forget(batch.call)
+        self._batches.pop(call_id, None)
         batch.finish()
+
+    def _stop_items(self, batch: _Batch) -> None:
+        for index in range(batch.size):
+            item = self._calls.get(f"{batch.call.call_id}.{index}")
+            if item is not None:
+                item.stop(batch.call.stop_reason or "cancelled")
 
 
 class _Batch:
@@ -344,7 +359,7 @@ class _Batch:
 
     def __init__(self, call_id: str, size: int, timeout_s: float, outcomes: Outcomes) -> None:
         self.call = Call(call_id, "call_tools", time.monotonic() + timeout_s)
-        self.call.bind_stop(self.finish)
+        self.size = size
         self._outcomes = outcomes
         self._items: list[Outcome | None] = [None] * size
 

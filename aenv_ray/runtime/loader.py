@@ -24,6 +24,8 @@ _SKIPPED_DIRECTORIES: Final = frozenset(
     {"tests", "test", "__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
 )
 
+_OURS: Final = tuple(f"{Path(__file__).parent.parent / name}/" for name in ("runtime", "engines"))
+
 
 def load_project(path: str | Path) -> Registry:
     """Import the project's code and return the filled registry.
@@ -136,7 +138,9 @@ def _import_as(name: str, file: Path) -> None:
 def _own_traceback(exc: BaseException) -> str:
     """Return the traceback from the project's first frame on."""
     frames = traceback.extract_tb(exc.__traceback__)
-    ours = {__file__, importlib.__file__}
-    shown = [f for f in frames if f.filename not in ours and "importlib" not in f.filename]
+    shown = [
+        frame for frame in frames
+        if not frame.filename.startswith(_OURS) and "importlib" not in frame.filename
+    ]  # fmt: skip
     lines = traceback.format_list(shown) + traceback.format_exception_only(exc)
     return "".join(lines).rstrip()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
 
 import pydantic_core
+from pydantic import BaseModel
 
 RESULT_LIMIT_BYTES: Final = 10 * 1024 * 1024
 """Largest text of one result; more is cut with a mark (invariant 12)."""
@@ -16,7 +18,6 @@ _IMAGE_MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
-    (b"RIFF", "image/webp"),
 )
 
 
@@ -32,31 +33,42 @@ def to_json(value: Any) -> bytes:
     """Return `value` as JSON bytes.
 
     NaN and the infinities become strings, since JSON has no number for them and null would hide
-    them. Bytes are UTF-8 text where they are valid, else base64.
+    them. Bytes become text where they are UTF-8, else standard base64; lone surrogates U+FFFD.
 
     Raises:
         ValueError: It cannot be JSON: a cycle, too deep, or a type without a JSON form.
     """
     try:
         return pydantic_core.to_json(value, inf_nan_mode="strings", bytes_mode="utf8")
-    except pydantic_core.PydanticSerializationError as exc:
-        if "utf-8" in str(exc) or "utf8" in str(exc):
-            return to_json_base64(value)
+    except (pydantic_core.PydanticSerializationError, UnicodeError):
+        pass  # perhaps only some text or bytes in it: mend those and try once more
+    except (RecursionError, ValueError) as exc:
         raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
-    except (RecursionError, UnicodeError) as exc:
-        raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
-
-
-def to_json_base64(value: Any) -> bytes:
-    """Return `value` as JSON bytes with every bytes object in base64.
-
-    Raises:
-        ValueError: It cannot be JSON.
-    """
     try:
-        return pydantic_core.to_json(value, inf_nan_mode="strings", bytes_mode="base64")
-    except pydantic_core.PydanticSerializationError as exc:
+        return pydantic_core.to_json(_mended(value), inf_nan_mode="strings", bytes_mode="utf8")
+    except (pydantic_core.PydanticSerializationError, RecursionError, ValueError) as exc:
         raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
+
+
+def _mended(value: Any) -> Any:
+    """Return plain data in which every text and every bytes object can be JSON."""
+    if isinstance(value, str):
+        return _clean_text(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(data).decode()
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_mended(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _mended({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, BaseModel):
+        return _mended(value.model_dump())
+    return value
 
 
 def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, Any]:
@@ -148,6 +160,8 @@ def _block(value: Any) -> dict[str, Any] | None:
         for magic, mime_type in _IMAGE_MAGIC:
             if data.startswith(magic):
                 return _binary("image", data, mime_type)
+        if data.startswith(b"RIFF") and data[8:12] == b"WEBP":  # sound and film are RIFF too
+            return _binary("image", data, "image/webp")
         return {
             "type": "resource",
             "resource": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
@@ -39,7 +40,7 @@ class Signature:
                 continue
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise TypeError(
-                    f"{function.__name__}: parameter {parameter.name!r} is positional-only; "
+                    f"{_label(function)}: parameter {parameter.name!r} is positional-only; "
                     "arguments come by name"
                 )
             annotation = hints.get(parameter.name, Any)
@@ -54,11 +55,11 @@ class Signature:
         config = ConfigDict(**{**_CONFIG, "extra": "allow" if self.accepts_any else "forbid"})
         try:
             self._model: type[BaseModel] = create_model(
-                f"{function.__name__}Arguments", __config__=config, **fields
+                f"{_label(function)}Arguments", __config__=config, **fields
             )
             self.schema = _clean(self._model.model_json_schema(by_alias=True))
         except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as exc:
-            raise TypeError(f"{function.__name__}: {exc}") from exc
+            raise TypeError(f"{_label(function)}: {exc}") from exc
 
     @property
     def names(self) -> list[str]:
@@ -95,11 +96,19 @@ class Signature:
         return bound
 
 
+def _label(function: Callable[..., Any]) -> str:
+    """Return a function's name, or that of the class of another callable."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    if isinstance(function, functools.partial):
+        return _type_hints(function.func)
+    target = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return get_type_hints(function, include_extras=True)
+        return get_type_hints(target, include_extras=True)
     except NameError as exc:
-        raise TypeError(f"{function.__name__}: its type hints do not resolve: {exc}") from exc
+        raise TypeError(f"{_label(function)}: its type hints do not resolve: {exc}") from exc
 
 
 def _clean(schema: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
@@ -354,8 +355,9 @@ def reward_number(detail: Any) -> float:
     value = detail
     if isinstance(detail, Mapping):
         value = next((detail[k] for k in ("score", "reward", "total_reward") if k in detail), None)
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
+    with contextlib.suppress(OverflowError):  # an int that no float holds
+        if isinstance(value, bool | int | float) and math.isfinite(value):
+            return float(value)
     raise FunctionFailed(
         f"the reward returned {str(detail)[:200]!r}, in which there is no number",
         hint='return a number or {"score": number}',

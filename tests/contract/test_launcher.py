@@ -188,8 +188,7 @@ async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> 
 # --- projects that cannot be forked -----------------------------------------------------------
 
 _TOOL = (
-    "from aenv_ray.runtime import register_tool\n"
-    "@register_tool\ndef one() -> int:\n    return 1\n"
+    "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int:\n    return 1\n"
 )
 
 

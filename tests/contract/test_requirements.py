@@ -66,9 +66,7 @@ async def test_hosts_that_ask_at_once_build_once(
     monkeypatch.setattr(virtual_environment, "_build", counted)
     cache = own_node.data_dir / "environments"
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(virtual_environment.ensure(project, cache)) for _ in range(4)
-        ]
+        tasks = [group.create_task(virtual_environment.ensure(project, cache)) for _ in range(4)]
     pythons = {task.result() for task in tasks}
     assert len(pythons) == 1
     assert len(built) == 1

@@ -119,9 +119,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     cluster: Cluster = request.getfixturevalue("cluster")
     if "env" in request.fixturenames:
         request.getfixturevalue("env")
-    processes, traces = cluster.sandboxes(), cluster.traces()
+    processes, traces = live_processes(cluster.node_dir), cluster.traces()
     yield
-    eventually_empty(lambda: without(cluster.sandboxes(), processes))
+    eventually_empty(lambda: without(live_processes(cluster.node_dir), processes))
     eventually_empty(lambda: without(cluster.traces(), traces))
 
 

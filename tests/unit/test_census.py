@@ -1,4 +1,4 @@
-"""The census reads the process table, and counts nothing that is not ours."""
+"""Counting sandboxes from a process table alone."""
 
 from __future__ import annotations
 
@@ -8,63 +8,50 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines import census
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.census import _Process
 
-needs_proc = pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
-
-
-def test_a_directory_without_a_launcher_has_no_processes(tmp_path: Path) -> None:
-    assert live_processes(tmp_path) == []
+LAUNCHER, TEMPLATE, INNER = 10, 20, 21
 
 
-def test_this_process_and_its_parent_are_no_sandboxes() -> None:
-    assert not {os.getpid(), os.getppid()} & set(live_processes())
+def table(monkeypatch: pytest.MonkeyPatch, *rows: tuple[int, int, str, str, int]) -> None:
+    processes = {
+        pid: _Process(pid=pid, parent=parent, state=state, name=name, pid_namespaces=depth)
+        for pid, parent, state, name, depth in rows
+    }
+    monkeypatch.setattr(census, "_processes", lambda: processes)
+    monkeypatch.setattr(census, "_is_launcher", lambda pid, _: pid == LAUNCHER)
 
 
-@needs_proc
-def test_the_process_table_has_this_process() -> None:
-    found = census._processes()[os.getpid()]
-    assert found.parent == os.getppid()
-    assert found.pid_namespaces >= 1
-    assert found.state in "RSD"
+def test_instances_and_what_they_started_are_counted_in_a_jail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table(
+        monkeypatch,
+        (LAUNCHER, 1, "S", "python3", 1),
+        (TEMPLATE, LAUNCHER, "S", "python3", 1),
+        (INNER, TEMPLATE, "S", "python3", 2),
+        (30, INNER, "S", "python3", 3),
+        (31, 30, "S", "sleep", 3),
+        (32, INNER, "S", "aenv-spare", 3),
+        (33, INNER, "Z", "python3", 3),
+        (40, 1, "S", "sleep", 1),
+    )
+    assert sorted(census.live_processes()) == [30, 31]
 
 
-def process(pid: int, parent: int, depth: int = 1, name: str = "python", state: str = "S") -> None:
-    _TABLE[pid] = census._Process(pid, parent, state, name, depth)
+def test_instances_are_counted_without_a_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+    table(
+        monkeypatch,
+        (LAUNCHER, 1, "S", "python3", 1),
+        (TEMPLATE, LAUNCHER, "S", "python3", 1),
+        (30, TEMPLATE, "S", "python3", 1),
+        (31, 30, "R", "sh", 1),
+        (32, TEMPLATE, "S", "aenv-spare", 1),
+    )
+    assert sorted(census.live_processes()) == [30, 31]
 
 
-_TABLE: dict[int, census._Process] = {}
-
-
-@pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> int:
-    _TABLE.clear()
-    process(1, 0)
-    process(10, 1)
-    monkeypatch.setattr(census, "_processes", lambda: _TABLE)
-    monkeypatch.setattr(census, "_is_launcher", lambda pid, directory: pid == 10)
-    return 10
-
-
-def test_templates_and_spares_are_no_instances(launcher: int) -> None:
-    process(20, launcher)  # a template without a jail
-    process(21, 20)  # its instance
-    process(22, 20, name="aenv-spare")
-    process(23, 21, name="bash")  # what the instance started
-    assert sorted(live_processes()) == [21, 23]
-
-
-def test_a_template_in_a_jail_is_one_namespace_deeper(launcher: int) -> None:
-    process(20, launcher)
-    process(21, 20, depth=2)
-    process(22, 21, depth=3)
-    process(23, 22, depth=3, name="sleep")
-    assert sorted(live_processes()) == [22, 23]
-
-
-def test_the_dead_and_the_foreign_are_not_counted(launcher: int) -> None:
-    process(20, launcher)
-    process(21, 20, state="Z")
-    process(30, 1)
-    process(31, 30)
-    assert live_processes() == []
+def test_without_a_launcher_nothing_is_counted(tmp_path: Path) -> None:
+    assert census.live_processes(tmp_path) == []
+    assert census._is_launcher(os.getpid(), None) is False
+    assert census._is_launcher(2**22 + 1, None) is False

@@ -271,7 +271,7 @@ def test_a_project_without_a_script_is_a_config_error_that_shows_one(make_projec
 
 
 def test_ctrl_c_reaches_the_script_and_exits_with_130(make_project):
-    path = make_project("trap 'echo cleaned; exit 0' INT; echo ready; sleep 30")
+    path = make_project("trap 'echo cleaned; exit 0' INT; echo ready; while :; do sleep 0.1; done")
     process = subprocess.Popen(
         [*AENV, "test", path],
         stdout=subprocess.PIPE,

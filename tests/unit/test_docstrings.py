@@ -1,8 +1,7 @@
-"""Descriptions for a model come from docstrings in the three usual layouts."""
+"""Docstrings in the layouts that people use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,116 +9,95 @@ import pytest
 from aenv_ray.runtime.docstrings import describe
 
 
-def google(path: str, limit: int, *rest: Any, **options: Any) -> None:
-    """Read a file.
+def google() -> None:
+    """Do it.
 
-    Lines are numbered: the first is 1.
+    In two paragraphs: with a colon.
 
     Args:
-        path (str): Where it is,
-            relative to the work directory.
-        limit: At most this many: lines.
-        *rest: More.
-        **options: Even more.
+        path (str): Where, for
+            example /tmp.
+        count: How often.
+        *rest: The rest.
 
     Returns:
-        The text.
+        Nothing.
 
     Raises:
-        OSError: It cannot be read.
+        ValueError: Never.
     """
 
 
-def numpy(path: str, limit: int) -> None:
-    """Read a file.
+def numpy() -> None:
+    """Do it.
 
-    Lines are numbered: the first is 1.
+    In two paragraphs: with a colon.
 
     Parameters
     ----------
     path : str
-        Where it is,
-        relative to the work directory.
-    limit : int, optional
-        At most this many: lines.
+        Where, for
+        example /tmp.
+    count
+        How often.
+    *rest : int
+        The rest.
 
     Returns
     -------
-    str
-        The text.
+    None
     """
 
 
-def sphinx(path: str, limit: int) -> None:
-    """Read a file.
+def sphinx() -> None:
+    """Do it.
 
-    Lines are numbered: the first is 1.
+    In two paragraphs: with a colon.
 
-    :param str path: Where it is, relative to the work directory.
-    :param limit: At most this many: lines.
-    :returns: The text.
-    :rtype: str
-    :raises OSError: It cannot be read.
+    :param str path: Where, for example /tmp.
+    :param count: How often.
+    :param rest: The rest.
+    :returns: Nothing.
     """
 
 
 @pytest.mark.parametrize("function", [google, numpy, sphinx])
-def test_three_layouts_say_the_same(function: Callable[..., Any]) -> None:
-    description, arguments = describe(function)
-    assert description == "Read a file.\n\nLines are numbered: the first is 1."
-    assert arguments["path"] == "Where it is, relative to the work directory."
-    assert arguments["limit"] == "At most this many: lines."
+def test_every_layout_gives_the_same(function: Any) -> None:
+    body, arguments = describe(function)
+    assert body == "Do it.\n\nIn two paragraphs: with a colon."
+    assert arguments == {
+        "path": "Where, for example /tmp.", "count": "How often.", "rest": "The rest.",
+    }  # fmt: skip
 
 
-def test_starred_arguments_are_known_by_their_names() -> None:
-    _, arguments = describe(google)
-    assert (arguments["rest"], arguments["options"]) == ("More.", "Even more.")
+def test_no_docstring_is_none() -> None:
+    assert describe(lambda: None) == (None, {})
 
 
-def test_without_a_docstring_there_is_no_description() -> None:
-    def bare() -> None: ...
+def test_a_word_like_a_section_inside_a_sentence_is_text() -> None:
+    def one() -> None:
+        """Do it.
 
-    def empty() -> None:
-        """"""
-
-    assert describe(bare) == (None, {})
-    assert describe(empty) == (None, {})
-
-
-def test_words_like_section_names_stay_text() -> None:
-    def notes() -> None:
-        """Return
-
-        Notes are kept. Args
-        and examples: too.
+        Returns nothing of note: see the
+        arguments below.
         """
 
-    description, arguments = describe(notes)
-    assert description == "Return\n\nNotes are kept. Args\nand examples: too."
+    body, arguments = describe(one)
+    assert body == "Do it.\n\nReturns nothing of note: see the\narguments below."
     assert arguments == {}
 
 
-def test_text_after_a_section_is_description_again() -> None:
-    def after(a: int) -> None:
-        """First.
+def test_text_after_a_section_is_the_models_too() -> None:
+    def one() -> None:
+        """Do it.
 
         Args:
-            a: One.
-        Last.
+            x: An x.
+
+        Be careful with it.
         """
 
-    description, arguments = describe(after)
-    assert description is not None
-    assert description.split() == ["First.", "Last."]
-    assert arguments == {"a": "One."}
-
-
-def test_an_argument_without_a_text_has_none() -> None:
-    def silent(a: int) -> None:
-        """First.
-
-        Args:
-            a:
-        """
-
-    assert describe(silent) == ("First.", {})
+    body, arguments = describe(one)
+    assert body is not None
+    assert "Be careful" in body
+    assert arguments == {"x": "An x."}

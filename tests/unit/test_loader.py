@@ -1,228 +1,147 @@
-"""Loading a project's code: imports as people write them, and failures that say why."""
+"""Loading a project's code, each in a module space of its own."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines.fake_modules import ModuleSpace
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.registry import Registry, registering_in
+from aenv_ray.runtime.registry import Registry
+from aenv_ray.testing.contract_bench import write_project
 
-TOOL = """from aenv_ray.runtime import register_tool
-
-@register_tool
-def {name}() -> str:
-    {body}
-"""
+HEAD = "from aenv_ray.runtime import register_tool\n"
 
 
-def tool(name: str, body: str = "return 'x'") -> str:
-    return TOOL.format(name=name, body=body)
+def tool(name: str, expression: str = "1") -> str:
+    return f"@register_tool\ndef {name}():\n    return {expression}\n"
 
 
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    """Projects put their modules where everybody's are."""
-    modules, path = dict(sys.modules), list(sys.path)
-    writes = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    yield
-    sys.dont_write_bytecode = writes
-    sys.path[:] = path
-    for name in set(sys.modules) - set(modules):
-        del sys.modules[name]
-    sys.modules.update(modules)
+def load(directory: Path, files: dict[str, str]) -> Registry:
+    return ModuleSpace(write_project(directory, files)).load()
 
 
-def make(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+def call(registry: Registry, name: str) -> object:
+    return registry.tools[name].function()
 
 
-def load(path: Path) -> Registry:
-    registry = Registry()
-    with registering_in(registry):
-        assert load_project(path) is registry
-    return registry
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(ProjectLoadError) as caught:
-        load(path)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("place", ["src/zz_tools.py", "zz_tools.py"])
-def test_a_project_has_its_code_in_src_or_at_its_root(tmp_path: Path, place: str) -> None:
-    make(tmp_path, {place: tool("one")})
-    assert list(load(tmp_path).tools) == ["one"]
-
-
-def test_one_file_is_a_project(tmp_path: Path) -> None:
-    make(tmp_path, {"zz_tools.py": tool("one"), "zz_other.py": tool("two")})
-    assert list(load(tmp_path / "zz_tools.py").tools) == ["one"]
-
-
-def test_code_beside_src_is_not_loaded(tmp_path: Path) -> None:
-    make(tmp_path, {"src/zz_tools.py": tool("one"), "setup.py": "raise SystemExit"})
-    assert list(load(tmp_path).tools) == ["one"]
-
-
-def test_packages_are_loaded_with_relative_imports(tmp_path: Path) -> None:
+def test_every_module_is_imported_once_also_by_its_siblings(tmp_path: Path) -> None:
     files = {
-        "src/zz_pack/__init__.py": "from .names import NAME\n",
-        "src/zz_pack/names.py": "NAME = 'deep'\n",
-        "src/zz_pack/inner/__init__.py": "",
-        "src/zz_pack/inner/tools.py": "from ..names import NAME\n" + tool("one", "return NAME"),
-        "src/zz_loose/tools.py": "from zz_pack import NAME\n" + tool("two", "return NAME"),
-    }
-    registry = load(make(tmp_path, files))
-    assert {name: entry.function() for name, entry in registry.tools.items()} == {
-        "one": "deep",
-        "two": "deep",
-    }
+        "a.py": HEAD + "import helper\n" + tool("one", "helper.LOADS"),
+        "b.py": HEAD + "from helper import LOADS\n" + tool("two", "LOADS"),
+        "helper.py": "import builtins as b\nb.aenv_loads = getattr(b, 'aenv_loads', 0) + 1\n"
+        "LOADS = b.aenv_loads\n",
+    }  # fmt: skip
+    registry = load(tmp_path, files)
+    assert call(registry, "one") == call(registry, "two")
 
 
-def test_a_helper_is_imported_once_under_its_own_name(tmp_path: Path) -> None:
+def test_packages_relative_imports_and_directories_without_init(tmp_path: Path) -> None:
     files = {
-        "src/zz_a.py": "import zz_helper\n" + tool("one", "return zz_helper.STATE"),
-        "src/zz_helper.py": "STATE = []\nclass Kept: ...\n",
-        "src/zz_z.py": "from zz_helper import STATE\n" + tool("two", "return STATE"),
-    }
-    registry = load(make(tmp_path, files))
-    assert registry.tool("one").function() is registry.tool("two").function()
-    assert sys.modules["zz_helper"].Kept.__module__ == "zz_helper"
+        "pack/__init__.py": "from .inner import WORD\n",
+        "pack/inner.py": "WORD = 'inner'\n",
+        "pack/tools.py": HEAD + "from . import WORD\nfrom .deep.er import MORE\n"
+        + tool("packed", "WORD + MORE"),
+        "pack/deep/er.py": "from ..inner import WORD\nMORE = WORD.upper()\n",
+    }  # fmt: skip
+    assert call(load(tmp_path, files), "packed") == "innerINNER"
 
 
-def test_a_helper_may_be_imported_when_a_tool_is_called(tmp_path: Path) -> None:
-    files = {
-        "src/zz_tools.py": tool("one", "import _zz_late; return _zz_late.VALUE"),
-        "src/_zz_late.py": "VALUE = 3\n",
-    }
-    registry = load(make(tmp_path, files))
-    assert "_zz_late" not in sys.modules
-    assert registry.tool("one").function() == 3
-
-
-def test_loading_twice_registers_once(tmp_path: Path) -> None:
-    make(tmp_path, {"src/zz_tools.py": tool("one")})
-    registry = Registry()
-    with registering_in(registry):
-        load_project(tmp_path)
-        load_project(tmp_path / "src")
-    assert list(registry.tools) == ["one"]
-
-
-@pytest.mark.parametrize("file", ["json.py", "random.py", "my-tools.py", "2nd.py"])
-def test_a_file_may_have_a_name_that_is_taken_or_is_no_name(tmp_path: Path, file: str) -> None:
-    import json
-    import random
-
-    make(tmp_path, {f"src/{file}": tool("one")})
-    assert list(load(tmp_path).tools) == ["one"]
-    assert sys.modules["json"] is json
-    assert sys.modules["random"] is random
-
-
-def test_tests_and_private_files_are_not_the_environment(tmp_path: Path) -> None:
+def test_what_is_no_part_of_the_environment_is_not_loaded(tmp_path: Path) -> None:
+    bad = "raise RuntimeError('loaded')\n"
     skipped = (
-        "test_tools.py",
-        "tools_test.py",
-        "conftest.py",
-        "_private.py",
-        "tests/anything.py",
-        "test/anything.py",
-        ".hidden/anything.py",
-        "venv/anything.py",
-        "zz_pack/tests/anything.py",
-        "zz_pack/test_inner.py",
-    )
-    files = {f"src/{name}": "raise RuntimeError('loaded')" for name in skipped}
-    make(tmp_path, files | {"src/zz_tools.py": tool("one")})
-    assert list(load(tmp_path).tools) == ["one"]
+        "test_x.py", "x_test.py", "conftest.py", "_private.py", "tests/a.py", "venv/a.py",
+        ".hidden/a.py", "_internal/a.py", "pack/tests/a.py", "node_modules/a.py", "setup.py.txt",
+    )  # fmt: skip
+    files = dict.fromkeys(skipped, bad) | {"tools.py": HEAD + tool("one")}
+    assert list(load(tmp_path, files).tools) == ["one"]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from aenv import register_tool",
-        "from aenv.core.tool import register_tool",
-        "from aenv.core import register_tool",
-        "import aenv\nregister_tool = aenv.register_tool",
-    ],
-)
-def test_code_written_for_aenvironment_loads(tmp_path: Path, statement: str) -> None:
-    text = f"{statement}\n\n@register_tool\ndef one() -> int:\n    return 1\n"
-    registry = load(make(tmp_path, {"src/zz_tools.py": text}))
-    assert registry.tool("one").function() == 1
-
-
-# --- failures -------------------------------------------------------------------------------------
-
-
-def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
-    message = refusal(make(tmp_path, {"src/zz_tools.py": "x = 1\ndef broken(:\n"}))
-    assert message.startswith("zz_tools.py does not load: SyntaxError")
-    assert "line 2" in message
-    assert "def broken(:" in message
-
-
-def test_a_missing_import_is_shown_with_the_projects_frames_only(tmp_path: Path) -> None:
+def test_names_of_the_standard_library_do_not_clash(tmp_path: Path) -> None:
     files = {
-        "src/zz_a_tools.py": "import zz_helper\n" + tool("one"),
-        "src/zz_helper.py": "import no_such_module_anywhere\n",
+        "json.py": HEAD + tool("mine"),
+        "tools.py": HEAD + "import json\n" + tool("theirs", "json.dumps([1])"),
+        "my-env.py": HEAD + tool("dashed"),
     }
-    message = refusal(make(tmp_path, files))
-    assert "zz_a_tools.py does not load: ModuleNotFoundError" in message
-    assert "no_such_module_anywhere" in message
-    assert 'zz_helper.py", line 1' in message
-    assert "loader.py" not in message
-    assert "importlib" not in message
+    registry = load(tmp_path, files)
+    assert set(registry.tools) == {"mine", "theirs", "dashed"}
+    assert call(registry, "theirs") == "[1]"
+    assert sys.modules["json"].__name__ == "json"
+    assert hasattr(sys.modules["json"], "dumps")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("1 / 0", "ZeroDivisionError"),
-        (tool("one") + tool("one").replace("'x'", "'y'"), "'one' is already registered by"),
-    ],
-)
-def test_whatever_happens_at_import_is_said(tmp_path: Path, text: str, words: str) -> None:
-    assert words in refusal(make(tmp_path, {"src/zz_tools.py": text}))
-
-
-def test_a_module_that_failed_can_be_loaded_once_it_is_mended(tmp_path: Path) -> None:
-    for file in ("zz_tools.py", "zz-tools.py"):
-        make(tmp_path, {f"src/{file}": "1 / 0"})
-        refusal(tmp_path / "src" / file)
-        make(tmp_path, {f"src/{file}": tool("one")})
-        assert list(load(tmp_path / "src" / file).tools) == ["one"]
-
-
-def test_an_environment_without_tools_is_no_environment(tmp_path: Path) -> None:
-    """It would be healthy and useless: an agent that does nothing looks like a failing policy."""
-    message = refusal(make(tmp_path, {"src/zz_tools.py": "def one(): ...\n"}))
-    assert "zz_tools.py" in message
-    assert "@register_tool" in message
-
-
-def test_a_project_without_code_is_said(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    assert "no Python files to load" in refusal(tmp_path)
-    assert "no such project" in refusal(tmp_path / "nowhere")
-    assert "no such project" in refusal(make(tmp_path, {"config.json": "{}"}) / "config.json")
-
-
-def test_a_parameter_that_json_cannot_carry_is_said_at_load(tmp_path: Path) -> None:
-    text = tool("one").replace("one()", "one(a: int, /)")
-    assert "one: parameter 'a' is positional-only" in refusal(
-        make(tmp_path, {"src/zz_tools.py": text})
+def test_imports_of_aenvironment_are_served_by_this_runtime(tmp_path: Path) -> None:
+    """Existing environment projects keep working."""
+    source = (
+        "from aenv import register_tool, register_reward\n"
+        "from aenv.core.tool import get_registry\n"
+        "from aenv.core.function_registry import register_function, register_health\n"
+        "from aenv.core.logging import getLogger\n"
+        "from aenv.core.exceptions import ToolError\n"
+        "log = getLogger(__name__)\n" + tool("one")
     )
+    assert list(load(tmp_path, {"tools.py": source}).tools) == ["one"]
+
+
+def test_a_project_may_be_its_src_a_flat_directory_or_one_file(tmp_path: Path) -> None:
+    made = write_project(tmp_path / "p", {"tools.py": HEAD + tool("one")})
+    for path in (made, made / "src"):
+        assert list(ModuleSpace(path).load().tools) == ["one"]
+    with pytest.raises(ProjectLoadError, match="no such project"):
+        load_project(tmp_path / "nowhere")
+
+
+def test_the_traceback_is_the_projects_own(tmp_path: Path) -> None:
+    files = {"tools.py": "from helper import go\ngo()\n", "helper.py": "def go():\n    1 / 0\n"}
+    with pytest.raises(ProjectLoadError) as raised:
+        load(tmp_path, files)
+    text = str(raised.value)
+    assert "tools.py does not load: ZeroDivisionError" in text
+    assert "helper.py" in text
+    assert "in go" in text
+    for foreign in ("runtime/loader.py", "importlib", "fake_modules.py", "engines"):
+        assert foreign not in text, foreign
+
+
+def test_two_spaces_of_one_project_share_no_state(tmp_path: Path) -> None:
+    files = {
+        "tools.py": HEAD + "import state\n" + tool("bump", "state.bump()"),
+        "state.py": "count = 0\ndef bump():\n    global count\n    count += 1\n    return count\n",
+    }
+    made = write_project(tmp_path, files)
+    one, two = ModuleSpace(made).load(), ModuleSpace(made).load()
+    assert [call(one, "bump"), call(one, "bump"), call(two, "bump")] == [1, 2, 1]
+
+
+def test_a_space_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    files = {
+        "wsp_tools.py": HEAD + "import wsp_pack.late\n" + tool("one"),
+        "wsp_pack/late.py": "X = 1\n", "wsp_pack/__init__.py": "",
+    }  # fmt: skip
+    made = write_project(tmp_path, files)
+    ModuleSpace(made).load()
+    with pytest.raises(ProjectLoadError):
+        load(tmp_path / "bad", {"wsp_broken.py": "import wsp_nothing\n"})
+    assert not {n for n in set(sys.modules) - modules if n.startswith("wsp")}
+    assert (sys.path, sys.meta_path) == (path, finders)
+    assert not list(made.rglob("__pycache__"))
+
+
+def test_a_changed_source_is_loaded_anew(tmp_path: Path) -> None:
+    made = write_project(tmp_path, {"tools.py": HEAD + tool("one", "1")})
+    assert call(ModuleSpace(made).load(), "one") == 1
+    (made / "src" / "tools.py").write_text(HEAD + tool("one", "'changed'"))
+    assert call(ModuleSpace(made).load(), "one") == "changed"
+
+
+def test_imports_inside_a_tool_find_the_spaces_own_modules(tmp_path: Path) -> None:
+    source = HEAD + "@register_tool\ndef late():\n    import other, json\n    return other.NAME\n"
+    registries = [
+        load(tmp_path / name, {"tools.py": source, "other.py": f"NAME = {name!r}\n"})
+        for name in ("x", "y")
+    ]
+    assert [call(registry, "late") for registry in registries] == ["x", "y"]

@@ -1,4 +1,4 @@
-"""Projects on disk: config, digest, archive, and where references lead."""
+"""A project on disk: its config, digest, archive, and where references lead."""
 
 from __future__ import annotations
 
@@ -6,317 +6,253 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aenv_ray import project
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
+from aenv_ray.testing.contract_bench import write_project
+
+FILES = {"tools.py": "x = 1\n", "pack/data.txt": "data\n", "run.sh": "#!/bin/sh\n"}
 
 
-def make(root: Path, config: Any = None, files: dict[str, str] | None = None) -> Path:
-    (root / "src").mkdir(parents=True)
-    text = config if isinstance(config, str) else json.dumps(config or {"name": "demo"})
-    (root / "config.json").write_text(text)
-    for name, content in (files or {"src/tools.py": "x = 1\n"}).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return write_project(tmp_path / "p", FILES, {"description": "d"})
 
 
-# --- config.json ----------------------------------------------------------------------------------
+def with_config(directory: Path, text: str | bytes) -> Path:
+    directory.mkdir(exist_ok=True)
+    data = text.encode() if isinstance(text, str) else text
+    (directory / "config.json").write_bytes(data)
+    return directory
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "hint"),
-    [
-        ('{\n  "name": "demo",\n  "version" "1"\n}', "line 3, column 13", '"version" "1"'),
-        ('{"name": "demo",}', "line 1, column 1", '{"name": "demo",}'),
-        ("", "line 1, column 1", "the file is empty"),
-        ('{"name": "demo"\n', "line 2, column 1", "ends too early"),
-        ('{"a": "\u2028",\n "b" 1}', "line 2, column 6", '"b" 1}'),
-    ],
-)
-def test_malformed_json_is_named_by_line_and_column(
-    tmp_path: Path, text: str, words: str, hint: str
-) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        project.load(make(tmp_path / "p", text))
-    assert str(tmp_path / "p" / "config.json") in caught.value.message
-    assert hint in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("text", ["[]", '"demo"', "3", "null"])
-def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="not an object"):
-        project.load(make(tmp_path / "p", text))
+# --- config.json --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("config", "field"),
+    ("text", "words"),
     [
-        ({}, "name"),
-        ({"name": 3}, "name"),
-        ({"name": "d", "deployConfig": {"service": {"port": 0}}}, "deployConfig.service.port"),
-        ({"name": "d", "deployConfig": {"network": "moon"}}, "deployConfig.network"),
-        ({"name": "d", "deployConfig": []}, "deployConfig"),
-        ({"name": "d", "artifacts": [{"type": "image"}]}, "artifacts.0.content"),
+        ('{\n  "name": "x",\n  "version": "1.0.0",,\n}', ["line 3", "column 22"]),
+        ("{", ["line 1"]),
+        ("", ["line 1", "the file is empty"]),
+        ("[]", ["list", "not an object"]),
+        ("null", ["NoneType"]),
+        ("{}", ["name"]),
+        ('{"name": "Not Legal"}', ["Not Legal", "lower-case"]),
+        ('{"name": "x", "version": "one two"}', ["one two"]),
+        ('{"name": "x", "deployConfig": {"memory": "2Q"}}', ["2Q"]),
+        ('{"name": "x", "deployConfig": {"cpu": "many"}}', ["many"]),
+        ('{"name": "x", "deployConfig": {"ttl": "soon"}}', ["soon"]),
+        ('{"name": "x", "deployConfig": {"ttl": -5}}', ["-5"]),
+        ('{"name": "x", "deployConfig": {"network": "open"}}', ["deployConfig.network", "'none'"]),
+        ('{"name": "x", "deployConfig": {"service": {"replicas": -1}}}', ["replicas"]),
+        ('{"name": 3}', ["name"]),
+        (b"\xff\xfe{}", ["cannot be read"]),
     ],
-)
-def test_a_wrong_field_is_named_by_its_path(
-    tmp_path: Path, config: dict[str, Any], field: str
+)  # fmt: skip
+def test_a_malformed_config_says_where_and_what(
+    tmp_path: Path, text: str | bytes, words: list[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        project.load(make(tmp_path / "p", json.dumps(config)))
-    assert f"{field}: " in caught.value.message
+    path = with_config(tmp_path / "p", text)
+    with pytest.raises(ConfigError) as raised:
+        project.load(path)
+    whole = f"{raised.value.message} {raised.value.hint}"
+    assert str(path / "config.json") in whole
+    for word in words:
+        assert word in whole
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"name": "No_Name"}, "'No_Name'"),
-        ({"name": "d", "version": "../1"}, "version"),
-        ({"name": "d", "deployConfig": {"ttl": "soon"}}, "'soon' is not a duration"),
-        ({"name": "d", "deployConfig": {"memory": "lots"}}, "'lots' is not a size"),
-        ({"name": "d", "deployConfig": {"cpu": "many"}}, "'many' is not a number of cores"),
-    ],
-)
-def test_a_value_that_is_wrong_keeps_its_hint(
-    tmp_path: Path, config: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        project.load(make(tmp_path / "p", config))
-    assert "config.json" in caught.value.message
-    assert caught.value.hint
+def test_fields_of_other_tools_are_kept(tmp_path: Path) -> None:
+    data = {
+        "name": "x", "theirs": {"a": [1]},
+        "deployConfig": {"imagePrefix": "r/", "custom": True, "service": {"port": 9000, "q": 1}},
+    }  # fmt: skip
+    config = project.load(with_config(tmp_path / "p", json.dumps(data))).config
+    kept = config.model_dump(by_alias=True)
+    assert kept["theirs"] == {"a": [1]}
+    assert kept["deployConfig"]["custom"] is True
+    assert kept["deployConfig"]["service"]["q"] == 1
+    assert config.deploy.service.port == 9000
 
 
-def test_a_config_that_is_no_text_is_a_config_error(tmp_path: Path) -> None:
-    root = make(tmp_path / "p")
-    (root / "config.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        project.load(root)
+def test_both_spellings_of_variables_are_merged(tmp_path: Path) -> None:
+    deploy = {"env": {"A": "old", "B": "old"}, "environmentVariables": {"B": "new"}}
+    path = with_config(tmp_path / "p", json.dumps({"name": "x", "deployConfig": deploy}))
+    assert project.load(path).config.deploy.variables == {"A": "old", "B": "new"}
 
 
-def test_unknown_fields_are_kept(tmp_path: Path) -> None:
-    """Other tools read the same file."""
-    config = {"name": "demo", "ours": 1, "deployConfig": {"theirs": {"a": [1]}}}
-    loaded = project.load(make(tmp_path / "p", config)).config
-    assert loaded.model_extra == {"ours": 1}
-    assert loaded.deploy.model_extra == {"theirs": {"a": [1]}}
-
-
-def test_the_newer_spelling_of_variables_wins(tmp_path: Path) -> None:
-    deploy = {"env": {"A": "old", "B": "b"}, "environmentVariables": {"A": "new"}}
-    loaded = project.load(make(tmp_path / "p", {"name": "demo", "deployConfig": deploy}))
-    assert loaded.config.deploy.variables == {"A": "new", "B": "b"}
-
-
-def test_empty_sizes_mean_no_limit(tmp_path: Path) -> None:
+def test_empty_limits_are_none(tmp_path: Path) -> None:
+    """Old projects write them as empty strings."""
     deploy = {"cpu": "", "memory": "", "ttl": "", "ephemeralStorage": ""}
-    loaded = project.load(make(tmp_path / "p", {"name": "demo", "deployConfig": deploy}))
-    found = loaded.config.deploy
-    assert (found.cpu, found.memory, found.ttl, found.ephemeral_storage) == (None,) * 4
+    path = with_config(tmp_path / "p", json.dumps({"name": "x", "deployConfig": deploy}))
+    config = project.load(path).config.deploy
+    assert (config.cpu, config.memory, config.ttl, config.ephemeral_storage) == (None,) * 4
 
 
-# --- digest and archive ---------------------------------------------------------------------------
+# --- digest (invariant 6) ---------------------------------------------------------------------
 
 
-def test_the_digest_is_of_the_content_not_of_place_or_time(tmp_path: Path) -> None:
-    one, two = make(tmp_path / "one"), make(tmp_path / "two")
-    os.utime(two / "src" / "tools.py", (1, 1))
-    assert project.load(one).digest == project.load(two).digest
-    assert project.load(one).archive() == project.load(two).archive()
+def test_the_digest_is_that_of_the_content_wherever_it_lies(tmp_path: Path, made: Path) -> None:
+    """Invariant 6."""
+    other = write_project(tmp_path / "deep" / "q", FILES, {"description": "d"})
+    assert project.load(made).digest == project.load(other).digest
+    assert project.load(made).archive() == project.load(other).archive()
 
 
-def test_what_is_no_source_changes_no_digest(tmp_path: Path) -> None:
-    root = make(tmp_path / "p")
-    before = project.load(root)
-    for name in (".git/HEAD", "src/__pycache__/x.pyc", "src/a.pyc", ".venv/x", "venv/y"):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("noise")
-    after = project.load(root)
-    assert after.digest == before.digest
-    assert after.archive() == before.archive()
+def append(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("more\n")
 
 
-@pytest.mark.parametrize("change", ["edit", "same size", "add", "rename", "remove", "mode", "link"])
-def test_every_change_of_the_source_changes_the_digest(tmp_path: Path, change: str) -> None:
-    """Invariant 6: a version's content is what its digest says."""
-    root = make(tmp_path / "p", files={"src/tools.py": "x = 1\n", "src/data.txt": "data"})
-    tools, data = root / "src" / "tools.py", root / "src" / "data.txt"
-    before = project.load(root).digest
-    if change == "edit":
-        tools.write_text("x = 22\n")
-    elif change == "same size":
-        tools.write_text("x = 2\n")
-        os.utime(tools, ns=(5, 5))
-    elif change == "add":
-        (root / "src" / "more.py").write_text("")
-    elif change == "rename":
-        data.rename(root / "src" / "other.txt")
-    elif change == "remove":
-        data.unlink()
-    elif change == "mode":
-        data.chmod(0o755)
-    else:
-        data.unlink()
-        data.symlink_to("data")
-    assert project.load(root).digest != before
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "content": lambda p: append(p / "src/tools.py"),
+    "config": lambda p: (p / "config.json").write_text('{"name": "made", "version": "1.0.1"}'),
+    "new file": lambda p: (p / "src/new.py").touch(),
+    "removed file": lambda p: (p / "src/run.sh").unlink(),
+    "renamed file": lambda p: (p / "src/run.sh").rename(p / "src/walk.sh"),
+    "executable bit": lambda p: (p / "src/run.sh").chmod(0o755),
+    "symlink": lambda p: (p / "src/link").symlink_to("tools.py"),
+    "nested content": lambda p: append(p / "src/pack/data.txt"),
+}
 
 
-def test_two_files_cannot_pass_for_one(tmp_path: Path) -> None:
-    one = make(tmp_path / "one", files={"a": "1f 1 b", "c": ""})
-    two = make(tmp_path / "two", files={"a": "1", "b": "", "c": ""})
-    assert project.load(one).digest != project.load(two).digest
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_every_change_of_content_is_another_digest(made: Path, change: str) -> None:
+    """Invariant 6."""
+    before = project.load(made)
+    archive = before.archive()
+    CHANGES[change](made)
+    after = project.load(made)
+    assert before.digest != after.digest
+    assert after.archive() != archive
 
 
-def test_an_archive_holds_the_files_and_nobodys_name(tmp_path: Path) -> None:
-    root = make(tmp_path / "p")
-    (root / "src" / "run.sh").write_text("#!/bin/sh\n")
-    (root / "src" / "run.sh").chmod(0o700)
-    (root / "src" / "link").symlink_to("tools.py")
-    with tarfile.open(fileobj=io.BytesIO(project.load(root).archive())) as tar:
-        members = {m.name: m for m in tar.getmembers()}
-    assert set(members) == {"config.json", "src/tools.py", "src/run.sh", "src/link"}
-    assert members["src/run.sh"].mode == 0o755
-    assert members["src/link"].issym()
-    assert {(m.uid, m.uname, m.mtime) for m in members.values()} == {(0, "", 0)}
+@pytest.mark.parametrize(
+    "name", [".git/config", "__pycache__/x.pyc", ".venv/bin/python", "src/y.pyc", ".DS_Store"]
+)
+def test_what_is_no_content_changes_nothing(made: Path, name: str) -> None:
+    before = project.load(made)
+    archive = before.archive()
+    path = made / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("noise")
+    os.utime(made / "src" / "tools.py", (1, 1))
+    after = project.load(made)
+    assert before.digest == after.digest
+    assert after.archive() == archive
 
 
-def test_a_project_that_is_too_large_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(project, "MAX_ARCHIVE_BYTES", 1024)
-    with pytest.raises(ConfigError, match="is over"):
-        project.load(make(tmp_path / "p", files={"src/big": "x" * 4096})).archive()
+# --- archive and unpacking ----------------------------------------------------------------------
 
 
-# --- unpack ---------------------------------------------------------------------------------------
-
-
-def test_what_is_unpacked_has_the_same_digest(tmp_path: Path) -> None:
-    """Invariant 6: an instance runs a copy that is the project, byte for byte."""
-    root = make(tmp_path / "p")
-    (root / "src" / "run.sh").write_text("#!/bin/sh\n")
-    (root / "src" / "run.sh").chmod(0o755)
-    (root / "src" / "link").symlink_to("tools.py")
-    loaded = project.load(root)
+def test_an_archive_unpacks_to_the_same_project(tmp_path: Path, made: Path) -> None:
+    (made / "src" / "run.sh").chmod(0o700)
+    (made / "src" / "link").symlink_to("tools.py")
+    loaded = project.load(made)
     target = project.unpack(loaded.archive(), loaded.digest, tmp_path / "cache")
     assert target == tmp_path / "cache" / loaded.digest
-    assert project.load(target).digest == loaded.digest
+    again = project.load(target)
+    assert again.digest == loaded.digest
+    assert (target / "src" / "link").readlink() == Path("tools.py")
+    assert os.access(target / "src" / "run.sh", os.X_OK)
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [loaded.digest]
 
 
-def test_unpacking_twice_leaves_what_is_there(tmp_path: Path) -> None:
-    archive = project.load(make(tmp_path / "p")).archive()
-    first = project.unpack(archive, "digest", tmp_path / "cache")
-    inode = first.stat().st_ino
-    assert project.unpack(b"not even read", "digest", tmp_path / "cache") == first
-    assert first.stat().st_ino == inode
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["digest"]
+def test_unpacking_again_returns_what_is_there(tmp_path: Path, made: Path) -> None:
+    loaded = project.load(made)
+    target = project.unpack(loaded.archive(), loaded.digest, tmp_path)
+    assert project.unpack(b"not even read", loaded.digest, tmp_path) == target
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, linkname: str = "") -> tarfile.TarInfo:
+def archive_with(*members: tarfile.TarInfo, **contents: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for member in members:
+            data = contents.get(member.name, b"x")
+            if member.isfile():
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+            else:
+                tar.addfile(member)
+    return buffer.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, linkname
+    info.type, info.linkname = kind, target
     return info
 
 
 @pytest.mark.parametrize(
-    "info",
+    "members",
     [
-        member("../evil"),
-        member("src/../../evil"),
-        member("/etc/evil"),
-        member("src/link", tarfile.SYMTYPE, "/etc/passwd"),
-        member("src/link", tarfile.SYMTYPE, "../../evil"),
-        member("link", tarfile.SYMTYPE, ".."),
-        member("hard", tarfile.LNKTYPE, "/etc/passwd"),
-        member("hard", tarfile.LNKTYPE, "config.json"),
-        member("device", tarfile.CHRTYPE),
-        member("block", tarfile.BLKTYPE),
-        member("pipe", tarfile.FIFOTYPE),
+        [member("../escaped")],
+        [member("a/../../escaped")],
+        [member("link", tarfile.SYMTYPE, "/etc")],
+        [member("link", tarfile.SYMTYPE, "../../escaped")],
+        [member("link", tarfile.LNKTYPE, "../escaped")],
+        [member("device", tarfile.CHRTYPE)],
     ],
-    ids=lambda info: f"{info.name}-{info.type!r}-{info.linkname}",
+    ids=["up", "up inside", "absolute link", "link up", "hard link", "device"],
 )
-def test_an_archive_cannot_leave_its_directory(tmp_path: Path, info: tarfile.TarInfo) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(member("config.json"))
-        tar.addfile(info)
-    with pytest.raises(ConfigError, match="project archive"):
-        project.unpack(buffer.getvalue(), "digest", tmp_path / "cache" / "deep")
-    assert list((tmp_path / "cache" / "deep").iterdir()) == []
-    assert not list(tmp_path.rglob("evil"))
-
-
-def test_a_link_inside_the_project_is_kept(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(member("data"))
-        tar.addfile(member("src/link", tarfile.SYMTYPE, "../data"))
-    target = project.unpack(buffer.getvalue(), "digest", tmp_path)
-    assert os.readlink(target / "src" / "link") == "../data"
-
-
-def test_a_broken_archive_leaves_nothing(tmp_path: Path) -> None:
-    whole = project.load(make(tmp_path / "p", files={"src/a": "a" * 20_000})).archive()
-    for archive in (b"", b"no tar at all", whole[: len(whole) // 2]):
-        with pytest.raises(ConfigError, match="project archive"):
-            project.unpack(archive, "digest", tmp_path / "cache")
+def test_an_archive_that_would_escape_is_refused(
+    tmp_path: Path, members: list[tarfile.TarInfo]
+) -> None:
+    with pytest.raises(ConfigError, match="archive"):
+        project.unpack(archive_with(*members), "d" * 64, tmp_path / "cache")
+    assert not (tmp_path / "escaped").exists()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-# --- references -----------------------------------------------------------------------------------
+def test_a_damaged_archive_is_refused(tmp_path: Path, made: Path) -> None:
+    whole = project.load(made).archive()
+    for broken in (b"no tar at all", b"", whole[:700]):
+        with pytest.raises(ConfigError, match="archive"):
+            project.unpack(broken, "d" * 64, tmp_path / "cache")
+        assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_built_in_environment_is_found_by_name_and_by_version() -> None:
-    by_name = project.resolve("mini-terminal")
-    assert project.resolve(by_name.reference) == by_name
-    assert "mini-terminal" in project.builtins()
+def test_a_project_that_is_too_large_is_refused(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project, "MAX_ARCHIVE_BYTES", 1024)
+    (made / "src" / "large").write_bytes(bytes(5000))
+    with pytest.raises(ConfigError, match="over"):
+        project.load(made).archive()
 
 
-def test_every_built_in_environment_bears_the_name_of_its_directory() -> None:
-    for name, path in project.builtins().items():
-        assert project.load(path).config.name == name
+# --- references ---------------------------------------------------------------------------------
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(EnvironmentNotFound, match="'no-such-env'") as caught:
-        project.resolve("no-such-env")
-    assert "mini-terminal" in (caught.value.hint or "")
-    assert "./no-such-env" in (caught.value.hint or "")
+def test_references_lead_to_built_in_environments_and_paths(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, path = next(iter(project.builtins().items()))
+    built_in = project.load(path)
+    assert project.resolve(name).digest == built_in.digest
+    assert project.resolve(built_in.reference).path == path.resolve()
+    monkeypatch.chdir(made)
+    for reference in (".", "./", str(made), made, f"../{made.name}"):
+        assert project.resolve(reference).path == made
 
 
-def test_an_unknown_version_is_answered_with_the_one_there_is() -> None:
-    with pytest.raises(EnvironmentNotFound, match=r"'99\.0\.0'") as caught:
-        project.resolve("mini-terminal@99.0.0")
-    assert project.resolve("mini-terminal").reference in (caught.value.hint or "")
-
-
-def test_a_path_is_a_path_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = make(tmp_path / "demo")
-    expected = project.load(root)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    for reference in (root, str(root), "./demo", "~/demo", "demo/", Path("demo")):
-        assert project.resolve(reference) == expected
-    monkeypatch.chdir(root)
-    assert project.resolve(".") == expected
-
-
-def test_a_path_that_leads_nowhere_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentNotFound, match="no project directory") as caught:
-        project.resolve(tmp_path / "nothing")
-    assert "aenv init" in (caught.value.hint or "")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(EnvironmentNotFound, match=r"has no config\.json"):
-        project.resolve(tmp_path / "empty")
-
-
-@pytest.mark.parametrize("reference", ["", "Upper", "a b", "env@", "env@1@2"])
-def test_a_malformed_reference_is_a_config_error(reference: str) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        ("no-such-environment", "mini-terminal"), ("mini-terminal@99.0.0", "mini-terminal@"),
+        ("./no-such-directory", "aenv init"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_said_with_what_is(reference: str, hint: str) -> None:
+    with pytest.raises(EnvironmentNotFound) as raised:
         project.resolve(reference)
+    assert hint in str(raised.value.hint)
+
+
+def test_a_directory_without_a_config_is_no_project(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentNotFound, match=r"config\.json"):
+        project.load(tmp_path)

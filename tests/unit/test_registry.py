@@ -1,255 +1,212 @@
-"""What an environment registers: names, rules, and what is refused at import."""
+"""Decorators and the registry that they fill."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from aenv_ray.runtime import (
+    Registry,
+    get_registry,
     register_function,
     register_health,
     register_reward,
     register_tool,
 )
 from aenv_ray.runtime.faults import Fault
-from aenv_ray.runtime.registry import Registry, get_registry, registering_in
+from aenv_ray.runtime.registry import registering_in
 
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    with registering_in(Registry()):
-        yield get_registry()
+    """Yield a registry of this test's own, which the decorators fill."""
+    own = Registry()
+    with registering_in(own):
+        yield own
 
 
-def echo(text: str = "") -> str:
-    """Say it again.
+def test_tools_keep_working_as_functions(registry: Registry) -> None:
+    @register_tool
+    def bare(x: int) -> int:
+        return x + 1
 
-    Args:
-        text: What.
-    """
-    return text
+    @register_tool(name="called-name", description="Said.", timeout=2.0, idempotent=True)
+    async def called(x: int) -> int:
+        return x
+
+    assert bare(1) == 2
+    assert list(registry.tools) == ["bare", "called-name"]
+    assert not registry.tools["bare"].is_async
+    entry = registry.tools["called-name"]
+    assert entry.is_async
+    assert entry.timeout_s == 2.0
+    assert entry.mcp_tool()["annotations"] == {"idempotentHint": True}
+    assert entry.mcp_tool()["description"] == "Said."
+    assert get_registry() is registry
 
 
-def test_both_forms_of_a_decorator_leave_the_function_as_it_was(registry: Registry) -> None:
-    def one() -> int:
-        return 1
+def test_the_registry_of_the_process_is_untouched_by_another() -> None:
+    before = dict(get_registry().tools)
+    with registering_in(Registry()) as _:
+        register_tool(lambda: None)
+    assert get_registry().tools == before
 
-    def two() -> int:
-        return 2
 
-    assert register_tool(one) is one
-    assert register_tool()(two) is two
-    assert register_reward(one) is one
-    assert register_reward()(two) is two
-    assert register_function(one) is one
-    assert register_function()(two) is two
-    assert register_health()(one) is one
-    assert list(registry.tools) == list(registry.rewards) == list(registry.functions)
-    assert list(registry.tools) == ["one", "two"]
+def test_every_decorator_may_be_called_or_bare(registry: Registry) -> None:
+    @register_reward
+    def one() -> float:
+        return 1.0
+
+    @register_reward(name="two", timeout=1.0)
+    def second() -> float:
+        return 2.0
+
+    @register_function
+    def three() -> None: ...
+
+    @register_function(endpoint="admin/four", method="put")
+    async def four() -> None: ...
+
+    @register_health()
+    def health() -> dict[str, str]:
+        return {"status": "healthy"}
+
+    assert list(registry.rewards) == ["one", "two"]
+    assert registry.functions["three"].endpoint == "/functions/three"
+    assert (registry.functions["four"].endpoint, registry.functions["four"].method) == (
+        "/admin/four", "PUT",
+    )  # fmt: skip
     assert registry.health is not None
-
-
-def test_the_options_of_a_tool_reach_its_listing(registry: Registry) -> None:
-    register_tool(name="say", description="Say.", timeout=3.0, idempotent=True)(echo)
-    register_tool(echo)
-    say, plain = registry.tool("say").mcp_tool(), registry.tool("echo").mcp_tool()
-    assert (say["description"], say["annotations"]) == ("Say.", {"idempotentHint": True})
-    assert (plain["description"], "annotations" in plain) == ("Say it again.", False)
-    assert registry.tool("say").timeout_s == 3.0
-
-
-def test_async_functions_are_known_whatever_their_form() -> None:
-    async def later() -> None: ...
-
-    class Object:
-        __name__ = "object"
-
-        async def __call__(self) -> None: ...
-
-    registry = Registry()
-    assert registry.add_tool(later).is_async
-    assert registry.add_tool(Object(), name="object").is_async
-    assert not registry.add_tool(echo).is_async
-
-
-def make(number: int) -> Callable[[], int]:
-    def made() -> int:
-        return number
-
-    return made
-
-
-@pytest.mark.parametrize("add", [Registry.add_tool, Registry.add_reward, Registry.add_function])
-def test_a_name_that_is_taken_is_refused_with_both_places(add: Callable[..., Any]) -> None:
-    def made() -> None: ...
-
-    registry = Registry()
-    add(registry, make(1))
-    with pytest.raises(ValueError, match=r"already (registered|served) by") as caught:
-        add(registry, made)
-    assert "made" in str(caught.value)
-
-
-def test_two_tools_of_one_name_are_told_apart_by_file_and_line() -> None:
-    def made() -> None: ...
-
-    registry = Registry()
-    registry.add_tool(make(1))
-    with pytest.raises(ValueError, match=rf"{__file__}:\d+; .*{__file__}:\d+ needs another name"):
-        registry.add_tool(made)
-
-
-def test_the_same_function_may_register_again() -> None:
-    """A notebook cell or a module that runs twice."""
-    registry = Registry()
-    for _ in range(2):
-        registry.add_tool(make(1))
-        registry.add_reward(make(1), default=True)
-        registry.add_function(make(1))
-        registry.set_health(make(1))
-    assert (len(registry.tools), len(registry.rewards), len(registry.functions)) == (1, 1, 1)
-    registry.add_tool(make(2))
-    assert registry.tool("made").function() == 2, "the newest counts"
-
-
-def test_a_tool_a_reward_and_a_function_may_share_a_name() -> None:
-    registry = Registry()
-    for add in (registry.add_tool, registry.add_reward, registry.add_function):
-        add(echo)
-    assert registry.tool("echo").kind == "tool"
-    assert registry.reward("echo").kind == "reward"
-    assert registry.function("echo").kind == "function"
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1.0])
-def test_a_timeout_that_is_no_time_is_refused(timeout_s: float) -> None:
-    """Invariant 9."""
-    registry = Registry()
-    for add in (registry.add_tool, registry.add_reward, registry.add_function):
-        with pytest.raises(ValueError, match="not above zero"):
-            add(echo, timeout_s=timeout_s)
-    assert registry == Registry()
-
-
-def test_the_first_reward_answers_unless_one_is_marked() -> None:
-    registry = Registry()
-    registry.add_reward(echo, name="first")
-    registry.add_reward(echo, name="second")
-    assert registry.reward().name == "first"
-    registry.add_reward(echo, name="third", default=True)
-    registry.add_reward(echo, name="fourth")
-    assert registry.reward().name == "third"
-    assert registry.reward("second").name == "second"
-
-
-def test_two_default_rewards_are_refused_and_the_first_stays() -> None:
-    registry = Registry()
-    registry.add_reward(echo, name="first", default=True)
-    with pytest.raises(ValueError, match="'second' and 'first' are both marked default"):
-        registry.add_reward(echo, name="second", default=True)
-    assert list(registry.rewards) == ["first"]
-
-
-def test_what_there_is_not_is_refused_with_what_there_is() -> None:
-    registry = Registry()
-    with pytest.raises(Fault, match="registers no reward"):
-        registry.reward()
-    for find, kind in ((registry.tool, "tool"), (registry.function, "function")):
-        with pytest.raises(Fault, match=f"no {kind} 'x'") as caught:
-            find("x")
-        assert caught.value.hint == f"the environment's {kind}s are: none"
-    registry.add_reward(echo, name="b")
-    registry.add_reward(echo, name="a")
-    with pytest.raises(Fault) as caught:
-        registry.reward("x")
-    assert caught.value.hint == "the environment's rewards are: a, b"
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "path"), [(None, "/functions/echo"), ("/x", "/x"), ("x/y", "/x/y")]
-)
-def test_a_function_has_a_path(endpoint: str | None, path: str) -> None:
-    entry = Registry().add_function(echo, endpoint=endpoint, method="get")
-    assert (entry.endpoint, entry.method) == (path, "GET")
-
-
-def test_a_route_serves_one_function() -> None:
-    def other() -> None: ...
-
-    registry = Registry()
-    registry.add_function(echo, endpoint="/x")
-    with pytest.raises(ValueError, match="POST /x is already served by 'echo'"):
-        registry.add_function(other, endpoint="x")
-    registry.add_function(other, endpoint="/x", method="GET")
-    assert list(registry.functions) == ["echo", "other"]
-
-
-def test_a_method_that_http_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="'FETCH' is none of GET"):
-        Registry().add_function(echo, method="FETCH")
-
-
-def test_there_is_one_health_check() -> None:
-    registry = Registry()
-    registry.set_health(echo)
-    with pytest.raises(ValueError, match="'echo' is already registered"):
-        registry.set_health(make(1))
-    assert registry.health is not None
-    assert registry.health.name == "echo"
-
-
-def test_the_listing_has_aenvironments_form() -> None:
-    registry = Registry()
-    registry.add_function(echo)
-    registry.add_reward(echo)
-    registry.set_health(echo)
-    registry.add_tool(echo)
+    assert registry.health.name == "health"
     listing = registry.listing()
-    assert listing["total"] == 3
-    assert listing["functions"] == [
-        {
-            "name": "echo",
-            "endpoint": "/functions/echo",
-            "method": "POST",
-            "description": "Say it again.",
-            "parameters": {"text": {"type": "str", "default": ""}},
-            "is_async": False,
-        }
-    ]
-    assert listing["reward"][0]["endpoint"] == "/task/reward"
-    assert (listing["health"][0]["endpoint"], listing["health"][0]["method"]) == ("/health", "GET")
+    assert listing["total"] == 5
+    assert listing["functions"][1]["is_async"] is True
 
 
-def test_a_parameter_that_json_cannot_carry_fails_before_the_first_call() -> None:
-    def positional(a: int, /) -> None: ...
+def test_the_first_reward_or_the_marked_one_answers_unnamed_calls(registry: Registry) -> None:
+    @register_reward
+    def first() -> float:
+        return 1.0
+
+    assert registry.reward().name == "first"
+
+    @register_reward(default=True)
+    def marked() -> float:
+        return 2.0
+
+    @register_reward
+    def last() -> float:
+        return 3.0
+
+    assert registry.reward().name == "marked"
+    assert registry.reward("last").name == "last"
+
+    def another() -> float:
+        return 4.0
+
+    with pytest.raises(ValueError, match="both marked default"):
+        registry.add_reward(another, default=True)
+
+
+def test_without_a_reward_the_call_is_refused_with_a_way_out(registry: Registry) -> None:
+    with pytest.raises(Fault, match="registers no reward") as raised:
+        registry.reward()
+    assert "register_reward" in str(raised.value.hint)
+
+
+DUPLICATES: list[Callable[[Registry, Callable[..., Any]], Any]] = [
+    lambda r, f: r.add_tool(f, name="same"),
+    lambda r, f: r.add_reward(f, name="same"),
+    lambda r, f: r.add_function(f, endpoint="/same"),
+    lambda r, f: r.set_health(f),
+]
+
+
+@pytest.mark.parametrize("add", DUPLICATES, ids=["tool", "reward", "endpoint", "health"])
+def test_two_functions_under_one_name_are_refused(
+    add: Callable[[Registry, Callable[..., Any]], Any],
+) -> None:
+    def one() -> None: ...
+
+    def two() -> None: ...
 
     registry = Registry()
-    registry.add_tool(positional)
-    with pytest.raises(TypeError, match="positional-only"):
+    add(registry, one)
+    add(registry, one)  # a notebook's cell that ran again
+    with pytest.raises(ValueError, match="already"):
+        add(registry, two)
+
+
+def test_endpoints_differ_by_method() -> None:
+    def read() -> None: ...
+
+    def write() -> None: ...
+
+    registry = Registry()
+    registry.add_function(read, endpoint="/state", method="GET")
+    registry.add_function(write, endpoint="/state", method="POST")
+    with pytest.raises(ValueError, match="'FETCH'"):
+        registry.add_function(lambda: None, method="FETCH")
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_timeout_is_above_zero(registry: Registry, timeout: float) -> None:
+    with pytest.raises(ValueError, match="above zero"):
+        register_tool(timeout=timeout)(lambda: None)
+    assert registry.tools == {}
+
+
+def test_what_is_missing_is_named_with_what_is_there() -> None:
+    registry = Registry()
+    registry.add_tool(lambda: None, name="b")
+    registry.add_tool(lambda: None, name="a")
+    with pytest.raises(Fault, match="no tool 'c'") as raised:
+        registry.tool("c")
+    assert "a, b" in str(raised.value.hint)
+    with pytest.raises(Fault, match="no function 'x'"):
+        registry.function("x")
+
+
+def test_clearing_forgets_everything(registry: Registry) -> None:
+    @register_reward(default=True)
+    def one() -> float:
+        return 1.0
+
+    registry.clear()
+    assert registry.rewards == {}
+    with pytest.raises(Fault):
+        registry.reward()
+
+
+def test_a_parameter_that_json_cannot_carry_is_found_when_compiled() -> None:
+    import threading
+
+    def locked(lock: threading.Thread) -> None: ...
+
+    registry = Registry()
+    registry.add_tool(locked)
+    with pytest.raises(TypeError, match="locked"):
         registry.compile()
 
 
-def test_clear_forgets_everything() -> None:
+def test_callable_objects_and_bound_methods_are_tools() -> None:
+    class Tool:
+        """A tool with state."""
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+        def method(self, y: int) -> int:
+            return y
+
     registry = Registry()
-    registry.add_tool(echo)
-    registry.add_reward(echo, default=True)
-    registry.add_function(echo)
-    registry.set_health(echo)
-    registry.clear()
-    assert registry == Registry()
-    registry.add_reward(make(1))
-    assert registry.reward().name == "made"
-
-
-def test_decorators_fill_the_registry_of_the_moment() -> None:
-    one, two = Registry(), Registry()
-    usual = get_registry()
-    with registering_in(one):
-        register_tool(echo)
-        with registering_in(two):
-            register_tool(name="inner")(echo)
-        assert get_registry() is one
-    assert get_registry() is usual
-    assert (list(one.tools), list(two.tools)) == (["echo"], ["inner"])
+    assert registry.add_tool(Tool(), name="object").is_async
+    assert not registry.add_tool(Tool().method).is_async
+    registry.add_tool(functools.partial(Tool().method, y=1), name="partial")
+    registry.compile()
+    assert registry.tools["object"].mcp_tool()["inputSchema"]["required"] == ["x"]
+    assert registry.tools["method"].signature.names == ["y"]
+    assert registry.tools["partial"].signature.bind("partial", {}) == {"y": 1}
