@@ -101,7 +101,7 @@ class ProcessEngine(Engine):
                 {
                     "id": spec.instance_id,
                     "template": key,
-                    "env": instance_environment(spec, ready["isolation"]["kind"]),
+                    "env": instance_environment(spec, ready["isolation"]["kind"], plan.python),
                     "arguments": list(spec.arguments),
                     "mode": mode,
                     "deadline": spec.deadline,
@@ -298,13 +298,13 @@ class _Plan:
             memory_bytes=_bytes(deploy.memory),
             cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
         )
-        executable = str(python or sys.executable)
+        self.python = str(python or sys.executable)
         self._base = {
-            "python": [executable, "-P"],
+            "python": [self.python, "-P"],
             "isolation": isolation,
             "jail": asdict(jail),
             "env": {
-                **base_environment(spec, WORK, executable),
+                **base_environment(spec, WORK, self.python),
                 "PYTHONPATH": str(runtime_path),
             },
         }
@@ -371,10 +371,10 @@ def base_environment(spec: SandboxSpec, home: str, python: str) -> dict[str, str
     }
 
 
-def instance_environment(spec: SandboxSpec, kind: str) -> dict[str, str]:
+def instance_environment(spec: SandboxSpec, kind: str, python: str) -> dict[str, str]:
     """Return an instance's variables: the shared ones, its own, and the caller's on top."""
     home = WORK if kind == "namespaces" else ""
-    shared = base_environment(spec, home, sys.executable)
+    shared = base_environment(spec, home, python)
     if not home:
         del shared["HOME"]  # the runtime sets it to the work directory
     labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())

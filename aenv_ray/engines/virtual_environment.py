@@ -121,10 +121,12 @@ async def _build(project_dir: Path, requirements: list[str], target: Path) -> No
 
 
 async def _run(command: list[str], cwd: Path | None = None) -> None:
+    # A sandbox must be able to read it. Ray's actors run on uvloop, which has no `umask` argument.
+    readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh"]
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
+        *readable, *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "NO_COLOR": "1"}, umask=0o022,
+        env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
     try:
         async with asyncio.timeout(BUILD_DEADLINE_S):

@@ -21,6 +21,7 @@ from tests.ray.faults import (
     PROBE,
     Driver,
     Witness,
+    eventually,
     eventually_empty,
     kill,
     processes_of,
@@ -48,6 +49,20 @@ class Cluster:
     def sandboxes(self) -> list[int]:
         """Return the pids of all sandbox processes, from the process table."""
         return settled(lambda: live_processes(self.node_dir))
+
+    def appeared(self, before: list[int], count: int = 1) -> list[int]:
+        """Return the pids of the `count` sandboxes that are new since `before`.
+
+        A process that a template forks in reserve is not known as such at once.
+        """
+        found: list[int] = []
+
+        def are_there() -> bool:
+            found[:] = without(live_processes(self.node_dir), before)
+            return len(found) == count
+
+        eventually(are_there, what=lambda: f"not {count} but {found}")
+        return found
 
     def traces(self) -> list[str]:
         """Return what instances leave on disk while they live: sockets, logs, records."""

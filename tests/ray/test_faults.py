@@ -49,12 +49,6 @@ def told(make: Callable[..., Any], witness: Witness) -> Callable[..., Any]:
     return lambda **options: make(environment_variables=witness.variables, **options)
 
 
-def sandbox_pid(cluster: Cluster, before: list[int]) -> int:
-    """Return the process that appeared since `before`."""
-    (pid,) = without(cluster.sandboxes(), before)
-    return pid
-
-
 def host_of(handle: Any) -> Any:
     """Return the actor that hosts an instance."""
     return ray_api.find_actor(ray.get(handle.info.remote()).host)
@@ -71,7 +65,7 @@ def test_a_killed_sandbox_is_lost_and_no_result(
     ray.get(neighbour.call_tool.remote("count"))
     before = cluster.sandboxes()
     handle = told(actor=density)
-    pid = sandbox_pid(cluster, before)
+    (pid,) = cluster.appeared(before)
     references = [handle.call_tool.remote(t, {"key": t}) for t in ("hold", "ahold")]
     for tool in ("hold", "ahold"):
         witness.wait_for(f"began {tool}")
@@ -103,7 +97,7 @@ def test_a_stopped_sandbox_leaves_outcomes_unknown(
     """A sandbox that does not answer: `CallOutcomeUnknown`, never a guess; release ends it."""
     before = cluster.sandboxes()
     handle = told(actor=density)
-    kill(sandbox_pid(cluster, before), signal.SIGSTOP)
+    kill(cluster.appeared(before)[0], signal.SIGSTOP)
     with pytest.raises(CallOutcomeUnknown):
         ray.get(handle.call_tool.remote("count", timeout_s=0.1), timeout=30)
     ray.get(handle.release.remote(), timeout=30)
@@ -213,7 +207,7 @@ def test_a_host_that_dies_while_it_creates(cluster: Cluster) -> None:
     group = ray.get(reference, timeout=90)
     results = ray.get([h.call_tool.remote("count") for h in [*group, warm]], timeout=60)
     assert [r.data for r in results] == [1] * 61
-    assert len(without(cluster.sandboxes(), before)) == 61
+    cluster.appeared(before, 61)
     ray.get([h.release.remote() for h in [*group, warm]], timeout=60)
 
 
@@ -295,12 +289,12 @@ def test_instances_end_with_the_job_that_owns_them(
     )
     job, kept = other.said()
     handles = [aenv_ray.get(i) for i in job]
-    assert len(without(cluster.sandboxes(), before)) == 4
+    cluster.appeared(before, 4)
     if how == "killed":
         other.kill()
     else:
         other.finish()
-    eventually(lambda: len(without(cluster.sandboxes(), before)) == 2)
+    cluster.appeared(before, 2)
     for handle in handles:
         with pytest.raises(InstanceExpired, match="job"):
             ray.get(handle.call_tool.remote("count"))

@@ -150,11 +150,11 @@ def test_two_instances_share_no_state(make: Callable[..., Any], density: str) ->
 def test_create_many_makes_a_whole_group(cluster: Cluster, density: str) -> None:
     """`create_many` returns that many distinct working instances."""
     count = 12 if density == "shared" else 2
-    before = len(cluster.sandboxes())
+    before = cluster.sandboxes()
     group = aenv_ray.create_many(PROBE, count, actor=density)
     try:
         assert len({h.instance_id for h in group}) == count
-        assert len(cluster.sandboxes()) - before == count
+        cluster.appeared(before, count)
         sums = ray.get([h.call_tool.remote("add", {"a": n}) for n, h in enumerate(group)])
         assert [s.data for s in sums] == [n + 1 for n in range(count)]
     finally:
@@ -546,3 +546,28 @@ def test_results_are_json_data(env: Any) -> None:
     """What came back can be written down as JSON."""
     result = ray.get(env.call_tool.remote("surroundings", {"names": ["HOME"]}))
     assert json.loads(json.dumps(result.data)) == result.data
+
+
+WHERE = """
+import shutil, sys
+import idna
+from aenv_ray.runtime import register_tool
+@register_tool
+def where() -> list:
+    return [sys.prefix, shutil.which("python"), idna.encode("ü.de").decode()]
+"""
+
+
+def test_a_project_with_requirements_runs_in_an_environment_of_its_own(
+    make: Callable[..., Any], cluster: Cluster, project: Callable[..., Path]
+) -> None:
+    """Design D4: its code and the commands in its sandbox use the environment built for it."""
+    path = project(WHERE)
+    (path / "requirements.txt").write_text("idna\n")
+    handle = make(path)
+    prefix, python, encoded = ray.get(handle.call_tool.remote("where")).data
+    assert Path(prefix).is_relative_to(cluster.root / "d" / "environments")
+    assert python == f"{prefix}/bin/python"
+    assert encoded == "xn--tda.de"
+    done = ray.get(handle.exec.remote(["python", "-c", "import idna; print('found')"]))
+    assert (done.exit_code, done.text()) == (0, "found\n")

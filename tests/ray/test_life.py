@@ -194,7 +194,7 @@ def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, dens
     expired = make(actor=density, ttl="1s")
     before = cluster.sandboxes()
     dead = make(actor=density)
-    for pid in without(cluster.sandboxes(), before):
+    for pid in cluster.appeared(before):
         kill(pid)
     with pytest.raises(SandboxLost):
         ray.get(dead.call_tool.remote("block"))
@@ -226,7 +226,7 @@ def test_release_after_its_actor_is_gone(make: Callable[..., Any], cluster: Clus
     before = cluster.sandboxes()
     handle = make(actor="dedicated")
     ray.kill(handle._host, no_restart=True)
-    assert without(cluster.sandboxes(), before), "the sandbox is not the actor's child (D7)"
+    cluster.appeared(before)  # the sandbox is not the actor's child (D7)
     ray.get([handle.release.remote() for _ in range(2)])
     assert without(cluster.sandboxes(), before) == []
     assert ray.get(neighbour.call_tool.remote("count")).data == 1
