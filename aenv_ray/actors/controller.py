@@ -26,6 +26,8 @@ CONTROLLER_NAME: Final = "aenv-controller"
 SHARED_PREFIX: Final = "aenv-host-"
 JOB_CHECK_S: Final = 1.0
 """A job's instances end about this long after the job."""
+JOB_RETELL_S: Final = 120.0
+"""How long hosts are told again of a job that ended: longer than a start takes."""
 HOST_START_DEADLINE_S: Final = 120.0
 """A cold Ray worker takes seconds on a busy machine; Ray itself gives it a minute."""
 CONTROL_DEADLINE_S: Final = 60.0
@@ -41,6 +43,7 @@ class Controller:
         self._where: dict[str, str] = {}
         self._nodes: dict[str, str] = {}
         self._seen_dead: set[str] = set()
+        self._dead_since: dict[str, float] = {}
         self._making = asyncio.Lock()
         self._background: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -66,15 +69,18 @@ class Controller:
             asked = [(n, group.create_task(self._load(n))) for n in names]
         for name, task in asked:
             load = task.result()
-            if load is not None:
+            if load is not None and name in self._hosts:
                 loads.append((load, self._hosts[name]))
         return loads
 
     async def _load(self, name: str) -> HostLoad | None:
+        host = self._hosts.get(name)
+        if host is None:
+            return None
         try:
             with ray_api.translated(f"asking host {name}"):
                 async with asyncio.timeout(HOST_START_DEADLINE_S):
-                    count, capacity = await self._hosts[name].control.remote("load")
+                    count, capacity = await host.control.remote("load")
         except (AenvError, TimeoutError) as exc:
             logger.warning("host %s does not answer: %s", name, exc)
             self._hosts.pop(name, None)
@@ -150,11 +156,14 @@ class Controller:
         """
         self._watch()
         for name in await self._candidates(instance_id):
-            host = self._hosts[name]
+            host = self._hosts.get(name)
             try:
                 with ray_api.translated(f"asking {name}"):
-                    info = await host.control.remote("info", instance_id)
-            except AenvError:
+                    async with asyncio.timeout(CONTROL_DEADLINE_S):
+                        info = await host.control.remote("info", instance_id) if host else None
+            except (AenvError, TimeoutError):
+                continue
+            if info is None:
                 continue
             self._where[instance_id] = name
             return host, info
@@ -200,7 +209,7 @@ class Controller:
                     async with asyncio.timeout(CONTROL_DEADLINE_S):
                         await host.control.remote("release", ids)
                 return
-            except AenvError:
+            except (AenvError, TimeoutError):
                 self._forget(name)
         # The host is gone for good: another of its node, or the launcher, ends what it left.
         if name in ids:
@@ -232,11 +241,15 @@ class Controller:
         return sorted(found, key=lambda info: info.created_at)
 
     async def _list_on(self, name: str) -> list[InstanceInfo]:
+        host = self._hosts.get(name)
+        if host is None:
+            return []
         try:
             with ray_api.translated(f"listing {name}"):
-                found: list[InstanceInfo] = await self._hosts[name].control.remote("instances")
-                return found
-        except AenvError:
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    found: list[InstanceInfo] = await host.control.remote("instances")
+                    return found
+        except (AenvError, TimeoutError):
             self._forget(name)
             return []
 
@@ -264,10 +277,17 @@ class Controller:
     async def _watch_jobs(self) -> None:
         """End the instances of Ray jobs that ended, for ever."""
         while True:
-            dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
-            if dead:
-                await self._end_jobs(dead)
-                self._seen_dead |= dead
+            try:
+                dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
+                if dead:
+                    await self._end_jobs(dead)
+                now = asyncio.get_running_loop().time()
+                for job in dead:
+                    # Told again for a while: a start under way when its job died ends later.
+                    if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
+                        self._seen_dead.add(job)
+            except Exception as exc:  # noqa: BLE001  # the loop that ends the ownerless goes on
+                logger.warning("looking for ended jobs: %r", exc)
             await asyncio.sleep(JOB_CHECK_S)
 
     async def _end_jobs(self, dead: set[str]) -> None:
@@ -275,8 +295,9 @@ class Controller:
         for name, host in list(self._hosts.items()):
             try:
                 with ray_api.translated(f"ending jobs on {name}"):
-                    await host.control.remote("release_jobs", sorted(dead))
-            except AenvError as exc:
+                    async with asyncio.timeout(CONTROL_DEADLINE_S):
+                        await host.control.remote("release_jobs", sorted(dead))
+            except (AenvError, TimeoutError) as exc:
                 logger.warning("host %s: %s", name, exc)
                 self._forget(name)
 

@@ -113,6 +113,8 @@ class Host:
                 running = await self._engine(name).running()
                 orphans = [s.instance_id for s in running if s.instance_id not in recorded]
                 await self._engine(name).stop(orphans)
+        if not self._sandboxes:
+            self._empty_since = self._clock.now()
         self._adopted.set()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
@@ -374,8 +376,8 @@ class Host:
             await asyncio.sleep(SWEEP_S)
             try:
                 await self.sweep()
-            except AenvError as exc:
-                logger.warning("sweep of host %s: %s", self._id, exc)
+            except Exception as exc:  # noqa: BLE001  # the loop that keeps deadlines goes on
+                logger.warning("sweep of host %s: %r", self._id, exc)
 
     async def sweep(self) -> None:
         """End what is due, and tell when a dedicated host has nothing left to do."""

@@ -170,7 +170,9 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
         if isinstance(cause, AenvError):
             raise cause from None
         raise
-    except (ray_exceptions.RayActorError, ray_exceptions.RaySystemError) as exc:
+    except ray_exceptions.TaskCancelledError:
+        raise
+    except ray_exceptions.RayError as exc:
         if instance_id is not None:
             raise SandboxLost(
                 f"{what}: the host of {instance_id} is gone: {_first_line(exc)}",

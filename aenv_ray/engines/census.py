@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_SPARE: Final = "aenv-spare"
+_NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
 """What `aenv_ray.runtime.template` calls a forked process that is no instance yet."""
 _LAUNCHER: Final = b"aenv_ray.engines.launcher"
 
@@ -60,7 +60,7 @@ def _below(
         process = pending.pop()
         pending += children[process.pid]
         is_inner_template = process.pid_namespaces == launcher.pid_namespaces + 1
-        is_sandbox = process.name != _SPARE and not is_inner_template
+        is_sandbox = process.name not in _NOT_YET and not is_inner_template
         if process.state != "Z" and is_sandbox:
             found.append(process.pid)
     return found

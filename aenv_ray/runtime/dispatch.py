@@ -7,6 +7,7 @@ again (design D6).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import os
@@ -124,10 +125,12 @@ class Dispatcher:
                 return
             request = self._parse(call_id, method, params, meta, on_progress)
             arguments = request.entry.signature.bind(request.entry.name, request.arguments)
+            self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
-            return
-        self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
+        except BaseException as exc:  # noqa: BLE001  # every call gets an outcome, whatever breaks
+            text = f"the runtime failed on this call: {_words(exc)}"
+            self._outcomes.finish(call_id, fault_outcome(Fault("function_failed", text)))
 
     def cancel(self, call_id: str, reason: str = "the caller cancelled") -> bool:
         """Stop a call that is under way; False when there is none of that id."""
@@ -454,9 +457,10 @@ def _raised(entry: Registered, exc: BaseException) -> Outcome:
     """Return the outcome for a function that raised: a tool's is a result, others' an error."""
     if isinstance(exc, Fault):
         return fault_outcome(exc)
-    text = f"{type(exc).__name__}: {exc}"
-    trace = "".join(traceback.format_exception(exc))
-    print(trace, flush=True)  # noqa: T201  # stdout is the instance's log
+    text = _words(exc)
+    trace = _trace(exc)
+    with contextlib.suppress(Exception):  # the tool may have closed its log
+        print(trace, flush=True)  # noqa: T201  # stdout is the instance's log
     if entry.kind == "tool":
         return result_outcome(to_json(error_result(text, type(exc).__name__)))
     if entry.kind == "health":
@@ -469,6 +473,21 @@ def _raised(entry: Registered, exc: BaseException) -> Outcome:
             traceback=trace[-4000:],
         )
     )
+
+
+def _words(exc: BaseException) -> str:
+    """Return an exception's type and message; one whose own message fails has none."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
+        return type(exc).__name__
+
+
+def _trace(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exc))
+    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
+        return _words(exc)
 
 
 def _stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:

@@ -156,6 +156,10 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
             kept = f"/.shown/{len(_shown_again)}"
             _show(root, path, kept)
             _shown_again.append((kept, path))
+            if _package_dir().startswith(f"{path}/"):
+                _hide(f"{root}{kept}{_package_dir().removeprefix(path)}/envs")
+            elif _package_dir() == path:
+                _hide(f"{root}{kept}/envs")
     _show(root, spec.project, PROJECT)
     for name in (WORK[1:], "tmp", "var/tmp", "run", "root", ".box", "dev/pts", "dev/shm", "proc"):
         os.makedirs(f"{root}/{name}", mode=0o755, exist_ok=True)
@@ -426,7 +430,8 @@ def set_limits(spec: JailSpec) -> None:
     if spec.cpu_cores and hasattr(os, "sched_setaffinity"):
         available = sorted(os.sched_getaffinity(0))
         count = max(1, min(len(available), -int(-spec.cpu_cores // 1)))
-        first = os.getpid() % len(available)
+        # By chance: inside a pid namespace every sandbox has the same pid.
+        first = os.urandom(1)[0] % len(available)
         chosen = [available[(first + i) % len(available)] for i in range(count)]
         os.sched_setaffinity(0, chosen)
     _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)

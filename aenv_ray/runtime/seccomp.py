@@ -1,6 +1,6 @@
 """A seccomp filter that refuses what no environment needs and an escape would.
 
-The list is that of Docker's default profile for a process without capabilities: loading code into
+The list is close to Docker's default profile for a process without capabilities: loading code into
 the kernel, changing mounts, namespaces, clocks, keys and devices, tracing kernels, and interfaces
 with a history of privilege escalation (io_uring, userfaultfd, bpf). Refused calls give EPERM, and
 ``clone3`` gives ENOSYS, so that libc falls back to ``clone``, whose flags the filter can see.

@@ -29,6 +29,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ from aenv_ray.runtime.registry import get_registry
 PACKET_BYTES: Final = 1 << 20
 SPARES: Final = 2
 """Hides the cost of a fork from whoever creates one after another; a burst forks as it goes."""
+SPARE_PAUSE_S: Final = 5.0
+"""No new spare for this long after one could not be made, or died."""
+TEMPLATE_NAME: Final = "aenv-template"
+"""What the process table calls a template, and a fork of it that is nothing yet."""
 SPARE_NAME: Final = "aenv-spare"
 """What the process table calls a process that is no instance yet."""
 INSTANCE_NAME: Final = "aenv-instance"
@@ -58,7 +63,8 @@ class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in
     reads: set[str] = set()  # noqa: RUF012  # one process, one environment
 
     def __getitem__(self, key: str) -> str:
-        self.reads.add(key)
+        if isinstance(key, str):  # `os.get_exec_path` asks for b"PATH" as well
+            self.reads.add(key)
         return str(super().__getitem__(key))
 
     def __iter__(self) -> Any:
@@ -90,6 +96,7 @@ class Template:
         self._project = ""
         self._instances: dict[str, _Child] = {}
         self._spares: list[_Child] = []
+        self._spares_after = 0.0
         self._home: jail.Home | None = None
         self._networks = jail.Networks()
         self._dispatcher: Dispatcher | None = None
@@ -116,6 +123,7 @@ class Template:
                 return
             self._dispatcher = Dispatcher(get_registry())
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
+        linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
@@ -157,6 +165,8 @@ class Template:
         reason = ""
         if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
             reason = "its code starts threads when it is imported"
+        elif _children_of_main_thread():
+            reason = "its code starts processes when it is imported"
         elif opened := _special_fds() - before:
             kinds = sorted({target.partition(":")[0] for target in opened})
             reason = f"its code opens {', '.join(kinds)} when it is imported"
@@ -174,7 +184,8 @@ class Template:
         poll.register(self._wake_read, select.POLLIN)
         while True:
             # With nothing to do at once, make a spare before waiting.
-            events = poll.poll(None if len(self._spares) >= SPARES else 0)
+            wants_spare = len(self._spares) < SPARES and time.monotonic() >= self._spares_after
+            events = poll.poll(0 if wants_spare else None)
             for fd, _ in events:
                 if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
@@ -183,8 +194,12 @@ class Template:
                 else:
                     message, fds = self._receive()
                     self._handle(message, fds)
-            if not events:
-                self._make_spare()
+            if not events and wants_spare:
+                try:
+                    self._make_spare()
+                except OSError:
+                    # Out of processes, namespaces or descriptors: what runs must not suffer for it.
+                    self._spares_after = time.monotonic() + SPARE_PAUSE_S
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if "fork" in message:
@@ -253,6 +268,11 @@ class Template:
             pid = os.fork()
             if pid == 0:
                 self._become_instance(channel, assignment)
+        except OSError:
+            self._networks.leave(network)
+            if uts >= 0:
+                os.close(uts)
+            raise
         finally:
             if self._home is not None and pid != 0:
                 self._home.come_back()
@@ -271,9 +291,19 @@ class Template:
             if instance is not None:
                 self._networks.leave(self._instances.pop(instance).network)
                 self._send({"exited": instance, "status": os.waitstatus_to_exitcode(status)})
-            self._spares = [spare for spare in self._spares if spare.pid != pid]
+            for spare in [spare for spare in self._spares if spare.pid == pid]:
+                self._drop_spare(spare)
         if not self._jailed:
             self._kill_orphans()
+
+    def _drop_spare(self, spare: _Child) -> None:
+        self._spares.remove(spare)
+        self._networks.leave(spare.network)
+        if spare.uts >= 0:
+            os.close(spare.uts)
+        if spare.channel is not None:
+            spare.channel.close()
+        self._spares_after = time.monotonic() + SPARE_PAUSE_S
 
     def _kill_orphans(self) -> None:
         """End what dead instances left behind: as subreaper, this process inherits it."""
@@ -283,7 +313,7 @@ class Template:
                 kill_tree(pid)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        data, fds, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 4)
+        data, fds = _receive_fds(self._control)
         if not data:
             raise SystemExit(0)  # the launcher is gone, and with it everything of this template
         message: dict[str, Any] = json.loads(data)
@@ -335,6 +365,7 @@ class Template:
             linux.die_with_parent()  # a change of credentials clears it
 
     def _boot(self, message: dict[str, Any], listener_fd: int, log_fd: int) -> None:
+        linux.set_process_name(INSTANCE_NAME)
         self._redirect(log_fd)
         home = jail.WORK if self._jailed else message["work_dir"]
         os.chdir(home)
@@ -362,14 +393,21 @@ class Template:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
 
 
+def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a packet; its descriptors are for this process and not for what tools start."""
+    data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 4)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return data, list(fds)
+
+
 def _wait_for_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Wait, as a spare, for what this process becomes; ends it when the template is gone."""
     linux.set_process_name(SPARE_NAME)
     with channel:
-        data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, 4)
+        data, fds = _receive_fds(channel)
     if not data:
         os._exit(0)
-    linux.set_process_name(INSTANCE_NAME)
     message: dict[str, Any] = json.loads(data)
     return message, fds
 
@@ -414,6 +452,7 @@ def _reap_adopted(*_: object) -> None:
 def main() -> None:
     """Run a template on the socket whose descriptor is the first argument."""
     control = socket.socket(fileno=int(sys.argv.pop(1)))  # not an argument of the project's code
+    control.set_inheritable(False)
     Template(control).run()
 
 

@@ -9,25 +9,35 @@ import json
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aenv_ray.actors.fabric import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, FunctionFailed, ToolError
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    ConfigError,
+    FunctionFailed,
+    InstanceReleased,
+    ToolError,
+)
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, load_tasks
 from aenv_ray.sampling.summary import Summary, summarize
 
+T = TypeVar("T")
 Policy = Callable[[Any, Task], Any]
 """``policy(env, task)``, sync or async. `env` is an `EpisodeEnv` or its sync facade; what it
 returns is recorded as the episode's output."""
 
 INFRA_RETRIES: Final = 2
 """How often an episode starts anew, on a new instance, after an infrastructure failure."""
+RETRY_PAUSE_S: Final = 0.5
+"""Before an episode starts anew; grows with the attempts."""
 CALL_TIMEOUT_S: Final = 60.0
 _TEXT_LIMIT: Final = 20_000
 """Characters of a step's text that a record keeps."""
@@ -42,11 +52,21 @@ class EpisodeEnv:
     def __init__(self, instance: RayInstance, steps: list[Step]) -> None:
         self._instance = instance
         self._steps = steps
+        self.failure: AenvError | None = None
+        """The first infrastructure failure: it voids the episode, whatever the policy does."""
         self.instance_id = str(instance.handle.instance_id)
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
-        return await self._instance.list_tools()
+        return await self._noting(self._instance.list_tools())
+
+    async def _noting(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call and remember an infrastructure failure: a policy may swallow it."""
+        try:
+            return await call
+        except INFRASTRUCTURE as exc:
+            self.failure = self.failure or exc
+            raise
 
     async def call_tool(
         self,
@@ -62,7 +82,7 @@ class EpisodeEnv:
         """
         started = time.perf_counter()
         try:
-            result = await self._instance.call_tool(name, arguments or {}, timeout_s)
+            result = await self._noting(self._instance.call_tool(name, arguments or {}, timeout_s))
         except ToolError as exc:
             self._note(name, arguments, exc.message, True, exc.code, started)
             raise
@@ -93,15 +113,15 @@ class EpisodeEnv:
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
         """Run a command beside the tools; not a step."""
-        return await self._instance.exec(command, timeout_s)
+        return await self._noting(self._instance.exec(command, timeout_s))
 
     async def read_file(self, path: str) -> bytes:
         """Read a file of the sandbox."""
-        return await self._instance.read_file(path)
+        return await self._noting(self._instance.read_file(path))
 
     async def write_file(self, path: str, data: bytes | str) -> int:
         """Write a file of the sandbox; returns its size."""
-        return await self._instance.write_file(path, data)
+        return await self._noting(self._instance.write_file(path, data))
 
 
 class SyncEpisodeEnv:
@@ -110,15 +130,30 @@ class SyncEpisodeEnv:
     def __init__(self, env: EpisodeEnv, loop: asyncio.AbstractEventLoop) -> None:
         self._env = env
         self._loop = loop
+        self._abandoned = False
+        self._calls: set[Future[Any]] = set()
         self.instance_id = env.instance_id
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._env, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop).result()
+            if self._abandoned:
+                raise InstanceReleased("the episode has ended", instance_id=self.instance_id)
+            future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+            self._calls.add(future)
+            try:
+                return future.result()
+            finally:
+                self._calls.discard(future)
 
         return call
+
+    def abandon(self) -> None:
+        """Cancel what the policy still waits for, and refuse what it asks later."""
+        self._abandoned = True
+        for future in list(self._calls):
+            future.cancel()
 
 
 class Sampling:
@@ -149,7 +184,6 @@ class Sampling:
         self._episodes: list[Episode] = []
         self._started = 0.0
         self._wall_s = 0.0
-        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def total(self) -> int:
@@ -229,7 +263,6 @@ class Sampling:
             raise ConfigError("a sampling runs once", hint="call sample() again")
         self._started = time.perf_counter()
         waiting = list(enumerate(self._tasks))[::-1]
-        self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="aenv-policy")
         output = self._out.open("w", encoding="utf-8") if self._out else None
 
         async def work() -> None:
@@ -250,7 +283,6 @@ class Sampling:
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
             if output is not None:
                 output.close()
 
@@ -261,6 +293,7 @@ class Sampling:
             episode = await self._attempt(index, task, attempt)
             if episode.status is not EpisodeStatus.INFRA_FAILED or attempt > self._infra_retries:
                 return episode
+            await asyncio.sleep(RETRY_PAUSE_S * attempt)
             attempt += 1
 
     async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
@@ -291,12 +324,17 @@ class Sampling:
                 await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
         except ToolError as exc:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
+        env = EpisodeEnv(instance, steps)
         try:
-            output = await self._act(EpisodeEnv(instance, steps), task)
+            output = await self._act(env, task)
         except INFRASTRUCTURE:
             raise
-        except Exception as exc:  # noqa: BLE001  # whatever a policy raises is its failure
+        except Exception as exc:  # whatever a policy raises is its failure
+            if env.failure is not None:
+                raise env.failure from exc
             return _failure(EpisodeStatus.POLICY_FAILED, exc)
+        if env.failure is not None:
+            raise env.failure  # swallowed by the policy; no reward may come of it (invariant 2)
         fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
         fields["output"] = _recordable(output)
         if task.reward is None:
@@ -314,8 +352,41 @@ class Sampling:
             return await self._policy(env, task)
         loop = asyncio.get_running_loop()
         sync_env = SyncEpisodeEnv(env, loop)
-        output = await loop.run_in_executor(self._threads, self._policy, sync_env, task)
+        done: asyncio.Future[Any] = loop.create_future()
+        # A daemon thread: a policy that does not return must not keep the process from ending.
+        thread = threading.Thread(
+            target=_run_policy, args=(self._policy, sync_env, task, done), daemon=True
+        )
+        thread.start()
+        try:
+            output = await done
+        finally:
+            sync_env.abandon()
         return await output if inspect.isawaitable(output) else output
+
+
+def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:
+    """Run a sync policy in its thread and hand its outcome to the loop."""
+
+    def hand_over(output: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(output)
+
+    output, error = None, None
+    try:
+        output = policy(env, task)
+    except Exception as exc:  # noqa: BLE001  # it belongs to the episode, not to this thread
+        error = exc
+    except BaseException as exc:  # noqa: BLE001  # as a future cannot carry: SystemExit and such
+        error = RuntimeError(f"the policy raised {type(exc).__name__}: {exc}")
+    if isinstance(error, StopIteration):
+        error = RuntimeError("the policy raised StopIteration")
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the sampling has ended
+        done.get_loop().call_soon_threadsafe(hand_over, output, error)
 
 
 def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:

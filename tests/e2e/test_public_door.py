@@ -279,7 +279,7 @@ async def test_a_hundred_slow_calls_run_at_once_and_do_not_block_health(
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(instance.call_tool("meet", arguments, 30.0)) for _ in range(119)]
         await instance.call_function("reset", {})
-        assert (await instance.check_health(5.0))["data"]["status"] == "healthy"
+        assert (await instance.check_health(timeout_s=5.0))["data"]["status"] == "healthy"
         assert not any(call.done() for call in calls)
         last = await instance.call_tool("meet", arguments, 30.0)
     assert last.data == 120
