@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,33 @@ def test_an_infrastructure_failure_is_never_a_reward(cluster: Cluster) -> None:
     assert len(set(seen)) == 3, "each attempt has a fresh instance"
     assert (summary.infra_failed, summary.reward_mean, summary.rollouts) == (1, 0.5, 3)
     assert cluster.sandboxes() == []
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_failure_that_the_policy_swallows_is_no_reward(cluster: Cluster, is_async: bool) -> None:
+    """Invariant 2: also when the policy catches everything and goes on."""
+
+    async def careless(env: Any, task: Task) -> str:
+        del task
+        with contextlib.suppress(Exception):
+            await env.call_tool("leave", {"code": 9})
+        return "done"
+
+    def careless_sync(env: Any, task: Task) -> str:
+        del task
+        with contextlib.suppress(Exception):
+            env.call_tool("leave", {"code": 9})
+        return "done"
+
+    sampling = aenv_ray.sample(
+        PROBE,
+        careless if is_async else careless_sync,
+        probe_tasks(1),
+        infra_retries=0,
+    )
+    (episode,) = list(sampling)
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert sampling.summary().reward_mean is None
 
 
 def test_a_transient_failure_is_retried(cluster: Cluster) -> None:
