@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -57,8 +56,8 @@ class Controller:
             nodes = await asyncio.to_thread(ray_api.alive_nodes)
             names = {
                 f"{SHARED_PREFIX}{node[:12]}-{index}": node
-                for node in nodes
-                for index in range(max(1, (os.cpu_count() or 1) // CORES_PER_HOST))
+                for node, cores in nodes.items()
+                for index in range(max(1, cores // CORES_PER_HOST))
             }
             for name, node in names.items():
                 if name not in self._hosts:
@@ -92,7 +91,7 @@ class Controller:
             "name": name,
             "namespace": ray_api.NAMESPACE,
             "lifetime": "detached",
-            "get_if_exists": density is ActorDensity.SHARED,
+            "get_if_exists": True,  # Ray may run this again after a death of the controller
         }
         if node is not None:
             options["scheduling_strategy"] = ray_api.pinned(node)
@@ -114,7 +113,7 @@ class Controller:
         self._watch()
         # Pinned, so that a restart finds the sandbox that it left on that node.
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        target = node or nodes[len(self._where) % len(nodes)]
+        target = node or list(nodes)[len(self._where) % len(nodes)]
         self._hosts[instance_id] = await self._make(instance_id, target, ActorDensity.DEDICATED)
         self._where[instance_id] = instance_id
         return self._hosts[instance_id]

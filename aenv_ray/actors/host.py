@@ -90,7 +90,8 @@ class Host:
         self._on_empty = on_empty
         self._lives: dict[str, InstanceLife] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        self._starting = 0
+        self._starting: set[str] = set()
+        self._doomed: set[str] = set()
         self._empty_since: float | None = None
         self._adopted = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
@@ -145,7 +146,7 @@ class Host:
     def load(self) -> tuple[int, int]:
         """Return how many instances live here, and how many fit."""
         capacity = 1 if self._density is ActorDensity.DEDICATED else HOST_CAPACITY
-        return len(self._sandboxes) + self._starting, capacity
+        return len(self._sandboxes) + len(self._starting), capacity
 
     def _engine(self, name: str) -> Engine:
         if name not in self._engines:
@@ -192,12 +193,20 @@ class Host:
                 f"{len(wanted)} more do not fit",
                 hint="release instances or add nodes",
             )
-        self._starting += len(wanted)
+        self._starting |= {spec.instance_id for spec in wanted}
         try:
             started = await self._start_on_engines(wanted)
         finally:
-            self._starting -= len(wanted)
+            self._starting -= {spec.instance_id for spec in wanted}
+        started |= await self._end_doomed(list(started))
         return [known.get(s.instance_id) or started[s.instance_id] for s in specs]
+
+    async def _end_doomed(self, ids: Sequence[InstanceId]) -> dict[InstanceId, AenvError]:
+        """End what was released while it started, and say so instead of its info."""
+        doomed = [instance_id for instance_id in ids if instance_id in self._doomed]
+        self._doomed -= set(doomed)
+        await self._end(doomed, EndReason.RELEASED, "it was released")
+        return {i: self._lives[i].end_error() for i in doomed if i in self._lives}
 
     async def _start_on_engines(
         self, specs: Sequence[InstanceSpec]
@@ -340,6 +349,7 @@ class Host:
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
         """End instances; unknown and ended ones do nothing. Returns when they are gone."""
         await self._adopted.wait()
+        self._doomed |= self._starting.intersection(instance_ids)
         await self._end(instance_ids, EndReason.RELEASED, "it was released")
         for instance_id in instance_ids:
             if instance_id not in self._lives:

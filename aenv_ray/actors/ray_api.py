@@ -83,10 +83,12 @@ def was_restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def alive_nodes() -> list[str]:
-    """Return the ids of the nodes that are up."""
+def alive_nodes() -> dict[str, int]:
+    """Return the nodes that are up, by id, with the cores that Ray gives each."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
-    return [str(node["NodeID"]) for node in nodes if node["Alive"]]
+    return {
+        str(node["NodeID"]): int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]
+    }
 
 
 def dead_jobs() -> set[str]:

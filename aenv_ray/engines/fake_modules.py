@@ -118,6 +118,10 @@ class ModuleSpace:
         if not all(Path(place).is_relative_to(self._root) for place in places):
             return None
         spec = PathFinder.find_spec(name, places)
+        if spec is None and name.partition(".")[0] in self._names:
+            # The directory was listed before: within a clock tick, its cache cannot see a change.
+            PathFinder.invalidate_caches()
+            spec = PathFinder.find_spec(name, places)
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(name, spec.loader.path, self)
         return spec

@@ -48,6 +48,8 @@ IDLE_TEMPLATE_S: Final = 600.0
 MAX_TEMPLATES: Final = 32
 IDLE_EXIT_S: Final = 60.0
 """With no host connected and nothing running, the launcher ends after this long."""
+TEMPLATE_DEADLINE_S: Final = 180.0
+"""A template has loaded the project's code within this, or is ended."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
 SWEEP_S: Final = 0.5
@@ -63,6 +65,7 @@ class _Template:
     ready: dict[str, Any] | None = None
     waiting: list[tuple[Peer, int]] = field(default_factory=list)
     queued: list[_Instance] = field(default_factory=list)
+    launched_at: float = 0.0
     used_at: float = 0.0
     stderr: Path | None = None
     env_reads: list[str] = field(default_factory=list)
@@ -234,7 +237,15 @@ class Launcher:
             "jail": setup["jail"], "preload": setup["preload"], "isolated": isolated,
             "reason": reason, "scratch": str(scratch),
         }  # fmt: skip
-        template = _Template(key, setup, process, ours, used_at=self._clock(), stderr=stderr)
+        template = _Template(
+            key,
+            setup,
+            process,
+            ours,
+            launched_at=self._clock(),
+            used_at=self._clock(),
+            stderr=stderr,
+        )
         self._templates[key] = template
         with contextlib.suppress(OSError):  # it died at once: reading from it will say so
             ours.send(json.dumps({"setup": first}).encode())
@@ -431,6 +442,9 @@ class Launcher:
         in_use = {i.template for i in self._instances.values()}
         for template in list(self._templates.values()):
             self._pump(template)
+            if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
+                self._end_template(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
+                continue
             idle = template.key not in in_use and template.ready is not None
             if idle and now - template.used_at > IDLE_TEMPLATE_S:
                 self._end_template(template, "idle")

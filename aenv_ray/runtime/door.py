@@ -23,7 +23,7 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR
+from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
 from aenv_ray.runtime.results import to_json
 from aenv_ray.runtime.threads import start_thread
 
@@ -61,6 +61,7 @@ class Connection:
         self._buffer = bytearray()
         self._scanned = 0
         self._call_ids: dict[Any, str] = {}
+        self._cancelled: set[Any] = set()
         self._quick: dict[str, bool] = {}
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
@@ -233,12 +234,17 @@ class Connection:
         if message["method"] == "notifications/cancelled":
             params = message.get("params") or {}
             call_id = self._call_ids.get(params.get("requestId"))
-            if call_id is not None:
-                self._dispatcher.cancel(
-                    call_id, str(params.get("reason") or "the caller cancelled")
-                )
+            reason = str(params.get("reason") or "the caller cancelled")
+            if call_id is not None and not self._dispatcher.cancel(call_id, reason):
+                self._cancelled.add(params["requestId"])  # read, but not begun yet
             return None
-        return message if "id" in message else None
+        if "id" not in message:
+            return None
+        params = message.get("params")
+        meta = params.get("_meta") if isinstance(params, dict) else None
+        if isinstance(meta, dict) and meta.get("aenv/call_id") is not None:
+            self._call_ids[message["id"]] = meta["aenv/call_id"]
+        return message
 
     # --- answering ----------------------------------------------------------------------------
 
@@ -249,14 +255,17 @@ class Connection:
             self._refuse(request_id, INVALID_REQUEST, "params is not an object")
             return
         meta = params.get("_meta") or {}
-        call_id = meta.get("aenv/call_id")
-        if call_id is not None:
-            self._call_ids[request_id] = call_id
+        if request_id in self._cancelled:
+            self._cancelled.discard(request_id)
+            self._call_ids.pop(request_id, None)
+            self._refuse(request_id, SERVER_ERROR, "the call was cancelled before it began")
+            return
         prefix = b'{"jsonrpc":"2.0","id":' + to_json(request_id) + b","
         me = threading.get_ident()
 
         def on_outcome(outcome: bytes) -> None:
             self._call_ids.pop(request_id, None)
+            self._cancelled.discard(request_id)
             line = prefix + outcome + b"}\n"
             with self._state:
                 inline = threading.get_ident() == me == self._leader

@@ -10,7 +10,8 @@ from typing import Final
 Waiter = Callable[[bytes], object]
 
 REMEMBERED_IDS: Final = 65_536
-"""Ids whose repetition is refused or answered; far more calls than fit in one call's deadline."""
+"""Ids whose repetition is refused or answered: half a minute of them at 2,000 calls a second. A
+repetition comes when a host was restarted, within seconds."""
 REMEMBERED_BYTES: Final = 32 * 1024 * 1024
 """Outcomes kept to answer a repetition; the oldest go first."""
 
