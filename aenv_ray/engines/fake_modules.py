@@ -122,7 +122,8 @@ class ModuleSpace:
             # The directory was listed before: within a clock tick, its cache cannot see a change.
             PathFinder.invalidate_caches()
             spec = PathFinder.find_spec(name, places)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
+        # A subclass too: importing FastMCP's client puts one (beartype's) before Python's own.
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(name, spec.loader.path, self)
         return spec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,17 @@ def test_imports_inside_a_tool_find_the_spaces_own_modules(tmp_path: Path) -> No
         for name in ("x", "y")
     ]
     assert [call(registry, "late") for registry in registries] == ["x", "y"]
+
+
+def test_a_loader_that_another_library_puts_before_pythons_own_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Theirs(SourceFileLoader):
+        """What beartype's import hook puts there when FastMCP's client is imported."""
+
+    hook = FileFinder.path_hook((Theirs, SOURCE_SUFFIXES))
+    monkeypatch.setattr(sys, "path_hooks", [hook, *sys.path_hooks])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    source = HEAD + "@register_tool\ndef late():\n    import other\n    return other.NAME\n"
+    registry = load(tmp_path, {"tools.py": source, "other.py": "NAME = 'own'\n"})
+    assert call(registry, "late") == "own"
