@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +17,9 @@ hypothesis.settings.register_profile("aenv", deadline=None, derandomize=True, da
 hypothesis.settings.load_profile("aenv")
 
 pytest.register_assert_rewrite("aenv_ray.testing")
+
+# A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""

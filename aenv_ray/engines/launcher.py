@@ -33,6 +33,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +53,10 @@ TEMPLATE_DEADLINE_S: Final = 180.0
 """A template has loaded the project's code within this, or is ended."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
+SPARES: Final = 2
+"""Spare processes of a template: they hide a fork from whoever creates one after another."""
+SPARE_PAUSE_S: Final = 5.0
+"""No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
 PACKET_BYTES: Final = 1 << 20
 
@@ -64,7 +69,15 @@ class _Template:
     control: socket.socket
     ready: dict[str, Any] | None = None
     waiting: list[tuple[Peer, int]] = field(default_factory=list)
-    queued: list[_Instance] = field(default_factory=list)
+    queued: deque[_Instance] = field(default_factory=deque)
+    """Instances that wait for a process, first come first served."""
+    spares: dict[int, socket.socket] = field(default_factory=dict)
+    """Processes that wait for an instance, by number, oldest first."""
+    ordered: int = 0
+    """Spares that the template was asked for and has not made yet."""
+    spares_after: float = 0.0
+    instances: dict[int, str] = field(default_factory=dict)
+    """Which instance each other process is."""
     launched_at: float = 0.0
     used_at: float = 0.0
     stderr: Path | None = None
@@ -80,6 +93,8 @@ class _Instance:
     deadline: float
     item: dict[str, Any]
     boot_by: float
+    process: int = 0
+    """Its number at its template; 0 while it waits for one."""
     reply: tuple[Peer, int] | None = None
     status: str = "starting"
     stoppers: list[tuple[Peer, int]] = field(default_factory=list)
@@ -162,6 +177,9 @@ class Launcher:
             case "start":
                 for item in message["items"]:
                     self._start(peer, seq, item)
+                for key in {item["template"] for item in message["items"]}:
+                    if key in self._templates:
+                        self._order(self._templates[key])
             case "stop":
                 for instance_id in message["ids"]:
                     self._stop(instance_id, "released", (peer, seq))
@@ -262,8 +280,9 @@ class Launcher:
 
     def _on_template(self, template: _Template) -> None:
         while True:
+            fds: list[int] = []
             try:
-                data = template.control.recv(PACKET_BYTES)
+                data, fds, _, _ = socket.recv_fds(template.control, PACKET_BYTES, 1)
             except BlockingIOError:
                 return
             except OSError:
@@ -271,13 +290,18 @@ class Launcher:
             if not data:
                 self._end_template(template, "its template process died")
                 return
-            self._on_report(template, json.loads(data))
+            message = json.loads(data)
+            if fds:
+                self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
+            else:
+                self._on_report(template, message)
             if template.control.fileno() < 0:
                 return
 
     def _on_report(self, template: _Template, message: dict[str, Any]) -> None:
         if "ready" in message:
             template.ready = message["ready"]
+            self._order(template)
             for peer, seq in template.waiting:
                 self._peers.send(peer, {"seq": seq, "ready": template.ready})
             template.waiting.clear()
@@ -290,8 +314,10 @@ class Launcher:
             self._booted(message["booted"], "")
         elif "boot_failed" in message:
             self._booted(message["boot_failed"], message["error"])
+        elif "no_spare" in message:
+            self._no_spare(template, message["no_spare"])
         elif "exited" in message:
-            self._exited(message["exited"], _cause(message["status"]))
+            self._process_exited(template, message["exited"], _cause(message["status"]))
 
     def _without_jail(self, template: _Template, reason: str) -> None:
         """Make the template again without namespaces; the facts of its instances will say so."""
@@ -311,6 +337,8 @@ class Launcher:
         if template.control.fileno() >= 0:
             self._selector.unregister(template.control)
             template.control.close()
+        for channel in template.spares.values():
+            channel.close()
         template.process.kill()
         template.process.wait()
         words = ""
@@ -345,24 +373,61 @@ class Launcher:
         template.queued.append(instance)
         self._pump(template)
 
+    # --- processes for instances ----------------------------------------------------------------
+
+    def _order(self, template: _Template) -> None:
+        """Ask the template for the processes that are wanted now and soon."""
+        if template.ready is None:
+            return
+        ahead = SPARES if self._clock() >= template.spares_after else 0
+        wanted = len(template.queued) + ahead - len(template.spares) - template.ordered
+        if wanted > 0:
+            with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
+                template.control.send(json.dumps({"spares": wanted}).encode())
+                template.ordered += wanted
+
+    def _on_spare(self, template: _Template, number: int, channel: socket.socket) -> None:
+        template.ordered = max(0, template.ordered - 1)
+        template.spares[number] = channel
+        self._pump(template)
+
+    def _no_spare(self, template: _Template, why: str) -> None:
+        template.ordered = max(0, template.ordered - 1)
+        template.spares_after = self._clock() + SPARE_PAUSE_S
+        if template.queued:
+            self._could_not(template.queued.popleft(), f"fork: {why}")
+
+    def _process_exited(self, template: _Template, number: int, cause: str) -> None:
+        instance_id = template.instances.pop(number, None)
+        if instance_id is not None:
+            self._exited(instance_id, cause)
+        elif number in template.spares:
+            template.spares.pop(number).close()
+            template.spares_after = self._clock() + SPARE_PAUSE_S
+
     def _pump(self, template: _Template) -> None:
-        """Send queued forks while the template's socket takes them."""
-        while template.queued:
+        """Give waiting instances to waiting processes."""
+        while template.queued and template.spares:
+            number = next(iter(template.spares))
             instance = template.queued[0]
             try:
-                self._fork(template, instance)
-            except BlockingIOError:
-                return  # the next sweep goes on
+                with template.spares.pop(number) as channel:
+                    self._assign(template, instance, channel)
+            except (BrokenPipeError, ConnectionResetError):
+                continue  # the process died while it waited: the next one
             except OSError as exc:
-                self._booted(instance.id, f"the launcher could not fork it: {exc}")
-                self._exited(instance.id, str(exc))
-            template.queued.pop(0)
+                template.queued.popleft()
+                self._could_not(instance, f"the launcher could not start it: {exc}")
+                continue
+            template.queued.popleft()
+            instance.process = number
+            template.instances[number] = instance.id
 
-    def _fork(self, template: _Template, instance: _Instance) -> None:
+    def _assign(self, template: _Template, instance: _Instance, channel: socket.socket) -> None:
         assert template.ready is not None
         jailed = template.ready["isolation"]["kind"] == "namespaces"
         message = {
-            "fork": instance.id,
+            "id": instance.id,
             "env": instance.item["env"],
             "arguments": instance.item["arguments"],
             "work_dir": "" if jailed else str(self._files.make_work_dir(instance.id)),
@@ -371,9 +436,13 @@ class Launcher:
         try:
             with self._files.listen(instance.id) as listener:
                 packet = json.dumps(message).encode()
-                socket.send_fds(template.control, [packet], [listener.fileno(), log])
+                socket.send_fds(channel, [packet], [listener.fileno(), log])
         finally:
             os.close(log)
+
+    def _could_not(self, instance: _Instance, why: str) -> None:
+        self._booted(instance.id, why)
+        self._exited(instance.id, why)
 
     def _booted(self, instance_id: str, error: str) -> None:
         instance = self._instances.get(instance_id)
@@ -407,7 +476,7 @@ class Launcher:
             self._exited(instance_id, cause)
         else:
             with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
-                template.control.send(json.dumps({"kill": instance_id}).encode())
+                template.control.send(json.dumps({"kill": instance.process}).encode())
 
     def _exited(self, instance_id: str, cause: str) -> None:
         instance = self._instances.get(instance_id)
@@ -441,7 +510,7 @@ class Launcher:
                 self._stop(instance.id, instance.cause)
         in_use = {i.template for i in self._instances.values()}
         for template in list(self._templates.values()):
-            self._pump(template)
+            self._order(template)
             if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
                 self._end_template(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
                 continue

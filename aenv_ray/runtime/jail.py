@@ -115,13 +115,17 @@ def unshare_template(scratch: Path, spec: JailSpec) -> None:
         raise JailUnavailable(str(exc)) from exc
 
 
-def settle_template() -> None:
-    """Finish as pid 1 of the template's pid namespace: mount its /proc.
+def settle_template(hostname: str) -> None:
+    """Finish as pid 1 of the template's pid namespace: name the host, mount its /proc.
+
+    Args:
+        hostname: What a sandbox sees as its host's name: it cannot change it, nor know the node's.
 
     Raises:
         JailUnavailable: The kernel refuses, for example inside a container that masks /proc.
     """
     try:
+        linux.set_hostname(hostname)
         linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     except OSError as exc:
         raise JailUnavailable(str(exc)) from exc
@@ -328,7 +332,7 @@ class Home:
     """The template's own namespaces, to come back to after each fork."""
 
     def __init__(self, spec: JailSpec) -> None:
-        kinds = {"mnt": linux.CLONE_NEWNS, "ipc": linux.CLONE_NEWIPC, "uts": linux.CLONE_NEWUTS}
+        kinds = {"mnt": linux.CLONE_NEWNS, "ipc": linux.CLONE_NEWIPC}
         if spec.network == "none":
             kinds["net"] = linux.CLONE_NEWNET
         kinds["pid"] = linux.CLONE_NEWPID
@@ -339,17 +343,8 @@ class Home:
         for fd, kind in self._fds:
             linux.setns(fd, kind)
 
-    def rename(self, uts_fd: int, hostname: str) -> None:
-        """Set the host name in the namespace behind `uts_fd`."""
-        linux.setns(uts_fd, linux.CLONE_NEWUTS)
-        try:
-            linux.set_hostname(hostname)
-        finally:
-            own = next(fd for fd, kind in self._fds if kind == linux.CLONE_NEWUTS)
-            linux.setns(own, linux.CLONE_NEWUTS)
 
-
-def build(spec: JailSpec, hostname: str, networks: Networks) -> int:
+def build(spec: JailSpec, networks: Networks) -> int:
     """Make the namespaces and mounts of the next instance around this template process.
 
     The template does it rather than the instance: what a forked process touches must first be
@@ -361,7 +356,7 @@ def build(spec: JailSpec, hostname: str, networks: Networks) -> int:
     Raises:
         OSError: The kernel refused a step.
     """
-    linux.unshare(_namespaces(spec) & ~linux.CLONE_NEWNET)
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
     network = networks.enter() if spec.network == "none" else -1
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
@@ -377,7 +372,6 @@ def build(spec: JailSpec, hostname: str, networks: Networks) -> int:
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
     if spec.hide_source:
         _hide(PROJECT)
-    linux.set_hostname(hostname)
     linux.unshare(linux.CLONE_NEWPID)
     return network
 
@@ -391,8 +385,9 @@ def enter(spec: JailSpec) -> None:
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", "/proc", "proc", flags)
     # A user namespace of its own makes the kernel count processes for this sandbox alone.
-    linux.unshare(linux.CLONE_NEWUSER)
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
     _map_ids(SANDBOX_ID, SANDBOX_ID)
+    os.chdir(WORK)
     lock(spec)
 
 

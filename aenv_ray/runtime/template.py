@@ -3,15 +3,20 @@
 ``python -m aenv_ray.runtime.template FD`` speaks with the node's launcher over the
 ``SOCK_SEQPACKET`` socket FD, one JSON object a packet:
 
-    launcher → template   {"setup": …}                          once, first
-                          {"fork": id, …} + [listener, log]     make an instance
-                          {"kill": id}                          end it and all it started
+    launcher → template   {"setup": …}                   once, first
+                          {"spares": n}                  make so many more spare processes
+                          {"kill": n}                    end process n and all it started
     template → launcher   {"ready": facts …} | {"failed": text, …} | {"jail_unavailable": why}, once
-                          {"exited": id, "status": n}
-    instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}
+                          {"spare": n} + [channel]       process n waits at the other end
+                          {"no_spare": text}             one could not be made
+                          {"exited": n, "status": s}
+    launcher → spare      {"id": id, …} + [listener, log]  become this instance
+    instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}, by the template's FD
 
-While nothing is asked of it, a template keeps `SPARES` processes that are forked and jailed
-already: one of them becomes an instance in the time that a message takes. Nothing ran in them yet.
+A *spare* is a forked process behind its walls in which none of the environment's functions ran yet.
+The launcher orders them ahead, and gives each its instance itself: a create waits for no fork, and
+not for this process, whose every write after a fork copies a page. A spare that waits rehearses a
+call, so that the pages which a first call touches are its own when that call comes.
 
 A *bare* template does not load the project; its instances do, after the fork. That serves code
 that starts threads or opens connections when it is imported, or reads variables then that differ
@@ -29,7 +34,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,12 +47,9 @@ from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.registry import get_registry
+from aenv_ray.runtime.rehearsal import Rehearsal
 
 PACKET_BYTES: Final = 1 << 20
-SPARES: Final = 2
-"""Hides the cost of a fork from whoever creates one after another; a burst forks as it goes."""
-SPARE_PAUSE_S: Final = 5.0
-"""No new spare for this long after one could not be made, or died."""
 TEMPLATE_NAME: Final = "aenv-template"
 """What the process table calls a template, and a fork of it that is nothing yet."""
 SPARE_NAME: Final = "aenv-spare"
@@ -79,10 +80,6 @@ class _Child:
     pid: int
     network: int = -1
     """Descriptor of its network namespace; -1 for none."""
-    uts: int = -1
-    """Of its UTS namespace, while it is a spare."""
-    channel: socket.socket | None = None
-    """Where a spare waits for what it becomes."""
 
 
 class Template:
@@ -94,12 +91,13 @@ class Template:
         self._jailed = False
         self._preloaded = False
         self._project = ""
-        self._instances: dict[str, _Child] = {}
-        self._spares: list[_Child] = []
-        self._spares_after = 0.0
+        self._children: dict[int, _Child] = {}
+        self._made = 0
+        self._owed = 0
         self._home: jail.Home | None = None
         self._networks = jail.Networks()
         self._dispatcher: Dispatcher | None = None
+        self._rehearsal = Rehearsal()
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
@@ -124,6 +122,8 @@ class Template:
             self._dispatcher = Dispatcher(get_registry())
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
         linux.set_process_name(TEMPLATE_NAME)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
         jail.warm_up()
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
@@ -151,7 +151,7 @@ class Template:
             self._control.close()
             _follow(pid)
         linux.die_with_parent()
-        jail.settle_template()
+        jail.settle_template(os.environ["envNAME"])  # noqa: SIM112  # AEnvironment's name for it
         self._home = jail.Home(self._spec)
 
     def _load(self) -> dict[str, Any]:
@@ -183,35 +183,27 @@ class Template:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while True:
-            # With nothing to do at once, make a spare before waiting.
-            wants_spare = len(self._spares) < SPARES and time.monotonic() >= self._spares_after
-            events = poll.poll(0 if wants_spare else None)
-            for fd, _ in events:
+            # What is asked goes before what is owed: a release must not wait for forks.
+            for fd, _ in poll.poll(0 if self._owed else None):
                 if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                     self._reap()
                 else:
-                    message, fds = self._receive()
-                    self._handle(message, fds)
-            if not events and wants_spare:
+                    self._handle(self._receive()[0])
+            if self._owed:
+                self._owed -= 1
                 try:
                     self._make_spare()
-                except OSError:
+                except OSError as exc:
                     # Out of processes, namespaces or descriptors: what runs must not suffer for it.
-                    self._spares_after = time.monotonic() + SPARE_PAUSE_S
+                    self._send({"no_spare": str(exc)})
 
-    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
-        if "fork" in message:
-            try:
-                self._fork(message, fds)
-            except OSError as exc:
-                self._send({"boot_failed": message["fork"], "error": f"fork: {exc}"})
-            finally:
-                for fd in fds:
-                    os.close(fd)
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "spares" in message:
+            self._owed += message["spares"]
         elif "kill" in message:
-            child = self._instances.get(message["kill"])
+            child = self._children.get(message["kill"])
             if child is None:
                 return
             if self._jailed:
@@ -219,67 +211,35 @@ class Template:
             else:
                 kill_tree(child.pid)
 
-    def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
-        instance_id: str = message["fork"]
-        while self._spares:
-            spare = self._spares.pop(0)
-            self._instances[instance_id] = spare
-            try:
-                self._assign(spare, message, fds)
-                return
-            except OSError:
-                pass  # it died while it waited; `_reap` finds it under no instance's name
-            del self._instances[instance_id]
-        self._instances[instance_id] = self._new_process(instance_id, None, (message, fds))
-
-    def _assign(self, spare: _Child, message: dict[str, Any], fds: list[int]) -> None:
-        """Tell a spare what it becomes."""
-        assert spare.channel is not None
-        with spare.channel as channel:
-            if self._home is not None:
-                self._home.rename(spare.uts, message["fork"])
-            socket.send_fds(channel, [json.dumps(message).encode()], fds)
-        spare.channel = None
-        if spare.uts >= 0:
-            os.close(spare.uts)
-            spare.uts = -1
-
     def _make_spare(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-            child = self._new_process(SPARE_NAME, theirs, None)
-            child.channel = socket.socket(fileno=jail.move_high(ours.fileno()))
-        self._spares.append(child)
+            child = self._fork(ours, theirs)
+            self._made += 1
+            self._children[self._made] = child
+            report = json.dumps({"spare": self._made}).encode()
+            socket.send_fds(self._control, [report], [ours.fileno()])
 
-    def _new_process(
-        self,
-        hostname: str,
-        channel: socket.socket | None,
-        assignment: tuple[dict[str, Any], list[int]] | None,
-    ) -> _Child:
-        """Fork; the new process becomes what `assignment` says, or what `channel` will tell it."""
-        pid = network = uts = -1
+    def _fork(self, ours: socket.socket, theirs: socket.socket) -> _Child:
+        network = pid = -1
         try:
             if self._home is not None:
-                network = jail.build(self._spec, hostname, self._networks)
-                if channel is not None:
-                    uts = jail.open_high("/proc/self/ns/uts")
+                network = jail.build(self._spec, self._networks)
             pid = os.fork()
             if pid == 0:
-                self._become_instance(channel, assignment)
+                ours.close()
+                self._become_instance(theirs)
         except OSError:
             self._networks.leave(network)
-            if uts >= 0:
-                os.close(uts)
             raise
         finally:
             if self._home is not None and pid != 0:
                 self._home.come_back()
-        return _Child(pid, network, uts)
+        return _Child(pid, network)
 
     def _reap(self) -> None:
-        by_pid = {child.pid: name for name, child in self._instances.items()}
+        numbers = {child.pid: number for number, child in self._children.items()}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -287,27 +247,16 @@ class Template:
                 break
             if pid == 0:
                 break
-            instance = by_pid.get(pid)
-            if instance is not None:
-                self._networks.leave(self._instances.pop(instance).network)
-                self._send({"exited": instance, "status": os.waitstatus_to_exitcode(status)})
-            for spare in [spare for spare in self._spares if spare.pid == pid]:
-                self._drop_spare(spare)
+            number = numbers.get(pid)
+            if number is not None:
+                self._networks.leave(self._children.pop(number).network)
+                self._send({"exited": number, "status": os.waitstatus_to_exitcode(status)})
         if not self._jailed:
             self._kill_orphans()
 
-    def _drop_spare(self, spare: _Child) -> None:
-        self._spares.remove(spare)
-        self._networks.leave(spare.network)
-        if spare.uts >= 0:
-            os.close(spare.uts)
-        if spare.channel is not None:
-            spare.channel.close()
-        self._spares_after = time.monotonic() + SPARE_PAUSE_S
-
     def _kill_orphans(self) -> None:
         """End what dead instances left behind: as subreaper, this process inherits it."""
-        known = {child.pid for child in (*self._instances.values(), *self._spares)}
+        known = {child.pid for child in self._children.values()}
         for pid in _children_of_main_thread():
             if pid not in known:
                 kill_tree(pid)
@@ -324,32 +273,27 @@ class Template:
 
     # --- being an instance ------------------------------------------------------------------
 
-    def _become_instance(
-        self,
-        channel: socket.socket | None,
-        assignment: tuple[dict[str, Any], list[int]] | None,
-    ) -> NoReturn:
-        """Turn this freshly forked process into an instance; never returns."""
+    def _become_instance(self, channel: socket.socket) -> NoReturn:
+        """Turn this freshly forked process into a spare, then into an instance; never returns."""
+        assignment: dict[str, Any] | None = None
         try:
             self._shut_in()
-            if assignment is None:
-                assert channel is not None
-                assignment = _wait_for_assignment(channel)
-            message, fds = assignment
-            self._boot(message, *fds)
+            assignment, fds = self._wait_for_assignment(channel)
+            self._boot(assignment, *fds)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
             if assignment is None:
                 print(text, file=sys.stderr, flush=True)  # noqa: T201  # the template's log
             else:
-                name = assignment[0]["fork"]
+                report = {"boot_failed": assignment["id"], "error": text[-60_000:]}
                 with contextlib.suppress(OSError):
-                    self._send({"boot_failed": name, "error": text[-60_000:]})
+                    self._send(report)
             os._exit(_BOOT_FAILED_EXIT)
         os._exit(0)
 
     def _shut_in(self) -> None:
         """Close what is the template's, enter the jail, give up all rights."""
+        linux.set_process_name(SPARE_NAME)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, _reap_adopted)
         os.close(self._wake_read)
@@ -364,33 +308,39 @@ class Template:
             jail.lock(self._spec)
             linux.die_with_parent()  # a change of credentials clears it
 
-    def _boot(self, message: dict[str, Any], listener_fd: int, log_fd: int) -> None:
+    def _wait_for_assignment(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+        """Wait for what this process becomes; end it when nobody will say so any more."""
+        with channel:
+            poll = select.poll()
+            poll.register(channel, select.POLLIN)
+            if not poll.poll(0):
+                self._rehearsal.run()
+            data, fds = _receive_fds(channel)
+        if not data:
+            os._exit(0)
+        assignment: dict[str, Any] = json.loads(data)
+        return assignment, fds
+
+    def _boot(self, assignment: dict[str, Any], listener_fd: int, log_fd: int) -> None:
         linux.set_process_name(INSTANCE_NAME)
-        self._redirect(log_fd)
-        home = jail.WORK if self._jailed else message["work_dir"]
-        os.chdir(home)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+        home = jail.WORK
+        if not self._jailed:
+            home = assignment["work_dir"]
+            os.chdir(home)
         # Only what differs: every page that a forked process writes to is copied first.
-        for name, value in {"HOME": home, **message["env"]}.items():
+        for name, value in {"HOME": home, **assignment["env"]}.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-        sys.argv[1:] = message["arguments"]
+        sys.argv[1:] = assignment["arguments"]
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
         dispatcher.begin()
         listener = socket.socket(fileno=listener_fd)
-        self._send({"booted": message["fork"]})
+        self._send({"booted": assignment["id"]})
         self._control.close()
         serve(listener, dispatcher)
-
-    @staticmethod
-    def _redirect(log_fd: int) -> None:
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        os.close(null)
-        os.close(log_fd)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
 
 
 def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -399,17 +349,6 @@ def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
     for fd in fds:
         os.set_inheritable(fd, False)
     return data, list(fds)
-
-
-def _wait_for_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait, as a spare, for what this process becomes; ends it when the template is gone."""
-    linux.set_process_name(SPARE_NAME)
-    with channel:
-        data, fds = _receive_fds(channel)
-    if not data:
-        os._exit(0)
-    message: dict[str, Any] = json.loads(data)
-    return message, fds
 
 
 def _follow(pid: int) -> NoReturn:

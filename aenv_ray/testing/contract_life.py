@@ -104,7 +104,11 @@ class LifeTests:
         before = len(self.left_over())
         sandbox = await bench.start()
         await value_of(sandbox, "spawn", command=command, daemon=daemon)
-        assert await value_of(sandbox, "running", argument=command[1]) == 1
+
+        async def it_runs() -> bool:
+            return bool(await value_of(sandbox, "running", argument=command[1]))
+
+        await eventually(it_runs, "the program runs")
         await bench.engine.stop([sandbox.instance_id])
         await eventually(lambda: len(self.left_over()) <= before, "only the witness is left")
 
