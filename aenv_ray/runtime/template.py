@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -93,6 +93,7 @@ class Template:
         self._spec = jail.JailSpec("")
         self._jailed = False
         self._preloaded = False
+        self._covers_late = False
         self._project = ""
         self._instances: dict[str, _Child] = {}
         self._spares: list[_Child] = []
@@ -122,6 +123,10 @@ class Template:
                 self._send({"failed": str(exc), "env_reads": sorted(TrackingEnviron.reads)})
                 return
             self._dispatcher = Dispatcher(get_registry())
+        elif self._spec.hide_source:
+            # Its instances load the project themselves: it is covered after that, not before.
+            self._covers_late = self._jailed
+            self._spec = replace(self._spec, hide_source=False)
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
@@ -331,12 +336,13 @@ class Template:
     ) -> NoReturn:
         """Turn this freshly forked process into an instance; never returns."""
         try:
+            cover = jail.LateCover() if self._covers_late else None
             self._shut_in()
             if assignment is None:
                 assert channel is not None
                 assignment = _wait_for_assignment(channel)
             message, fds = assignment
-            self._boot(message, *fds)
+            self._boot(message, *fds, cover)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
             if assignment is None:
@@ -364,7 +370,13 @@ class Template:
             jail.lock(self._spec)
             linux.die_with_parent()  # a change of credentials clears it
 
-    def _boot(self, message: dict[str, Any], listener_fd: int, log_fd: int) -> None:
+    def _boot(
+        self,
+        message: dict[str, Any],
+        listener_fd: int,
+        log_fd: int,
+        cover: jail.LateCover | None,
+    ) -> None:
         linux.set_process_name(INSTANCE_NAME)
         self._redirect(log_fd)
         home = jail.WORK if self._jailed else message["work_dir"]
@@ -375,6 +387,8 @@ class Template:
                 os.environ[name] = value
         sys.argv[1:] = message["arguments"]
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
+        if cover is not None:
+            cover.put_on()
         dispatcher.begin()
         listener = socket.socket(fileno=listener_fd)
         self._send({"booted": message["fork"]})
