@@ -342,7 +342,8 @@ class Template:
                 assert channel is not None
                 assignment = _wait_for_assignment(channel)
             message, fds = assignment
-            self._boot(message, *fds, cover)
+            listener_fd, log_fd = fds
+            self._boot(message, listener_fd, log_fd, cover)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
             if assignment is None:
