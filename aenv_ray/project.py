@@ -6,6 +6,7 @@ by its digest, so that a project edited meanwhile never changes what already run
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -28,6 +29,8 @@ CONFIG_NAME: Final = "config.json"
 BUILTIN_DIR: Final = Path(__file__).parent / "envs"
 MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
 """A larger project carries data that belongs into an image or a volume."""
+_READ_ATTEMPTS: Final = 5
+"""An editor that saves, or a checkout, is over by then."""
 
 _EXCLUDED: Final = frozenset(
     {
@@ -72,27 +75,57 @@ class Project:
     def archive(self) -> bytes:
         """Return the project's files as an uncompressed tar, the same bytes for the same digest.
 
+        The files are read again, one at a time: a project may be large, and most are archived once
+        and loaded at every create. What is read is checked against the digest.
+
         Raises:
-            ConfigError: It is larger than `MAX_ARCHIVE_BYTES`.
+            ConfigError: It is larger than `MAX_ARCHIVE_BYTES`, or was edited since it was loaded.
         """
         buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for relative, path in _files(self.path):
-                tar.add(path, arcname=relative, recursive=False, filter=_anonymous)
-                if buffer.tell() > MAX_ARCHIVE_BYTES:
-                    raise ConfigError(
-                        f"project {self.path} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
-                        hint="keep data sets out of it: put them in an image or a volume",
-                    )
+        digest = hashlib.sha256()
+        try:
+            with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for relative, path in _files(self.path):
+                    status = path.lstat()
+                    if buffer.tell() + status.st_size > MAX_ARCHIVE_BYTES:
+                        raise ConfigError(
+                            f"project {self.path} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
+                            hint="keep data sets out of it: put them in an image or a volume",
+                        )
+                    content = _content(path, status.st_mode)
+                    digest.update(_digested(relative, status.st_mode, content))
+                    digest.update(content)
+                    tar.addfile(*_member(relative, status.st_mode, content))
+        except FileNotFoundError:
+            digest.update(b"removed")  # what was listed is gone
+        if digest.hexdigest() != self.digest:
+            _read.cache_clear()  # an edit that left size and time as they were is read by now
+            raise ConfigError(
+                f"project {self.path} was edited after it was loaded",
+                hint="nothing was sent; do it again with the project as it is now",
+            )
         return buffer.getvalue()
 
 
-def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    info.mtime = 0
-    info.mode = 0o755 if info.mode & stat.S_IXUSR else 0o644
-    return info
+def _content(path: Path, mode: int) -> bytes:
+    return os.fsencode(os.readlink(path)) if stat.S_ISLNK(mode) else path.read_bytes()
+
+
+def _digested(relative: str, mode: int, content: bytes) -> bytes:
+    """Return what a file adds to the digest before its content."""
+    kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
+    return f"{kind} {len(content)} {relative}\0".encode()
+
+
+def _member(relative: str, mode: int, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
+    """Return a file's member of an archive: nobody's, of no time."""
+    info = tarfile.TarInfo(relative)
+    info.mode = 0o755 if mode & stat.S_IXUSR else 0o644
+    if stat.S_ISLNK(mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+        return info, None
+    info.size = len(content)
+    return info, io.BytesIO(content)
 
 
 def _files(root: Path) -> list[tuple[str, Path]]:
@@ -123,16 +156,30 @@ def _fingerprint(root: Path) -> tuple[tuple[str, int, int, int], ...]:
     return tuple(rows)
 
 
+class _EditedMeanwhile(Exception):
+    """The files changed while they were read."""
+
+
 @lru_cache(maxsize=256)
-def _digest(root: Path, fingerprint: tuple[tuple[str, int, int, int], ...]) -> str:
-    total = hashlib.sha256()
-    for relative, _, _, mode in fingerprint:
-        path = root / relative
-        content = os.readlink(path).encode() if stat.S_ISLNK(mode) else path.read_bytes()
-        kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
-        total.update(f"{kind} {len(content)} {relative}\0".encode())
-        total.update(content)
-    return total.hexdigest()
+def _read(root: Path, fingerprint: tuple[tuple[str, int, int, int], ...]) -> Project:
+    """Read config and digest of one and the same content.
+
+    Raises:
+        _EditedMeanwhile: The files are no longer those of the fingerprint.
+        ConfigError: The config is malformed.
+    """
+    digest = hashlib.sha256()
+    try:
+        config = read_config(root / CONFIG_NAME)
+        for relative, _, _, mode in fingerprint:
+            content = _content(root / relative, mode)
+            digest.update(_digested(relative, mode, content))
+            digest.update(content)
+        if _fingerprint(root) != fingerprint:
+            raise _EditedMeanwhile
+    except FileNotFoundError as exc:
+        raise _EditedMeanwhile from exc
+    return Project(root, config, digest.hexdigest())
 
 
 def load(path: str | Path) -> Project:
@@ -140,15 +187,27 @@ def load(path: str | Path) -> Project:
 
     Raises:
         EnvironmentNotFound: No such directory, or it has no ``config.json``.
-        ConfigError: The config is malformed; the message names line or field.
+        ConfigError: The config is malformed; the message names line or field. Or the files were
+            edited again and again while they were read.
     """
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
         raise EnvironmentNotFound(
             f"there is no project directory {root}", hint="make one with: aenv init NAME"
         )
-    config = read_config(root / CONFIG_NAME)
-    return Project(root, config, _digest(root, _fingerprint(root)))
+    if not (root / CONFIG_NAME).is_file():
+        raise _no_config(root)
+    for _ in range(_READ_ATTEMPTS):
+        with contextlib.suppress(_EditedMeanwhile, FileNotFoundError):
+            return _read(root, _fingerprint(root))
+    raise ConfigError(f"project {root} is edited all the time while it is read")
+
+
+def _no_config(root: Path) -> EnvironmentNotFound:
+    return EnvironmentNotFound(
+        f"{root} has no {CONFIG_NAME}",
+        hint="name a project directory, or make one with: aenv init NAME",
+    )
 
 
 def read_config(path: Path) -> EnvironmentConfig:
@@ -161,10 +220,7 @@ def read_config(path: Path) -> EnvironmentConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise EnvironmentNotFound(
-            f"{path.parent} has no {CONFIG_NAME}",
-            hint="name a project directory, or make one with: aenv init NAME",
-        ) from None
+        raise _no_config(path.parent) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
     data = _parse_json(path, text)

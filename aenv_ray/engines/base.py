@@ -170,6 +170,7 @@ class Engine(ABC):
 
         Raises:
             FabricUnavailable: The node cannot make sandboxes at all.
+            DeadlineExceeded: What makes them on the node did not answer; those under way are ended.
 
         Cancelling ends those that were under way.
         """

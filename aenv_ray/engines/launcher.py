@@ -39,7 +39,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
+from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree, short_name
+from aenv_ray.engines.launcher_logs import Logs
 from aenv_ray.engines.launcher_peers import Peer, Peers
 
 ADOPTION_GRACE_S: Final = 30.0
@@ -80,7 +81,6 @@ class _Template:
     """Which instance each other process is."""
     launched_at: float = 0.0
     used_at: float = 0.0
-    stderr: Path | None = None
     env_reads: list[str] = field(default_factory=list)
     """Variables that code which failed to load had read."""
 
@@ -120,6 +120,7 @@ class Launcher:
         self._templates: dict[str, _Template] = {}
         self._instances: dict[str, _Instance] = {}
         self._files = InstanceFiles(directory)
+        self._logs = Logs(self._selector, directory / "log")
         self._peers = Peers(self._selector, self._on_message, self._on_away)
         self._away: dict[str, float] = {}
         self._owner = -1
@@ -236,8 +237,8 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        stderr = self._files.template_log(key)
-        with stderr.open("wb") as output:
+        output = self._logs.open(_log_of_template(key))
+        try:
             process = subprocess.Popen(
                 [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -247,6 +248,8 @@ class Launcher:
                 stdout=output,
                 stderr=output,
             )
+        finally:
+            os.close(output)
         theirs.close()
         isolated = setup["isolation"] != "none" and not self._jail_refusal
         reason = self._jail_refusal or "switched off by AENV_ISOLATION=none"
@@ -262,7 +265,6 @@ class Launcher:
             ours,
             launched_at=self._clock(),
             used_at=self._clock(),
-            stderr=stderr,
         )
         self._templates[key] = template
         with contextlib.suppress(OSError):  # it died at once: reading from it will say so
@@ -341,11 +343,9 @@ class Launcher:
             channel.close()
         template.process.kill()
         template.process.wait()
-        words = ""
-        if template.stderr is not None:
-            if template.waiting and why == "its template process died":
-                words = template.stderr.read_text(errors="replace")[-4000:]
-            template.stderr.unlink(missing_ok=True)
+        words = self._logs.close(_log_of_template(template.key))
+        if why != "its template process died":
+            words = ""
         for peer, seq in template.waiting:
             failed = {"failed": f"{why}\n{words}".strip(), "env_reads": template.env_reads}
             self._peers.send(peer, {"seq": seq, **failed})
@@ -432,13 +432,17 @@ class Launcher:
             "arguments": instance.item["arguments"],
             "work_dir": "" if jailed else str(self._files.make_work_dir(instance.id)),
         }
-        log = self._files.open_log(instance.id)
+        log = short_name(instance.id)
+        output = self._logs.open(log)
         try:
             with self._files.listen(instance.id) as listener:
                 packet = json.dumps(message).encode()
-                socket.send_fds(channel, [packet], [listener.fileno(), log])
+                socket.send_fds(channel, [packet], [listener.fileno(), output])
+        except OSError:
+            self._logs.discard(log)  # another try makes another
+            raise
         finally:
-            os.close(log)
+            os.close(output)
 
     def _could_not(self, instance: _Instance, why: str) -> None:
         self._booted(instance.id, why)
@@ -485,7 +489,12 @@ class Launcher:
         cause = instance.cause or cause
         self._booted(instance_id, f"it ended while it started: {cause}")
         del self._instances[instance_id]
-        tail = "" if instance.stoppers else self._files.log_tail(instance.id)
+        log = short_name(instance.id)
+        if instance.stoppers:
+            tail = ""
+            self._logs.discard(log)
+        else:
+            tail = self._logs.close(log)
         self._files.clean(instance.id)
         for peer, seq in instance.stoppers:
             self._peers.send(peer, {"seq": seq, "id": instance_id, "stopped": True})
@@ -518,11 +527,14 @@ class Launcher:
             if idle and now - template.used_at > IDLE_TEMPLATE_S:
                 self._end_template(template, "idle")
         _kill_stragglers({t.process.pid for t in self._templates.values()})
-        self._files.trim_logs()
         if self._peers.present or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
+
+
+def _log_of_template(key: str) -> str:
+    return f"template-{short_name(key)}"
 
 
 def _cause(status: int) -> str:

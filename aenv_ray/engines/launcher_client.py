@@ -13,9 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable
 
 START_DEADLINE_S: Final = 20.0
+ANSWER_DEADLINE_S: Final = 60.0
+"""A launcher decides at once and ends what it stops with SIGKILL; a node may be very busy."""
+TEMPLATE_DEADLINE_S: Final = 420.0
+"""The launcher gives up on a template after 180 s, and may try once more without namespaces."""
+BOOT_DEADLINE_S: Final = 120.0
+"""The launcher gives up on an instance after 60 s; counted anew for each answer of a batch."""
 _SOCKET_PATH_BYTES: Final = 107
 _RETRY_S: Final = 0.005
 _RESPAWN_S: Final = 2.0
@@ -81,13 +87,18 @@ class LauncherClient:
 
         Raises:
             FabricUnavailable: It did not come up.
+            DeadlineExceeded: It is there and does not answer.
         """
         async with self._connecting:
             if self._writer is not None:
                 return
             try:
                 async with asyncio.timeout(START_DEADLINE_S):
-                    reader, writer = await self._open()
+                    # One that was killed takes connections until the kernel is through with it.
+                    while not await self._greet():
+                        await asyncio.sleep(_RETRY_S)
+            except DeadlineExceeded:
+                raise  # it is there and does not answer
             except TimeoutError:
                 log = self.directory / "launcher.log"
                 words = log.read_text(errors="replace")[-1000:] if log.exists() else ""
@@ -95,10 +106,20 @@ class LauncherClient:
                     f"the node's launcher did not start within {START_DEADLINE_S:g} s: {words}",
                     hint=f"look into {log}",
                 ) from None
-            self._writer = writer
-            self._reader_task = asyncio.create_task(self._read(reader))
-        hello = await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
+
+    async def _greet(self) -> bool:
+        """Connect and say who we are; False when the launcher went meanwhile."""
+        reader, self._writer = await self._open()
+        self._reader_task = asyncio.create_task(self._read(reader))
+        try:
+            hello = await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
+        except FabricUnavailable:
+            return False
+        except BaseException:
+            await self.close()  # it does not know us: what we asked for later would be nobody's
+            raise
         self.instances = hello["instances"]
+        return True
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         path = str(self.directory / "launcher.sock")
@@ -141,15 +162,23 @@ class LauncherClient:
             queue.put_nowait(gone)
         self._on_lost()
 
-    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+    async def ask(
+        self, op: str, *, deadline_s: float = ANSWER_DEADLINE_S, **fields: Any
+    ) -> dict[str, Any]:
         """Send one request and return its answer.
+
+        Args:
+            op: One of those that `aenv_ray.engines.launcher` knows.
+            deadline_s: How long to wait for the answer.
+            fields: Of the request.
 
         Raises:
             FabricUnavailable: The launcher is gone.
+            DeadlineExceeded: There was no answer in time; the request may still be carried out.
         """
         seq, queue = self.send(op, **fields)
         try:
-            return self._checked(await queue.get())
+            return await self.receive(queue, f"its answer to {op!r}", deadline_s)
         finally:
             self.forget(seq)
 
@@ -168,16 +197,31 @@ class LauncherClient:
         self._writer.write(json.dumps(message).encode() + b"\n")
         return seq, queue
 
-    async def receive(self, queue: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
+    async def receive(
+        self, queue: asyncio.Queue[dict[str, Any]], what: str, deadline_s: float
+    ) -> dict[str, Any]:
         """Return the next answer.
+
+        Args:
+            queue: From `send`.
+            what: What the launcher is to tell, for the error.
+            deadline_s: How long to wait for this one.
 
         Raises:
             FabricUnavailable: The launcher is gone.
+            DeadlineExceeded: It did not come in time.
         """
-        return self._checked(await queue.get())
-
-    @staticmethod
-    def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = queue.get_nowait()  # of many that were asked for, most are there already
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    answer = await queue.get()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"waited {deadline_s:g} s for the node's launcher and {what}",
+                    hint=f"the node may be overloaded; look into {self.directory}/launcher.log",
+                ) from None
         if answer.get("gone"):
             raise FabricUnavailable("the node's launcher died")
         return answer

@@ -16,11 +16,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-LOG_LIMIT_BYTES: Final = 1024 * 1024
-"""A longer log keeps its end only; logs lie in memory."""
-LOG_KEEP_BYTES: Final = 256 * 1024
-LOG_TAIL_BYTES: Final = 4000
-"""What is told of the log of an instance that died."""
 STALE_AFTER_S: Final = 60.0
 """A directory without a live launcher is removed when it is at least this old."""
 
@@ -70,57 +65,19 @@ class InstanceFiles:
             raise
         return listener
 
-    def open_log(self, instance_id: str) -> int:
-        """Return a descriptor that appends to an instance's log."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self._logs / short_name(instance_id), flags, 0o600)
-
-    def template_log(self, key: str) -> Path:
-        """Return where a template's own output goes."""
-        return self._logs / f"template-{short_name(key)}"
-
     def make_work_dir(self, instance_id: str) -> Path:
         """Make the work directory of an instance that has no mounts of its own."""
         path = self._work / short_name(instance_id)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def log_tail(self, instance_id: str) -> str:
-        """Return the end of an instance's log."""
-        path = self._logs / short_name(instance_id)
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-        return ""
-
     def clean(self, instance_id: str) -> None:
         """Remove what an instance leaves."""
         name = short_name(instance_id)
         (self._sockets / name).unlink(missing_ok=True)
-        (self._logs / name).unlink(missing_ok=True)
         work = self._work / name
         if work.exists():
             remove_tree(work)
-
-    def trim_logs(self) -> None:
-        """Keep the end of logs that grew too large, and say what was cut."""
-        with os.scandir(self._logs) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    size = entry.stat().st_size
-                    if size > LOG_LIMIT_BYTES:
-                        _trim(Path(entry.path), size)
-
-
-def _trim(path: Path, size: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(-LOG_KEEP_BYTES, os.SEEK_END)
-        kept = file.read()
-        mark = f"[log cut: the first {size - LOG_KEEP_BYTES} bytes are gone]\n".encode()
-        file.seek(0)
-        file.write(mark + kept)
-        file.truncate()
 
 
 def remove_stale(runtime_dir: Path) -> None:

@@ -22,7 +22,13 @@ from aenv_ray import units
 from aenv_ray.engines import virtual_environment
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.launcher_client import LauncherClient, node_directory
+from aenv_ray.engines.launcher_client import (
+    ANSWER_DEADLINE_S,
+    BOOT_DEADLINE_S,
+    TEMPLATE_DEADLINE_S,
+    LauncherClient,
+    node_directory,
+)
 from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
@@ -118,7 +124,9 @@ class ProcessEngine(Engine):
         seq, answers = self._launcher.send("start", items=items)
         try:
             for _ in items:
-                answer = await self._launcher.receive(answers)
+                answer = await self._launcher.receive(
+                    answers, "the start of an instance", BOOT_DEADLINE_S
+                )
                 instance_id = InstanceId(answer["id"])
                 if "started" in answer:
                     mode, ready = modes[instance_id]
@@ -168,7 +176,9 @@ class ProcessEngine(Engine):
         known = self._ready.get(key)
         if known is not None:
             return known
-        answer = await self._launcher.ask("template", key=key, setup=setup)
+        answer = await self._launcher.ask(
+            "template", deadline_s=TEMPLATE_DEADLINE_S, key=key, setup=setup
+        )
         if "ready" not in answer:
             return answer
         self._ready[key] = answer["ready"]
@@ -246,7 +256,9 @@ class ProcessEngine(Engine):
         seq, answers = self._launcher.send("stop", ids=list(instance_ids))
         try:
             for _ in instance_ids:
-                answer = await self._launcher.receive(answers)
+                answer = await self._launcher.receive(
+                    answers, "the end of an instance", ANSWER_DEADLINE_S
+                )
                 self._on_exit(answer["id"], "it was released", "")
         finally:
             self._launcher.forget(seq)

@@ -9,15 +9,18 @@ files and /proc; pid, ipc, uts and network namespaces; limits; and no way back.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import resource
 import site
+import socket
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from aenv_ray.runtime import linux, seccomp
 
@@ -389,6 +392,47 @@ def enter(spec: JailSpec) -> None:
     _map_ids(SANDBOX_ID, SANDBOX_ID)
     os.chdir(WORK)
     lock(spec)
+
+
+class LateCover:
+    """Hides the project of an instance that reads it after `enter`, when it has no right to mount.
+
+    Made before `enter`: a process of its own keeps that right and does nothing but wait for its one
+    task. What the project starts while it is loaded is locked in already, as in every instance.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _cover_when_told(theirs)
+        theirs.close()
+        self._channel = ours
+
+    def put_on(self) -> None:
+        """Hide the project; returns when it is hidden.
+
+        Raises:
+            OSError: It is not; the process must end.
+        """
+        with self._channel as channel:
+            channel.sendall(b"?")
+            if not channel.recv(1):
+                raise OSError(errno.EPERM, f"{PROJECT} could not be hidden")
+        with contextlib.suppress(ChildProcessError):  # the handler of SIGCHLD was first
+            os.waitpid(self._pid, 0)
+
+
+def _cover_when_told(channel: socket.socket) -> NoReturn:
+    try:
+        close_high()
+        linux.die_with_parent()
+        if channel.recv(1):
+            _hide(PROJECT)
+            channel.sendall(b"!")
+    finally:
+        os._exit(0)  # its channel tells a failure: it closes without an answer
 
 
 _BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm", "/dev/shm"))

@@ -36,7 +36,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -90,6 +90,7 @@ class Template:
         self._spec = jail.JailSpec("")
         self._jailed = False
         self._preloaded = False
+        self._covers_late = False
         self._project = ""
         self._children: dict[int, _Child] = {}
         self._made = 0
@@ -120,6 +121,10 @@ class Template:
                 self._send({"failed": str(exc), "env_reads": sorted(TrackingEnviron.reads)})
                 return
             self._dispatcher = Dispatcher(get_registry())
+        elif self._spec.hide_source:
+            # Its instances load the project themselves: it is covered after that, not before.
+            self._covers_late = self._jailed
+            self._spec = replace(self._spec, hide_source=False)
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
         linux.set_process_name(TEMPLATE_NAME)
         for stream in (sys.stdout, sys.stderr):
@@ -277,9 +282,10 @@ class Template:
         """Turn this freshly forked process into a spare, then into an instance; never returns."""
         assignment: dict[str, Any] | None = None
         try:
+            cover = jail.LateCover() if self._covers_late else None
             self._shut_in()
-            assignment, fds = self._wait_for_assignment(channel)
-            self._boot(assignment, *fds)
+            assignment, (listener_fd, log_fd) = self._wait_for_assignment(channel)
+            self._boot(assignment, listener_fd, log_fd, cover)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
             if assignment is None:
@@ -321,7 +327,13 @@ class Template:
         assignment: dict[str, Any] = json.loads(data)
         return assignment, fds
 
-    def _boot(self, assignment: dict[str, Any], listener_fd: int, log_fd: int) -> None:
+    def _boot(
+        self,
+        assignment: dict[str, Any],
+        listener_fd: int,
+        log_fd: int,
+        cover: jail.LateCover | None,
+    ) -> None:
         linux.set_process_name(INSTANCE_NAME)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
@@ -336,6 +348,8 @@ class Template:
                 os.environ[name] = value
         sys.argv[1:] = assignment["arguments"]
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
+        if cover is not None:
+            cover.put_on()
         dispatcher.begin()
         listener = socket.socket(fileno=listener_fd)
         self._send({"booted": assignment["id"]})

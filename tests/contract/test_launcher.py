@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.launcher_client import launcher_environment
+from aenv_ray.engines.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.engines.process import ProcessEngine
 from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -158,6 +160,63 @@ async def test_a_crash_tells_the_end_of_the_log(bench: Bench) -> None:
     sandbox = await bench.start(project)
     with pytest.raises(SandboxLost, match="the last words\nand an error"):
         await call(sandbox, "crash")
+
+
+def _size_of_logs(node: Node) -> int:
+    found = 0
+    for path in (node.directory / "log").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += path.stat().st_size
+    return found
+
+
+def _sleeps(arguments: str) -> bool:
+    """Whether a process with these arguments waits for something."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if arguments.encode() in (entry / "cmdline").read_bytes():
+                return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return False
+
+
+async def test_what_prints_faster_than_anybody_reads_fills_nothing(
+    bench: Bench, own_node: Node
+) -> None:
+    """Logs lie in the node's memory: they are small at every moment, and keep their end."""
+    source = (
+        "import os, subprocess\nfrom aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef shout(megabytes: int) -> int:\n"
+        "    command = ['head', '-c', str(megabytes << 20), '/dev/zero']\n"
+        "    return subprocess.run(command, check=True).returncode\n"
+        "@register_tool\ndef crash():\n"
+        "    os.write(1, b'the last words')\n    os.kill(os.getpid(), 11) or os.abort()\n"
+    )
+    sandbox = await bench.start(bench.project({"tools.py": source}))
+    (launcher,) = own_node.launcher_pids()
+    os.kill(launcher, signal.SIGSTOP)  # as if it had no time: the writer waits, or fills the memory
+    shouting = asyncio.create_task(value_of(sandbox, "shout", megabytes=64))
+    try:
+        await eventually(
+            lambda: shouting.done() or _sleeps(f"-c\0{64 << 20}\0"), "it is done, or waits"
+        )
+        assert _size_of_logs(own_node) < 2 * LOG_LIMIT_BYTES
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+    largest = 0
+    while not shouting.done():
+        largest = max(largest, _size_of_logs(own_node))
+        await asyncio.wait([shouting], timeout=0.005)
+    assert await shouting == 0
+    assert largest < 2 * LOG_LIMIT_BYTES
+    with pytest.raises(SandboxLost, match="the last words"):
+        await call(sandbox, "crash")
+    await eventually(lambda: not own_node.left_over(), "its log is gone")
+
+
+async def test_a_template_that_dies_while_it_loads_tells_the_end_of_its_log(bench: Bench) -> None:
+    source = "import os\nprint('x' * 3_000_000)\nprint('the last words', flush=True)\nos.abort()\n"
+    with pytest.raises(SandboxStartFailed, match="the last words"):
+        await bench.start(bench.project({"tools.py": source}))
 
 
 async def test_an_id_that_runs_is_not_started_twice(bench: Bench) -> None:

@@ -18,7 +18,8 @@ import aenv_ray
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.controller import CONTROLLER_NAME
 from aenv_ray.client import Environment
-from aenv_ray.engines.launcher_files import LOG_LIMIT_BYTES, short_name
+from aenv_ray.engines.launcher_files import short_name
+from aenv_ray.engines.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     InstanceExpired,

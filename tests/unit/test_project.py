@@ -8,6 +8,7 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,69 @@ def test_what_is_no_content_changes_nothing(made: Path, name: str) -> None:
     assert after.archive() == archive
 
 
+def rewrite(path: Path, text: str) -> None:
+    """Change a file's content and nothing else that can be seen without reading it."""
+    status = path.stat()
+    assert len(text) == status.st_size
+    path.write_text(text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_an_edit_after_loading_is_never_sent_under_the_old_digest(made: Path, change: str) -> None:
+    """Invariant 6."""
+    loaded = project.load(made)
+    CHANGES[change](made)
+    with pytest.raises(ConfigError, match="was edited after it was loaded"):
+        loaded.archive()
+    again = project.load(made)
+    assert again.digest != loaded.digest
+    assert again.archive()
+
+
+def test_an_edit_that_only_reading_shows_is_found_too(made: Path) -> None:
+    """Invariant 6: two edits within one tick of the file system's clock."""
+    loaded = project.load(made)
+    rewrite(made / "src" / "tools.py", "x = 2\n")
+    with pytest.raises(ConfigError, match="edited"):
+        loaded.archive()
+    again = project.load(made)
+    assert again.digest != loaded.digest
+    assert b"x = 2" in again.archive()
+
+
+def test_an_edit_while_it_is_read_gives_the_digest_of_what_is_there(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 6: config and digest are of one content."""
+    read, edits = project.read_config, [CHANGES["config"]]
+
+    def read_then_edit(path: Path) -> Any:
+        config = read(path)
+        if edits:
+            edits.pop()(made)
+        return config
+
+    monkeypatch.setattr(project, "read_config", read_then_edit)
+    loaded = project.load(made)
+    assert loaded.config.version == "1.0.1"
+    assert loaded.archive() == project.load(made).archive()
+
+
+def test_a_project_that_never_holds_still_is_refused(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = project.read_config
+
+    def read_and_edit(path: Path) -> Any:
+        append(made / "src" / "tools.py")
+        return read(path)
+
+    monkeypatch.setattr(project, "read_config", read_and_edit)
+    with pytest.raises(ConfigError, match="edited all the time"):
+        project.load(made)
+
+
 # --- archive and unpacking ----------------------------------------------------------------------
 
 
@@ -160,6 +224,13 @@ def test_an_archive_unpacks_to_the_same_project(tmp_path: Path, made: Path) -> N
     assert (target / "src" / "link").readlink() == Path("tools.py")
     assert os.access(target / "src" / "run.sh", os.X_OK)
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [loaded.digest]
+
+
+def test_hard_links_are_archived_as_the_files_they_are(tmp_path: Path, made: Path) -> None:
+    os.link(made / "src" / "tools.py", made / "src" / "twin.py")
+    loaded = project.load(made)
+    target = project.unpack(loaded.archive(), loaded.digest, tmp_path / "cache")
+    assert project.load(target).digest == loaded.digest
 
 
 def test_unpacking_again_returns_what_is_there(tmp_path: Path, made: Path) -> None:
