@@ -94,9 +94,8 @@ class LauncherClient:
                 return
             try:
                 async with asyncio.timeout(START_DEADLINE_S):
-                    # One that was killed takes connections until the kernel is through with it.
                     while not await self._greet():
-                        await asyncio.sleep(_RETRY_S)
+                        pass
             except DeadlineExceeded:
                 raise  # it is there and does not answer
             except TimeoutError:
@@ -114,6 +113,8 @@ class LauncherClient:
         try:
             hello = await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
         except FabricUnavailable:
+            # One that was killed takes connections until the kernel is through with it.
+            await asyncio.sleep(_RETRY_S)
             return False
         except BaseException:
             await self.close()  # it does not know us: what we asked for later would be nobody's

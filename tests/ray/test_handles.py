@@ -357,7 +357,7 @@ def test_exec_is_stopped_at_its_deadline(env: Any) -> None:
     with pytest.raises(ToolTimeout):
         ray.get(env.exec.remote("sleep 1000 & sleep 1000", timeout_s=0.3), timeout=30)
     seen = ray.get(env.exec.remote("cat /proc/[0-9]*/comm"), timeout=30)
-    assert b"cat\n" in seen.stdout
+    assert b"aenv-instance\n" in seen.stdout
     assert b"sleep\n" not in seen.stdout
 
 
