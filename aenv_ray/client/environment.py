@@ -10,23 +10,21 @@ HTTP to one server that ``aenv run`` started.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from aenv_ray.actors.fabric import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
-from aenv_ray.client.openai_names import openai_name
+from aenv_ray.client.openai_names import OpenAITools, openai_arguments
+from aenv_ray.client.opening import open_instance
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.config import read_settings
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
     DeadlineExceeded,
-    SandboxStartFailed,
-    ToolNotFound,
 )
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 
@@ -94,7 +92,7 @@ class Environment:
         self._attach_to: str | None = None
         self._initializing = asyncio.Lock()
         self._breaker = CircuitBreaker()
-        self._openai_names: dict[str, str] = {}
+        self._openai = OpenAITools()
 
     @classmethod
     async def attach(cls, instance_id: str, **options: Any) -> Environment:
@@ -129,61 +127,29 @@ class Environment:
             if self._instance is not None:
                 return True
             self._breaker.reset()
-            try:
-                async with asyncio.timeout(self.startup_timeout):
-                    instance = await self._open()
-            except TimeoutError as exc:
-                if isinstance(exc, AenvError):
-                    raise
-                raise DeadlineExceeded(
-                    f"{self.env_name} was not there within {self.startup_timeout:g} s",
-                    hint="raise startup_timeout",
-                ) from exc
-            self._instance = instance
+            async with self._within(self.startup_timeout, "raise startup_timeout"):
+                self._instance = await open_instance(
+                    self.env_name,
+                    self._options,
+                    url=self._url,
+                    attach_to=self._attach_to,
+                    startup_timeout_s=self.startup_timeout,
+                    health_timeout_s=None if self.skip_for_healthy else self.timeout,
+                    max_retries=self.max_retries,
+                )
             return True
 
-    async def _open(self) -> Any:
-        settings = read_settings()
-        dummy = settings.dummy_instance or self._url
-        if dummy is not None:
-            from aenv_ray.client.over_http import HttpInstance
-
-            http = HttpInstance(dummy)
-            if not self.skip_for_healthy:
-                await _or_close(http, http.wait_healthy(self.startup_timeout))
-            return http
-        if settings.system_url is not None:
-            raise ConfigError(
-                "AENV_SYSTEM_URL names a gateway, which this version cannot speak to",
-                hint="unset it to use Ray, or set DUMMY_INSTANCE_IP to an `aenv run` server",
-            )
-        if self._attach_to is not None:
-            return await RayInstance.attach(self._attach_to)
-        instance = await self._create_with_retries()
-        if not self.skip_for_healthy:
-            await _or_close(instance, self._expect_healthy(instance))
-        return instance
-
-    async def _create_with_retries(self) -> RayInstance:
-        pause_s = 0.1
-        for attempt in range(self.max_retries + 1):
-            try:
-                return await RayInstance.create(self.env_name, self._options)
-            except AenvError as exc:
-                if not exc.retryable or attempt == self.max_retries:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5.0)
-        raise AssertionError
-
-    async def _expect_healthy(self, instance: RayInstance) -> None:
-        body = await instance.check_health({}, self.timeout)
-        data = body["data"]
-        if data.get("status") not in ("healthy", "success", "ok"):
-            raise SandboxStartFailed(
-                f"{instance.handle.instance_id} is {data.get('status')}: {data.get('message', '')}",
-                instance_id=instance.handle.instance_id,
-            )
+    @asynccontextmanager
+    async def _within(self, seconds: float, hint: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as exc:
+            if isinstance(exc, AenvError):
+                raise
+            raise DeadlineExceeded(
+                f"{self.env_name} was not ready within {seconds:g} s", hint=hint
+            ) from exc
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:
         """Create the instance if need be and wait until it is healthy.
@@ -191,13 +157,8 @@ class Environment:
         Raises:
             DeadlineExceeded: `timeout` seconds passed.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                await self.initialize()
-        except TimeoutError as exc:
-            if isinstance(exc, AenvError):
-                raise
-            raise DeadlineExceeded(f"{self.env_name} was not ready in {timeout:g} s") from exc
+        async with self._within(timeout, "wait longer"):
+            await self.initialize()
 
     async def release(self) -> None:
         """End the instance. Any number of times; `initialize` then makes a new one."""
@@ -384,19 +345,8 @@ class Environment:
 
         `tool_of_openai_name` gives the tool's own name back; `call_tool` takes either.
         """
-        tools = await self._run(lambda instance: instance.list_tools())
-        self._openai_names = {}
-        listed = []
-        for tool in tools:
-            name = openai_name(tool["name"], taken=self._openai_names)
-            self._openai_names[name] = tool["name"]
-            function = {
-                "name": name,
-                "description": tool.get("description") or "",
-                "parameters": tool["inputSchema"],
-            }
-            listed.append({"type": "function", "function": function})
-        return listed
+        self._openai = OpenAITools(await self._run(lambda instance: instance.list_tools()))
+        return self._openai.listed
 
     def tool_of_openai_name(self, name: str) -> str:
         """Return the tool's own name for a name from `list_openai_tools`.
@@ -404,12 +354,7 @@ class Environment:
         Raises:
             ToolNotFound: `list_openai_tools` gave no such name.
         """
-        if name not in self._openai_names:
-            known = ", ".join(self._openai_names) or "none; call list_openai_tools first"
-            raise ToolNotFound(
-                f"there is no OpenAI tool name {name!r}", tool_name=name, hint=f"names: {known}"
-            )
-        return self._openai_names[name]
+        return self._openai.own_name(name)
 
     async def call_openai_tool(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool as a model asked for it: OpenAI name, arguments as JSON text or object.
@@ -418,26 +363,5 @@ class Environment:
             ToolNotFound: No such name.
             ToolInputInvalid: The text is no JSON object, or does not fit.
         """
-        from aenv_ray.errors import ToolInputInvalid
-
         own = self.tool_of_openai_name(name)
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except ValueError as exc:
-                raise ToolInputInvalid(
-                    f"arguments of {own!r} are not JSON: {exc}", tool_name=own
-                ) from None
-        if not isinstance(arguments, Mapping):
-            raise ToolInputInvalid(f"arguments of {own!r} are no object", tool_name=own)
-        return await self.call_tool(own, arguments)
-
-
-async def _or_close(instance: Any, wait: Coroutine[Any, Any, Any]) -> None:
-    """Await `wait`; when it does not end well, leave no instance behind."""
-    try:
-        await wait
-    except BaseException:
-        await asyncio.shield(instance.release())
-        await instance.close()
-        raise
+        return await self.call_tool(own, openai_arguments(own, arguments))

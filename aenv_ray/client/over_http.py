@@ -12,10 +12,18 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
+from aenv_ray.client.http_answers import (
+    MethodNotAllowed,
+    from_rpc,
+    json_object,
+    parse_address,
+    query_text,
+    read_envelope,
+)
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.errors import (
     AenvError,
@@ -23,18 +31,15 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
-    FunctionFailed,
     InternalError,
     SandboxLost,
     SandboxStartFailed,
-    ToolInputInvalid,
     ToolNotFound,
     ToolTimeout,
     from_wire,
 )
 from aenv_ray.models import InstanceInfo, ToolResult
 
-DEFAULT_PORT: Final = 8081
 HEALTHY: Final = frozenset({"healthy", "success"})
 _CONNECT_S: Final = 5.0
 _GRACE_S: Final = 2.0
@@ -44,34 +49,6 @@ _KEEP_IDLE_S: Final = 4.0
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.5
 _PROBE_S: Final = 3.0
-
-
-def parse_address(address: str) -> str:
-    """Return the base URL of an environment server, without a trailing slash.
-
-    Args:
-        address: ``host``, ``host:port``, ``[ipv6]:port``, or a URL, whose scheme, port and path
-            prefix are kept. Without a port it is 8081, whatever the scheme.
-
-    Raises:
-        ConfigError: It is no such address.
-    """
-    text = address.strip()
-    hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
-    if "://" not in text:
-        is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-        text = f"http://[{text}]" if is_bare_ipv6 else f"http://{text}"
-    try:
-        parts = urlsplit(text)
-        port = parts.port or DEFAULT_PORT
-    except ValueError as exc:
-        raise ConfigError(f"address {address!r}: {exc}", hint=hint) from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"address {address!r} is no address of a server", hint=hint)
-    if parts.username or parts.query or parts.fragment:
-        raise ConfigError(f"an address has no user, query or fragment: {parts.hostname}", hint=hint)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 class HttpInstance:
@@ -214,7 +191,7 @@ class HttpInstance:
             raise self._unreachable(exc) from exc
         except RpcError as exc:
             self._answered = True
-            raise _from_rpc(exc, name) from None
+            raise from_rpc(exc, name) from None
         else:
             self._answered = True
 
@@ -264,7 +241,7 @@ class HttpInstance:
         path = name if name.startswith("/") else f"/functions/{quote(name, safe='')}"
         try:
             return await self._send(method, path, arguments, timeout_s, name)
-        except (ToolNotFound, _MethodNotAllowed):
+        except (ToolNotFound, MethodNotAllowed):
             for entry in (await self.list_functions(timeout_s)).get("functions", []):
                 route = (entry["method"], entry["endpoint"])
                 if name in (entry["name"], entry["endpoint"]) and route != (method, path):
@@ -289,7 +266,7 @@ class HttpInstance:
         async with self._attributed(name, timeout_s):
             try:
                 if method == "GET":
-                    query = {key: _query_text(value) for key, value in arguments.items()}
+                    query = {key: query_text(value) for key, value in arguments.items()}
                     response = await self._http.get(self.url + path, params=query, headers=headers)
                 else:
                     response = await self._http.request(
@@ -302,7 +279,7 @@ class HttpInstance:
                     f"{name!r} was sent and has no answer: {type(exc).__name__}: {exc}",
                     hint="it may have run; it was not sent again",
                 ) from exc
-        return _read_envelope(response, name)
+        return read_envelope(response, name)
 
     # --- health -----------------------------------------------------------------------------
 
@@ -318,7 +295,7 @@ class HttpInstance:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                query = {key: _query_text(value) for key, value in (arguments or {}).items()}
+                query = {key: query_text(value) for key, value in (arguments or {}).items()}
                 response = await self._http.get(f"{self.url}/health", params=query)
         except TimeoutError:
             raise DeadlineExceeded(
@@ -326,7 +303,7 @@ class HttpInstance:
             ) from None
         except httpx.TransportError as exc:
             raise self._unreachable(exc) from exc
-        body = _json_object(response)
+        body = json_object(response)
         if body is None or not isinstance(body.get("data"), dict):
             raise InternalError(
                 f"{self.url}/health answered HTTP {response.status_code} and no health: "
@@ -385,56 +362,3 @@ class HttpInstance:
         """End the session and close the connections; any number of times."""
         await self._session.close()
         await self._http.aclose()
-
-
-class _MethodNotAllowed(ConfigError):
-    """The path takes another HTTP method; nothing ran."""
-
-
-def _query_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _json_object(response: httpx.Response) -> dict[str, Any] | None:
-    try:
-        body = response.json()
-    except ValueError:
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def _read_envelope(response: httpx.Response, name: str) -> Any:
-    """Return the ``data`` of an answer.
-
-    Raises:
-        AenvError: The one that the answer, or else its status, describes.
-    """
-    body = _json_object(response)
-    if response.is_success and body is not None and body.get("success"):
-        return body.get("data")
-    status = response.status_code
-    text = str(body.get("error")) if body and "error" in body else response.text[:500]
-    if status == 405:
-        raise _MethodNotAllowed(text, hint="name the function's own HTTP method")
-    if body and "code" in body:
-        raise from_wire({**body, "message": text})
-    if status == 404:
-        raise ToolNotFound(f"there is no function {name!r}", tool_name=name)
-    if status in {400, 413, 422}:
-        raise ToolInputInvalid(text, tool_name=name)
-    if status in {401, 403, 421}:
-        raise ConfigError(f"{response.url} refuses this client: HTTP {status}: {text}")
-    if status in {429, 503}:
-        raise FabricUnavailable(f"{response.url} answered HTTP {status}: {text}")
-    if body is None and status in {502, 504}:
-        raise CallOutcomeUnknown(f"{name!r}: a proxy answered HTTP {status}: {text}")
-    raise FunctionFailed(text or f"HTTP {status}", tool_name=name)
-
-
-def _from_rpc(error: RpcError, name: str) -> AenvError:
-    if isinstance(error.data, dict) and "code" in error.data:
-        return from_wire(error.data)
-    if error.code == -32602:
-        unknown = error.message.lower().startswith("unknown tool")
-        return (ToolNotFound if unknown else ToolInputInvalid)(error.message, tool_name=name)
-    return InternalError(f"{name}: the server refused: {error.message} (JSON-RPC {error.code})")

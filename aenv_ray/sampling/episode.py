@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, FunctionFailed
 
 
 class Call(BaseModel):
@@ -140,3 +142,23 @@ def _task(where: str, data: Any) -> Task:
             f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
             hint='a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
         ) from None
+
+
+def reward_number(detail: Any) -> float:
+    """Return the number in what a reward function returned.
+
+    It is a number itself, or under ``score``, ``reward`` or ``total_reward``.
+
+    Raises:
+        FunctionFailed: There is no finite number: better no reward than a made-up one.
+    """
+    value = detail
+    if isinstance(detail, Mapping):
+        value = next((detail[k] for k in ("score", "reward", "total_reward") if k in detail), None)
+    with contextlib.suppress(OverflowError):  # an int that no float holds
+        if isinstance(value, bool | int | float) and math.isfinite(value):
+            return float(value)
+    raise FunctionFailed(
+        f"the reward returned {str(detail)[:200]!r}, in which there is no number",
+        hint='return a number or {"score": number}',
+    )

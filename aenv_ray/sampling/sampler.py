@@ -3,157 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
 import json
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aenv_ray.actors.fabric import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import (
-    INFRASTRUCTURE,
-    AenvError,
-    ConfigError,
-    FunctionFailed,
-    InstanceReleased,
-    ToolError,
+from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, ToolError
+from aenv_ray.sampling.episode import (
+    Episode,
+    EpisodeStatus,
+    Step,
+    Task,
+    load_tasks,
+    reward_number,
 )
-from aenv_ray.models import ExecResult, ToolResult
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, load_tasks
+from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, Policy, act
 from aenv_ray.sampling.summary import Summary, summarize
-
-T = TypeVar("T")
-Policy = Callable[[Any, Task], Any]
-"""``policy(env, task)``, sync or async. `env` is an `EpisodeEnv` or its sync facade; what it
-returns is recorded as the episode's output."""
 
 INFRA_RETRIES: Final = 2
 """How often an episode starts anew, on a new instance, after an infrastructure failure."""
 RETRY_PAUSE_S: Final = 0.5
 """Before an episode starts anew; grows with the attempts."""
-CALL_TIMEOUT_S: Final = 60.0
-_TEXT_LIMIT: Final = 20_000
-"""Characters of a step's text that a record keeps."""
-
-
-class EpisodeEnv:
-    """The environment of one episode, as an async policy sees it: tools, commands and files.
-
-    Rewards, functions and release are the sampler's, not the policy's (invariant 8).
-    """
-
-    def __init__(self, instance: RayInstance, steps: list[Step]) -> None:
-        self._instance = instance
-        self._steps = steps
-        self.failure: AenvError | None = None
-        """The first infrastructure failure: it voids the episode, whatever the policy does."""
-        self.instance_id = str(instance.handle.instance_id)
-
-    async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools: ``name, description, inputSchema``."""
-        return await self._noting(self._instance.list_tools())
-
-    async def _noting(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call and remember an infrastructure failure: a policy may swallow it."""
-        try:
-            return await call
-        except INFRASTRUCTURE as exc:
-            self.failure = self.failure or exc
-            raise
-
-    async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        timeout_s: float = CALL_TIMEOUT_S,
-    ) -> ToolResult:
-        """Call a tool; the call becomes a step of the trajectory.
-
-        Raises:
-            ToolError: It was refused or stopped; the episode can go on.
-            AenvError: The infrastructure failed; let it pass, the sampler starts the episode anew.
-        """
-        started = time.perf_counter()
-        try:
-            result = await self._noting(self._instance.call_tool(name, arguments or {}, timeout_s))
-        except ToolError as exc:
-            self._note(name, arguments, exc.message, True, exc.code, started)
-            raise
-        self._note(name, arguments, result.text(), result.is_error, None, started)
-        return result
-
-    def _note(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None,
-        text: str,
-        is_error: bool,
-        error: str | None,
-        started: float,
-    ) -> None:
-        if len(text) > _TEXT_LIMIT:
-            text = f"{text[:_TEXT_LIMIT]}\n[record cut: {len(text)} characters]"
-        self._steps.append(
-            Step(
-                tool=name,
-                arguments=dict(arguments or {}),
-                text=text,
-                is_error=is_error,
-                error=error,
-                duration_s=time.perf_counter() - started,
-            )
-        )
-
-    async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
-        """Run a command beside the tools; not a step."""
-        return await self._noting(self._instance.exec(command, timeout_s))
-
-    async def read_file(self, path: str) -> bytes:
-        """Read a file of the sandbox."""
-        return await self._noting(self._instance.read_file(path))
-
-    async def write_file(self, path: str, data: bytes | str) -> int:
-        """Write a file of the sandbox; returns its size."""
-        return await self._noting(self._instance.write_file(path, data))
-
-
-class SyncEpisodeEnv:
-    """`EpisodeEnv` for a sync policy: the same methods, blocking."""
-
-    def __init__(self, env: EpisodeEnv, loop: asyncio.AbstractEventLoop) -> None:
-        self._env = env
-        self._loop = loop
-        self._abandoned = False
-        self._calls: set[Future[Any]] = set()
-        self.instance_id = env.instance_id
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._env, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._abandoned:
-                raise InstanceReleased("the episode has ended", instance_id=self.instance_id)
-            future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
-            self._calls.add(future)
-            try:
-                return future.result()
-            finally:
-                self._calls.discard(future)
-
-        return call
-
-    def abandon(self) -> None:
-        """Cancel what the policy still waits for, and refuse what it asks later."""
-        self._abandoned = True
-        for future in list(self._calls):
-            future.cancel()
 
 
 class Sampling:
@@ -326,7 +201,7 @@ class Sampling:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
         env = EpisodeEnv(instance, steps)
         try:
-            output = await self._act(env, task)
+            output = await act(self._policy, env, task)
         except INFRASTRUCTURE:
             raise
         except Exception as exc:  # whatever a policy raises is its failure
@@ -346,47 +221,6 @@ class Sampling:
             return fields | {"reward": reward_number(detail), "reward_detail": detail}
         except ToolError as exc:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
-
-    async def _act(self, env: EpisodeEnv, task: Task) -> Any:
-        if inspect.iscoroutinefunction(self._policy):
-            return await self._policy(env, task)
-        loop = asyncio.get_running_loop()
-        sync_env = SyncEpisodeEnv(env, loop)
-        done: asyncio.Future[Any] = loop.create_future()
-        # A daemon thread: a policy that does not return must not keep the process from ending.
-        thread = threading.Thread(
-            target=_run_policy, args=(self._policy, sync_env, task, done), daemon=True
-        )
-        thread.start()
-        try:
-            output = await done
-        finally:
-            sync_env.abandon()
-        return await output if inspect.isawaitable(output) else output
-
-
-def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:
-    """Run a sync policy in its thread and hand its outcome to the loop."""
-
-    def hand_over(output: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(output)
-
-    output, error = None, None
-    try:
-        output = policy(env, task)
-    except Exception as exc:  # noqa: BLE001  # it belongs to the episode, not to this thread
-        error = exc
-    except BaseException as exc:  # noqa: BLE001  # as a future cannot carry: SystemExit and such
-        error = RuntimeError(f"the policy raised {type(exc).__name__}: {exc}")
-    if isinstance(error, StopIteration):
-        error = RuntimeError("the policy raised StopIteration")
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the sampling has ended
-        done.get_loop().call_soon_threadsafe(hand_over, output, error)
 
 
 def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
@@ -411,28 +245,8 @@ def _recordable(output: Any) -> Any:
     try:
         json.dumps(output)
     except (TypeError, ValueError):
-        return repr(output)[:_TEXT_LIMIT]
+        return repr(output)[:TEXT_LIMIT]
     return output
-
-
-def reward_number(detail: Any) -> float:
-    """Return the number in what a reward function returned.
-
-    It is a number itself, or under ``score``, ``reward`` or ``total_reward``.
-
-    Raises:
-        FunctionFailed: There is no finite number: better no reward than a made-up one.
-    """
-    value = detail
-    if isinstance(detail, Mapping):
-        value = next((detail[k] for k in ("score", "reward", "total_reward") if k in detail), None)
-    with contextlib.suppress(OverflowError):  # an int that no float holds
-        if isinstance(value, bool | int | float) and math.isfinite(value):
-            return float(value)
-    raise FunctionFailed(
-        f"the reward returned {str(detail)[:200]!r}, in which there is no number",
-        hint='return a number or {"score": number}',
-    )
 
 
 def sample(

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from aenv_ray import errors
+from aenv_ray.client.http_answers import from_rpc, parse_address, read_envelope
 from aenv_ray.client.mcp_session import RpcError, _messages
-from aenv_ray.client.over_http import HttpInstance, _from_rpc, _read_envelope, parse_address
+from aenv_ray.client.over_http import HttpInstance
 
 
 @pytest.mark.parametrize(
@@ -71,12 +72,12 @@ def _answer(status: int, body: Any) -> httpx.Response:
 )  # fmt: skip
 def test_answers_become_typed_errors(status: int, body: Any, error: type[errors.AenvError]) -> None:
     with pytest.raises(error):
-        _read_envelope(_answer(status, body), "f")
+        read_envelope(_answer(status, body), "f")
 
 
 def test_success_is_its_data() -> None:
-    assert _read_envelope(_answer(200, {"success": True, "data": None}), "f") is None
-    assert _read_envelope(_answer(200, {"success": True, "data": [1]}), "f") == [1]
+    assert read_envelope(_answer(200, {"success": True, "data": None}), "f") is None
+    assert read_envelope(_answer(200, {"success": True, "data": [1]}), "f") == [1]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_success_is_its_data() -> None:
 def test_rpc_errors_become_typed_errors(
     code: int, message: str, data: Any, error: type[errors.AenvError]
 ) -> None:
-    assert type(_from_rpc(RpcError(code, message, data), "x")) is error
+    assert type(from_rpc(RpcError(code, message, data), "x")) is error
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
