@@ -290,7 +290,7 @@ async def test_a_failed_start_leaves_nothing(
         await shared(str(ill)).initialize()
     async with shared(str(ill), skip_for_healthy=True) as env:
         assert (await env.check_health())["data"]["status"] == "unhealthy"
-    with pytest.raises(DeadlineExceeded, match="not there within"):
+    with pytest.raises(DeadlineExceeded, match="not ready within"):
         await shared(startup_timeout=0.001).initialize()
     with pytest.raises(EnvironmentNotFound):
         await shared("no-such-thing").initialize()
