@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aenv_ray.actors.fabric import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import openai_name
