@@ -15,7 +15,7 @@ from typing import Any, Final
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
-from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest
+from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest, shared_host_names
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
@@ -104,21 +104,22 @@ class Controller:
 
     async def _dedicated_host(self, instance_id: InstanceId) -> Any:
         """Return a new host actor for one instance, named after it."""
-        refusals: dict[str, AenvError] = {}
+        refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
             nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            node = emptiest(nodes.keys() - refusals.keys(), self._hosts.nodes.values())
+            willing = [node for node in nodes if self._hosts.refusal(node) is None]
+            node = emptiest(willing or nodes, self._hosts.nodes.values())
             if node is None:
                 break
             try:
                 # A host that did not start has made nothing: the id is free for another node.
                 host = await self._hosts.make(instance_id, node, ActorDensity.DEDICATED)
             except FabricUnavailable as exc:
-                refusals[node] = exc
+                refusals.append(exc)
                 continue
             self._where[instance_id] = instance_id
             return host
-        why = "; ".join(exc.message for exc in refusals.values()) or "the cluster has no node"
+        why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
         raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
 
     # --- finding ----------------------------------------------------------------------------
@@ -148,13 +149,30 @@ class Controller:
         )
 
     async def _info_on(self, name: str, instance_id: str) -> tuple[Any, InstanceInfo] | None:
+        try:
+            info = await self._ask(name, "info", instance_id)
+        except AenvError:
+            return None
+        return self._hosts.actors[name], info
+
+    async def _ask(self, name: str, operation: str, *args: Any) -> Any:
+        """Return what a host answers.
+
+        Raises:
+            AenvError: What it raised.
+            FabricUnavailable: It is gone, does not answer, or failed otherwise.
+        """
         host = self._hosts.actors.get(name)
         try:
-            with ray_api.translated(f"asking {name}"):
+            with ray_api.translated(f"{operation} on host {name}"):
                 async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    return (host, await host.control.remote("info", instance_id)) if host else None
-        except (AenvError, TimeoutError):
-            return None
+                    if host is not None:
+                        return await host.control.remote(operation, *args)
+        except AenvError:
+            raise
+        except Exception as exc:  # one host's failure is not that of all
+            raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
+        raise FabricUnavailable(f"host {name} is gone")
 
     async def _may_have(self, instance_id: str) -> list[str]:
         """Return the instance's own host, or else all that may have it."""
@@ -181,18 +199,13 @@ class Controller:
         return sorted(found, key=lambda info: info.created_at)
 
     async def _list_on(self, name: str) -> list[InstanceInfo]:
-        host = self._hosts.actors.get(name)
-        if host is None:
-            return []
         try:
-            with ray_api.translated(f"listing {name}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    found: list[InstanceInfo] = await host.control.remote("instances")
-                    return found
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("host %s is not listed: %s", name, exc)
+            found: list[InstanceInfo] = await self._ask(name, "instances")
+        except AenvError as exc:
+            logger.warning("not listed: %s", exc)
             self._forget(name)
             return []
+        return found
 
     async def count_processes(self) -> int:
         """Return how many sandbox processes all nodes run, as their operating systems say.
@@ -203,19 +216,29 @@ class Controller:
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._count_on(node, cores)) for node, cores in nodes.items()
+                group.create_task(self._count_on(node, shared_host_names(node, cores)[0]))
+                for node, cores in nodes.items()
             ]
-        return sum(task.result() for task in tasks)
+        total = 0
+        for task in tasks:
+            count = task.result()
+            if isinstance(count, AenvError):
+                raise count
+            total += count
+        return total
 
-    async def _count_on(self, node: str, cores: int) -> int:
-        try:
-            ((_, host), *_) = await self._hosts.loads({node: cores}, patience_s=0.0)
-            with ray_api.translated(f"counting on node {node[:8]}"):
-                return int(await host.control.remote("count_processes"))
-        except FabricUnavailable:
-            if node in await asyncio.to_thread(ray_api.alive_nodes):
-                raise
-            return 0  # it died meanwhile, and what it ran with it
+    async def _count_on(self, node: str, name: str) -> int | AenvError:
+        for is_last in (False, True):
+            try:
+                await self._hosts.shared(name, node)
+                return int(await self._ask(name, "count_processes"))
+            except AenvError as exc:
+                if node not in await asyncio.to_thread(ray_api.alive_nodes):
+                    return 0  # it died meanwhile, and what it ran with it
+                if is_last:
+                    return exc
+                self._hosts.forget(name)  # it may have ended for good: the node gets another
+        raise AssertionError
 
     # --- releasing --------------------------------------------------------------------------
 
@@ -252,18 +275,13 @@ class Controller:
         return {instance_id for task in asked for instance_id in task.result()}
 
     async def _release_on(self, name: str, ids: list[InstanceId]) -> list[InstanceId]:
-        host = self._hosts.actors.get(name)  # None: somebody else found it gone meanwhile
-        if host is None:
-            return []
         try:
-            with ray_api.translated(f"releasing on {name}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    known: list[InstanceId] = await host.control.remote("release", ids)
-                    return known
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("releasing on host %s: %s", name, exc)
+            known: list[InstanceId] = await self._ask(name, "release", ids)
+        except AenvError as exc:
+            logger.warning("not released: %s", exc)
             self._hosts.actors.pop(name, None)
             return []
+        return known
 
     async def _end_orphans(self, nodes: Collection[str | None], ids: Collection[str]) -> None:
         """End what hosts that are gone for good left on nodes; None: on any node."""
@@ -333,11 +351,9 @@ class Controller:
 
     async def _end_jobs_on(self, name: str, jobs: set[str]) -> None:
         try:
-            with ray_api.translated(f"ending jobs on {name}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    await self._hosts.actors[name].control.remote("release_jobs", sorted(jobs))
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("host %s: %s", name, exc)
+            await self._ask(name, "release_jobs", sorted(jobs))
+        except AenvError as exc:
+            logger.warning("ended jobs: %s", exc)
             self._forget(name)
 
 

@@ -38,7 +38,7 @@ class HostDirectory:
         self.actors: dict[str, Any] = {}
         self.nodes: dict[str, str] = {}
         self._making: dict[str, asyncio.Task[Any]] = {}
-        self._refused: dict[str, tuple[float, AenvError]] = {}
+        self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
 
     def forget(self, name: str) -> None:
         """Drop a host that is gone; it is found again should it live."""
@@ -61,7 +61,7 @@ class HostDirectory:
         """Return the host of that name, started on a node where there is none.
 
         Raises:
-            AenvError: It did not start; no process of it is left.
+            FabricUnavailable: It did not start. The node is left out for `TRY_AGAIN_S`.
         """
         options: dict[str, Any] = {
             "name": name,
@@ -77,16 +77,22 @@ class HostDirectory:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):
                     await actor.ready.remote()
-        except AenvError:
+        except Exception as exc:
             self.nodes.pop(name, None)
-            raise
-        except TimeoutError:
-            self.nodes.pop(name, None)
-            ray_api.kill(actor)
-            raise DeadlineExceeded(
-                f"host {name} did not start within {HOST_START_DEADLINE_S:g} s",
-                hint="the cluster may be out of memory, or starting workers slowly",
-            ) from None
+            if not isinstance(exc, FabricUnavailable):
+                ray_api.kill(actor)  # it cannot open, now or ever; the next one is made anew
+            if isinstance(exc, AenvError):
+                why = exc.message
+            elif isinstance(exc, TimeoutError):
+                why = f"{name} did not start within {HOST_START_DEADLINE_S:g} s"
+            else:
+                why = str(exc).strip().splitlines()[-1]
+            # Whatever it is, it is this node's: another may do.
+            refusal = FabricUnavailable(f"no host on node {node[:8]}: {why}")
+            self._refused[node] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, refusal)
+            logger.warning("node %s is left out: %s", node[:8], why)
+            raise refusal from exc
+        self._refused.pop(node, None)
         self.actors[name] = actor
         return actor
 
@@ -94,31 +100,31 @@ class HostDirectory:
         """Return a shared host, started where there is none; however many ask, it is started once.
 
         Raises:
-            AenvError: It did not start, now or a moment ago.
+            FabricUnavailable: It did not start, now or a moment ago.
         """
         if name in self.actors:
             return self.actors[name]
-        until, refusal = self._refused.get(name, (0.0, None))
-        if refusal is not None and asyncio.get_running_loop().time() < until:
+        if (refusal := self.refusal(node)) is not None:
             raise refusal
         if name not in self._making:
             self._making[name] = asyncio.create_task(self._make_shared(name, node))
         outcome = await asyncio.shield(self._making[name])
-        if isinstance(outcome, AenvError):
+        if isinstance(outcome, FabricUnavailable):
             raise outcome
         return outcome
 
-    async def _make_shared(self, name: str, node: str) -> Any | AenvError:
+    async def _make_shared(self, name: str, node: str) -> Any | FabricUnavailable:
         try:
-            actor = await self.make(name, node, ActorDensity.SHARED)
-            self._refused.pop(name, None)
-        except AenvError as exc:
-            logger.warning("node %s is left out: %s", node[:8], exc.message)
-            self._refused[name] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, exc)
+            return await self.make(name, node, ActorDensity.SHARED)
+        except FabricUnavailable as exc:
             return exc
         finally:
             del self._making[name]
-        return actor
+
+    def refusal(self, node: str) -> FabricUnavailable | None:
+        """Return why a node started no host a moment ago; None when it may be asked."""
+        until, refusal = self._refused.get(node, (0.0, None))
+        return refusal if asyncio.get_running_loop().time() < until else None
 
     async def loads(
         self, nodes: Mapping[str, int], *, patience_s: float
