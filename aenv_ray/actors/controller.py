@@ -41,7 +41,7 @@ class Controller:
         self._where: dict[str, str] = {}
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
-        self._dedicated: dict[str, str | None] = {}
+        self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
         # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
@@ -98,8 +98,8 @@ class Controller:
             self._creating.discard(spec.instance_id)
             self._doomed.discard(spec.instance_id)
         if isinstance(outcome, AenvError) and host is not None:
-            self._forget(spec.instance_id)
-            ray_api.kill(host)
+            self._hosts.actors.pop(spec.instance_id, None)
+            ray_api.kill(host)  # the watch ends what it may have left
         return host, outcome
 
     async def _dedicated_host(self, instance_id: InstanceId) -> Any:
@@ -118,6 +118,7 @@ class Controller:
                 refusals.append(exc)
                 continue
             self._where[instance_id] = instance_id
+            self._dedicated[instance_id] = node
             return host
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
         raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
@@ -195,7 +196,8 @@ class Controller:
         self._hosts.nodes |= {info.host: info.node_id for info in found}
         for name in set(hosts) - {info.host for info in found}:
             if not name.startswith(SHARED_PREFIX) and name not in self._creating:
-                self._forget(name)  # its instance has ended: nothing to do when it goes
+                self._forget(name)
+                self._dedicated.pop(name, None)  # its instance has ended: it may go
         return sorted(found, key=lambda info: info.created_at)
 
     async def _list_on(self, name: str) -> list[InstanceInfo]:
@@ -263,7 +265,8 @@ class Controller:
         for instance_id in instance_ids:
             self._where.pop(instance_id, None)
             if instance_id not in left:
-                self._hosts.forget(instance_id)  # a host of its own has nothing left to do
+                self._hosts.forget(instance_id)
+                self._dedicated.pop(instance_id, None)  # a host of its own may go
 
     async def _release_groups(self, groups: dict[str, list[InstanceId]]) -> set[InstanceId]:
         """End instances on hosts, by the hosts' names; return those that a host knew."""
@@ -323,17 +326,17 @@ class Controller:
         await self._end_orphans({None}, ())
 
     async def _end_hosts(self) -> None:
+        before = dict(self._dedicated)  # what is made while Ray lists may not be in its list
         names = set(await asyncio.to_thread(ray_api.actor_names))
-        gone = {name: node for name, node in self._dedicated.items() if name not in names}
+        for name in names.intersection(self._hosts.actors):
+            if not name.startswith(SHARED_PREFIX):
+                self._dedicated[name] = self._hosts.nodes.get(name)
+        gone = {name: node for name, node in before.items() if name not in names}
         if gone:
             await self._end_orphans(set(gone.values()), ())
         for name in gone:
             self._forget(name)
-        self._dedicated = {
-            name: self._hosts.nodes.get(name)
-            for name in names.intersection(self._hosts.actors)
-            if not name.startswith(SHARED_PREFIX)
-        }
+            self._dedicated.pop(name, None)
 
     async def _end_jobs(self) -> None:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead

@@ -151,6 +151,23 @@ def test_a_node_whose_host_cannot_start_is_left_out(
     assert broken.sandboxes() == []
 
 
+def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
+) -> None:
+    """What the lost host was to make is made elsewhere; the others keep what they have."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    console.do(f"ray.kill(ray_api.find_actor('aenv-host-{third.node_id[:12]}-0'), no_restart=True)")
+    console.do("group = aenv_ray.create_many(PROBE, 6)")
+    assert console.value("len({h.instance_id for h in group})") == 6
+    assert console.value(CALLS.format("group")) == [1] * 6
+    eventually(
+        lambda: sum(len(node.sandboxes()) for node in (nodes.head, second, third)) == 6,
+        what=lambda: [node.sandboxes() for node in (nodes.head, second, third)],
+    )
+    console.do(RELEASE.format("group"))
+
+
 LOST = """
 import asyncio
 from aenv_ray.client.over_ray import RayInstance
