@@ -9,114 +9,61 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.host_actor import host_actor
-from aenv_ray.actors.placement import HostLoad
-from aenv_ray.errors import AenvError, DeadlineExceeded, InstanceNotFound
-from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.actors.host_directory import HostDirectory
+from aenv_ray.actors.janitor import janitor_task
+from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest, shared_host_names
+from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
+from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 
 logger = logging.getLogger(__name__)
 
 CONTROLLER_NAME: Final = "aenv-controller"
-SHARED_PREFIX: Final = "aenv-host-"
-JOB_CHECK_S: Final = 1.0
-"""A job's instances end about this long after the job."""
+LOOK_S: Final = 1.0
+"""The instances of a job, or of a host that was killed for good, end about this long after it."""
 JOB_RETELL_S: Final = 120.0
 """How long hosts are told again of a job that ended: longer than a start takes."""
-HOST_START_DEADLINE_S: Final = 120.0
-"""A cold Ray worker takes seconds on a busy machine; Ray itself gives it a minute."""
-CONTROL_DEADLINE_S: Final = 60.0
-CORES_PER_HOST: Final = 8
-"""One shared host serves about two thousand calls a second, more than eight cores make."""
+CONTROL_DEADLINE_S: Final = 30.0
+"""A restarted host is back before; Ray takes up to twenty seconds to see that a node died."""
+DEDICATED_TRIES: Final = 2
+"""Nodes that are tried for a dedicated host: one may have died without Ray knowing yet."""
 
 
 class Controller:
     """Makes hosts, finds instances, ends what is ownerless."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, Any] = {}
+        self._hosts = HostDirectory()
         self._where: dict[str, str] = {}
-        self._nodes: dict[str, str] = {}
+        self._creating: set[str] = set()
+        self._doomed: set[str] = set()
+        self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
-        self._making = asyncio.Lock()
-        self._background: set[asyncio.Task[Any]] = set()
-        self._watcher: asyncio.Task[None] | None = None
+        # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
+        self._watcher = asyncio.get_running_loop().create_task(self._watch_for_ever())
 
-    # --- hosts ------------------------------------------------------------------------------
+    async def ping(self) -> str:
+        """Answer, so that a caller knows that the fabric is up."""
+        return CONTROLLER_NAME
 
-    async def shared_hosts(self) -> list[tuple[HostLoad, Any]]:
-        """Return the shared hosts of all live nodes with their load, making missing ones."""
-        self._watch()
-        async with self._making:
-            nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            names = {
-                f"{SHARED_PREFIX}{node[:12]}-{index}": node
-                for node, cores in nodes.items()
-                for index in range(max(1, cores // CORES_PER_HOST))
-            }
-            for name, node in names.items():
-                if name not in self._hosts:
-                    self._hosts[name] = await self._make(name, node, ActorDensity.SHARED)
-                    self._nodes[name] = node
-        loads: list[tuple[HostLoad, Any]] = []
-        async with asyncio.TaskGroup() as group:
-            asked = [(n, group.create_task(self._load(n))) for n in names]
-        for name, task in asked:
-            load = task.result()
-            if load is not None and name in self._hosts:
-                loads.append((load, self._hosts[name]))
-        return loads
+    # --- creating ---------------------------------------------------------------------------
 
-    async def _load(self, name: str) -> HostLoad | None:
-        host = self._hosts.get(name)
-        if host is None:
-            return None
-        try:
-            with ray_api.translated(f"asking host {name}"):
-                async with asyncio.timeout(HOST_START_DEADLINE_S):
-                    count, capacity = await host.control.remote("load")
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("host %s does not answer: %s", name, exc)
-            self._hosts.pop(name, None)
-            return None
-        return HostLoad(name, self._nodes.get(name, ""), count, capacity)
+    async def shared_hosts(self, patience_s: float) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts of all live nodes with their load, making missing ones.
 
-    async def _make(self, name: str, node: str | None, density: ActorDensity) -> Any:
-        options: dict[str, Any] = {
-            "name": name,
-            "namespace": ray_api.NAMESPACE,
-            "lifetime": "detached",
-            "get_if_exists": True,  # Ray may run this again after a death of the controller
-        }
-        if node is not None:
-            options["scheduling_strategy"] = ray_api.pinned(node)
-        actor = host_actor().options(**options).remote(HostId(name), density.value)
-        try:
-            async with asyncio.timeout(HOST_START_DEADLINE_S):
-                with ray_api.translated(f"starting host {name}"):
-                    await actor.ready.remote()
-        except TimeoutError:
-            ray_api.kill(actor)
-            raise DeadlineExceeded(
-                f"host {name} did not start within {HOST_START_DEADLINE_S:g} s",
-                hint="the cluster may be out of memory, or starting workers slowly",
-            ) from None
-        return actor
+        Args:
+            patience_s: How long to wait for others once one has answered.
 
-    async def dedicated_host(self, instance_id: InstanceId, node: str | None) -> Any:
-        """Return a new host actor for one instance, named after it."""
-        self._watch()
-        # Pinned, so that a restart finds the sandbox that it left on that node.
+        Raises:
+            FabricUnavailable: None answers; with the causes.
+        """
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        target = node or list(nodes)[len(self._where) % len(nodes)]
-        self._hosts[instance_id] = await self._make(instance_id, target, ActorDensity.DEDICATED)
-        self._where[instance_id] = instance_id
-        return self._hosts[instance_id]
+        return await self._hosts.loads(nodes, patience_s=patience_s)
 
     async def create_dedicated(
         self, specs: Sequence[InstanceSpec], archive: bytes | None
@@ -129,23 +76,54 @@ class Controller:
     async def _create_one(
         self, spec: InstanceSpec, archive: bytes | None
     ) -> tuple[Any, InstanceInfo | AenvError]:
-        host = None
+        host, outcome = None, None
+        self._creating.add(spec.instance_id)
         try:
-            host = await self.dedicated_host(spec.instance_id, None)
+            host = await self._dedicated_host(spec.instance_id)
             with ray_api.translated(f"creating {spec.instance_id}"):
                 if archive is not None and not await host.control.remote(
                     "has_project", spec.digest
                 ):
                     await host.control.remote("put_project", spec.digest, archive)
                 (outcome,) = await host.control.remote("start", [spec])
+            if spec.instance_id in self._doomed:
+                await self._release_on(spec.instance_id, [spec.instance_id])
+                outcome = InstanceReleased(
+                    f"{spec.instance_id} was released while it started",
+                    instance_id=spec.instance_id,
+                )
         except AenvError as exc:
             outcome = exc
+        finally:
+            self._creating.discard(spec.instance_id)
+            self._doomed.discard(spec.instance_id)
         if isinstance(outcome, AenvError) and host is not None:
-            self._forget(spec.instance_id)
-            ray_api.kill(host)
+            self._hosts.actors.pop(spec.instance_id, None)
+            ray_api.kill(host)  # the watch ends what it may have left
         return host, outcome
 
-    # --- instances --------------------------------------------------------------------------
+    async def _dedicated_host(self, instance_id: InstanceId) -> Any:
+        """Return a new host actor for one instance, named after it."""
+        refusals: list[FabricUnavailable] = []
+        for _ in range(DEDICATED_TRIES):
+            nodes = await asyncio.to_thread(ray_api.alive_nodes)
+            willing = [node for node in nodes if self._hosts.refusal(node) is None]
+            node = emptiest(willing or nodes, self._hosts.nodes.values())
+            if node is None:
+                break
+            try:
+                # A host that did not start has made nothing: the id is free for another node.
+                host = await self._hosts.make(instance_id, node, ActorDensity.DEDICATED)
+            except FabricUnavailable as exc:
+                refusals.append(exc)
+                continue
+            self._where[instance_id] = instance_id
+            self._dedicated[instance_id] = node
+            return host
+        why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
+        raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
+
+    # --- finding ----------------------------------------------------------------------------
 
     async def locate(self, instance_id: InstanceId) -> tuple[Any, InstanceInfo]:
         """Return the host of an instance and what is known of it.
@@ -153,156 +131,233 @@ class Controller:
         Raises:
             InstanceNotFound: No host has it.
         """
-        self._watch()
-        for name in await self._candidates(instance_id):
-            host = self._hosts.get(name)
-            try:
-                with ray_api.translated(f"asking {name}"):
-                    async with asyncio.timeout(CONTROL_DEADLINE_S):
-                        info = await host.control.remote("info", instance_id) if host else None
-            except (AenvError, TimeoutError):
-                continue
-            if info is None:
-                continue
-            self._where[instance_id] = name
-            return host, info
+        names = await self._hosts.find(await self._may_have(instance_id))
+        known = self._where.get(instance_id)
+        first = [name for name in names if name == known]
+        for group in (first, [name for name in names if name not in first]):
+            asked = {asyncio.create_task(self._info_on(name, instance_id)) for name in group}
+            for task in asyncio.as_completed(asked):
+                found = await task
+                if found is not None:
+                    for other in asked:
+                        other.cancel()
+                    self._where[instance_id] = found[1].host
+                    return found
         raise InstanceNotFound(
             f"there is no instance {instance_id}",
             instance_id=instance_id,
             hint="aenv_ray.list_instances() shows those that live",
         )
 
-    async def _candidates(self, instance_id: str) -> list[str]:
-        """Return host names to ask: the known one first, then all shared ones."""
+    async def _info_on(self, name: str, instance_id: str) -> tuple[Any, InstanceInfo] | None:
+        try:
+            info = await self._ask(name, "info", instance_id)
+        except AenvError:
+            return None
+        return self._hosts.actors[name], info
+
+    async def _ask(self, name: str, operation: str, *args: Any) -> Any:
+        """Return what a host answers.
+
+        Raises:
+            AenvError: What it raised.
+            FabricUnavailable: It is gone, does not answer, or failed otherwise.
+        """
+        host = self._hosts.actors.get(name)
+        try:
+            with ray_api.translated(f"{operation} on host {name}"):
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    if host is not None:
+                        return await host.control.remote(operation, *args)
+        except AenvError:
+            raise
+        except Exception as exc:  # one host's failure is not that of all
+            raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
+        raise FabricUnavailable(f"host {name} is gone")
+
+    async def _may_have(self, instance_id: str) -> list[str]:
+        """Return the instance's own host, or else all that may have it."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        hosts = [n for n in names if n == instance_id or n.startswith(SHARED_PREFIX)]
-        for name in hosts:
-            if name not in self._hosts:
-                actor = await asyncio.to_thread(ray_api.find_actor, name)
-                if actor is not None:
-                    self._hosts[name] = actor
-        known = self._where.get(instance_id)
-        present = [n for n in hosts if n in self._hosts]
-        return sorted(present, key=lambda n: (n != instance_id, n != known))
-
-    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances wherever they are; from every state, any number of times."""
-        groups: dict[str, list[InstanceId]] = {}
-        for instance_id in instance_ids:
-            if (name := self._where.get(instance_id)) in self._hosts:
-                groups.setdefault(str(name), []).append(instance_id)
-                continue
-            for name in await self._responsible(instance_id):
-                groups.setdefault(name, []).append(instance_id)
-        async with asyncio.TaskGroup() as tasks:
-            for name, ids in groups.items():
-                tasks.create_task(self._release_on(name, ids))
-        for instance_id in instance_ids:
-            self._where.pop(instance_id, None)
-
-    async def _release_on(self, name: str, ids: list[InstanceId]) -> None:
-        host = self._hosts.get(name)  # None: somebody else found it gone meanwhile
-        if host is not None:
-            try:
-                with ray_api.translated(f"releasing on {name}"):
-                    async with asyncio.timeout(CONTROL_DEADLINE_S):
-                        await host.control.remote("release", ids)
-                return
-            except (AenvError, TimeoutError):
-                self._forget(name)
-        # The host is gone for good: another of its node, or the launcher, ends what it left.
-        if name in ids:
-            for other in await self._responsible(name):
-                if other != name:
-                    await self._release_on(other, [InstanceId(name)])
-
-    async def _responsible(self, instance_id: str) -> list[str]:
-        """Return the instance's own host, or every host that may end it when that is gone."""
-        candidates = await self._candidates(instance_id)
-        return [name for name in candidates if name == instance_id] or candidates
+        own = [name for name in names if name == instance_id]
+        return own or [name for name in names if name.startswith(SHARED_PREFIX)]
 
     def _forget(self, name: str) -> None:
-        self._hosts.pop(name, None)
+        self._hosts.forget(name)
         self._where.pop(name, None)
 
     async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
-        self._watch()
-        for name in await asyncio.to_thread(ray_api.actor_names):
-            if name != CONTROLLER_NAME and name not in self._hosts:
-                actor = await asyncio.to_thread(ray_api.find_actor, name)
-                if actor is not None:
-                    self._hosts[name] = actor
+        names = await asyncio.to_thread(ray_api.actor_names)
+        hosts = await self._hosts.find(n for n in names if n != CONTROLLER_NAME)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._list_on(n)) for n in list(self._hosts)]
+            tasks = [group.create_task(self._list_on(name)) for name in hosts]
         found = [info for task in tasks for info in task.result()]
         self._where |= {info.id: info.host for info in found}
+        self._hosts.nodes |= {info.host: info.node_id for info in found}
+        for name in set(hosts) - {info.host for info in found}:
+            if not name.startswith(SHARED_PREFIX) and name not in self._creating:
+                self._forget(name)
+                self._dedicated.pop(name, None)  # its instance has ended: it may go
         return sorted(found, key=lambda info: info.created_at)
 
     async def _list_on(self, name: str) -> list[InstanceInfo]:
-        host = self._hosts.get(name)
-        if host is None:
-            return []
         try:
-            with ray_api.translated(f"listing {name}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    found: list[InstanceInfo] = await host.control.remote("instances")
-                    return found
-        except (AenvError, TimeoutError):
+            found: list[InstanceInfo] = await self._ask(name, "instances")
+        except AenvError as exc:
+            logger.warning("not listed: %s", exc)
             self._forget(name)
             return []
+        return found
 
     async def count_processes(self) -> int:
-        """Return how many sandbox processes all nodes run, as their operating systems say."""
-        by_node = {load.node_id: host for load, host in await self.shared_hosts()}
+        """Return how many sandbox processes all nodes run, as their operating systems say.
+
+        Raises:
+            FabricUnavailable: A node that is up does not say.
+        """
+        nodes = await asyncio.to_thread(ray_api.alive_nodes)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_awaited(host.control.remote("count_processes")))
-                for host in by_node.values()
+                group.create_task(self._count_on(node, shared_host_names(node, cores)[0]))
+                for node, cores in nodes.items()
             ]
-        return sum(task.result() for task in tasks)
+        total = 0
+        for task in tasks:
+            count = task.result()
+            if isinstance(count, AenvError):
+                raise count
+            total += count
+        return total
 
-    async def ping(self) -> str:
-        """Answer, so that a caller knows that the fabric is up."""
-        self._watch()
-        return CONTROLLER_NAME
+    async def _count_on(self, node: str, name: str) -> int | AenvError:
+        for is_last in (False, True):
+            try:
+                await self._hosts.shared(name, node)
+                return int(await self._ask(name, "count_processes"))
+            except AenvError as exc:
+                if node not in await asyncio.to_thread(ray_api.alive_nodes):
+                    return 0  # it died meanwhile, and what it ran with it
+                if is_last:
+                    return exc
+                self._hosts.forget(name)  # it may have ended for good: the node gets another
+        raise AssertionError
+
+    # --- releasing --------------------------------------------------------------------------
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End instances wherever they are; from every state, any number of times."""
+        self._doomed |= self._creating.intersection(instance_ids)
+        groups: dict[str, list[InstanceId]] = {}
+        for instance_id in instance_ids:
+            if (name := self._where.get(instance_id)) in self._hosts.actors:
+                groups.setdefault(str(name), []).append(instance_id)
+        left = set(instance_ids) - await self._release_groups(groups)
+        if left:
+            names = await asyncio.to_thread(ray_api.actor_names)
+            own = {i: [i] for i in left.intersection(names)}
+            others = sorted(left - own.keys())
+            shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
+            left -= await self._release_groups(own | shared)
+        left -= self._creating
+        if left:
+            # No host knows them: never made, long gone, or their host was killed for good.
+            await self._end_orphans({self._hosts.nodes.get(i) for i in left}, left)
+        for instance_id in instance_ids:
+            self._where.pop(instance_id, None)
+            if instance_id not in left:
+                self._hosts.forget(instance_id)
+                self._dedicated.pop(instance_id, None)  # a host of its own may go
+
+    async def _release_groups(self, groups: dict[str, list[InstanceId]]) -> set[InstanceId]:
+        """End instances on hosts, by the hosts' names; return those that a host knew."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(self._release_on(name, groups[name]))
+                for name in await self._hosts.find(groups)
+            ]
+        return {instance_id for task in asked for instance_id in task.result()}
+
+    async def _release_on(self, name: str, ids: list[InstanceId]) -> list[InstanceId]:
+        try:
+            known: list[InstanceId] = await self._ask(name, "release", ids)
+        except AenvError as exc:
+            logger.warning("not released: %s", exc)
+            self._hosts.actors.pop(name, None)
+            return []
+        return known
+
+    async def _end_orphans(self, nodes: Collection[str | None], ids: Collection[str]) -> None:
+        """End what hosts that are gone for good left on nodes; None: on any node."""
+        alive = await asyncio.to_thread(ray_api.alive_nodes)
+        chosen = alive.keys() if None in nodes else alive.keys() & nodes
+        async with asyncio.TaskGroup() as group:
+            for node in chosen:
+                group.create_task(self._end_orphans_on(node, ids))
+
+    async def _end_orphans_on(self, node: str, ids: Collection[str]) -> None:
+        task = janitor_task().options(scheduling_strategy=ray_api.pinned(node))
+        try:
+            with ray_api.translated(f"ending what is ownerless on node {node[:8]}"):
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    await task.remote(list(ids))
+        except (AenvError, TimeoutError) as exc:
+            # The node's launcher ends it: nobody adopts it, and it has a deadline.
+            logger.warning("node %s: %s", node[:8], exc)
 
     # --- owners -----------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch_jobs())
-
-    async def _watch_jobs(self) -> None:
-        """End the instances of Ray jobs that ended, for ever."""
+    async def _watch_for_ever(self) -> None:
+        """End the instances of Ray jobs that ended and of hosts that are gone for good."""
+        if ray_api.was_restarted():
+            await self._guarded("what an earlier controller left", self._take_over())
         while True:
-            try:
-                dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
-                if dead:
-                    await self._end_jobs(dead)
-                now = asyncio.get_running_loop().time()
-                for job in dead:
-                    # Told again for a while: a start under way when its job died ends later.
-                    if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
-                        self._seen_dead.add(job)
-            except Exception as exc:  # noqa: BLE001  # the loop that ends the ownerless goes on
-                logger.warning("looking for ended jobs: %r", exc)
-            await asyncio.sleep(JOB_CHECK_S)
+            await self._guarded("ended jobs", self._end_jobs())
+            await self._guarded("hosts that are gone", self._end_hosts())
+            await asyncio.sleep(LOOK_S)
 
-    async def _end_jobs(self, dead: set[str]) -> None:
+    async def _guarded(self, what: str, look: Any) -> None:
+        try:
+            await look
+        except Exception as exc:  # noqa: BLE001  # the loop that ends the ownerless goes on
+            logger.warning("looking for %s: %r", what, exc)
+
+    async def _take_over(self) -> None:
         await self.list_instances()
-        for name, host in list(self._hosts.items()):
-            try:
-                with ray_api.translated(f"ending jobs on {name}"):
-                    async with asyncio.timeout(CONTROL_DEADLINE_S):
-                        await host.control.remote("release_jobs", sorted(dead))
-            except (AenvError, TimeoutError) as exc:
-                logger.warning("host %s: %s", name, exc)
-                self._forget(name)
+        await self._end_orphans({None}, ())
 
+    async def _end_hosts(self) -> None:
+        before = dict(self._dedicated)  # what is made while Ray lists may not be in its list
+        names = set(await asyncio.to_thread(ray_api.actor_names))
+        for name in names.intersection(self._hosts.actors):
+            if not name.startswith(SHARED_PREFIX):
+                self._dedicated[name] = self._hosts.nodes.get(name)
+        gone = {name: node for name, node in before.items() if name not in names}
+        if gone:
+            await self._end_orphans(set(gone.values()), ())
+        for name in gone:
+            self._forget(name)
+            self._dedicated.pop(name, None)
 
-async def _awaited(reference: Any) -> Any:
-    return await reference
+    async def _end_jobs(self) -> None:
+        dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
+        if not dead:
+            return
+        await self.list_instances()
+        async with asyncio.TaskGroup() as group:
+            for name in list(self._hosts.actors):
+                group.create_task(self._end_jobs_on(name, dead))
+        now = asyncio.get_running_loop().time()
+        for job in dead:
+            # Told again for a while: a start under way when its job died ends later.
+            if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
+                self._seen_dead.add(job)
+
+    async def _end_jobs_on(self, name: str, jobs: set[str]) -> None:
+        try:
+            await self._ask(name, "release_jobs", sorted(jobs))
+        except AenvError as exc:
+            logger.warning("ended jobs: %s", exc)
+            self._forget(name)
 
 
 @functools.cache

@@ -9,12 +9,12 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from aenv_ray import ids, project, units
+from aenv_ray import project
+from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.handle import EnvHandle
-from aenv_ray.actors.placement import HostLoad, spread
-from aenv_ray.config import settings
+from aenv_ray.actors.shared_hosts import Share, SharedHosts
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -23,7 +23,8 @@ from aenv_ray.errors import (
     InstanceError,
     InstanceNotFound,
 )
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus, Lifetime
+from aenv_ray.ids import InstanceId, new_instance_id
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
 
 logger = logging.getLogger("aenv_ray")
 
@@ -31,7 +32,14 @@ CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create: it may build a virtual environment first."""
 TELL_S: Final = 5.0
 """A create that takes longer says what it waits for, this often."""
-_ENGINES: Final = ("process", "fake")
+
+
+class _Made(NamedTuple):
+    """What became of one spec."""
+
+    spec: InstanceSpec
+    host: Any
+    outcome: InstanceInfo | AenvError
 
 
 class Fabric:
@@ -43,10 +51,7 @@ class Fabric:
         self.ray = ray_api
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller()
-        self._hosts: list[tuple[HostLoad, Any]] = []
-        self._placed: dict[str, int] = {}
-        self._shipped: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._shared = SharedHosts(self.controller, self.wait)
         self._noticed: set[str] = set()
         self.wait(self.controller.ping.remote(), "the controller", 120.0)
 
@@ -79,128 +84,86 @@ class Fabric:
 
     # --- creating -------------------------------------------------------------------------------
 
-    def specs(
-        self, source: project.Project, count: int, options: CreateOptions
-    ) -> list[InstanceSpec]:
-        """Return the specs of `count` new instances of a project."""
-        deploy = source.config.deploy
-        ttl = deploy.ttl if options.ttl is None else options.ttl
-        ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
-        idle = deploy.idle_timeout if options.idle_timeout is None else options.idle_timeout
-        job_id = None if options.lifetime is Lifetime.DETACHED else self.ray.job_id()
-        return [
-            InstanceSpec(
-                instance_id=ids.new_instance_id(source.config.name),
-                reference=source.reference,
-                digest=source.digest,
-                ttl_s=ttl_s,
-                idle_timeout_s=None
-                if idle is None
-                else units.parse_duration_s(idle, what="idle timeout"),
-                environment_variables=options.environment_variables,
-                arguments=options.arguments,
-                labels=options.labels,
-                owner=options.owner,
-                datasource=options.datasource,
-                engine=_engine(options.engine or deploy.engine or settings().engine),
-                job_id=job_id,
-            )
-            for _ in range(count)
-        ]
-
     def create(
         self, source: project.Project, count: int, options: CreateOptions
     ) -> list[EnvHandle]:
-        """Make `count` instances, all or none."""
+        """Make `count` instances, all or none.
+
+        Raises:
+            AenvError: As `aenv_ray.create`; nothing is left then.
+        """
         self._notice(source)
-        specs = self.specs(source, count, options)
+        specs = options.specs(source, count, job_id=self.ray.job_id())
+        tried = [spec.instance_id for spec in specs]
         try:
             if options.actor is ActorDensity.DEDICATED:
-                pairs = self._create_dedicated(source, specs)
+                made = self._create_dedicated(source, specs)
             else:
-                pairs = self._create_shared(source, specs)
+                made = self._create_shared(source, specs, tried)
         except BaseException:
             # Cancelled or half done: whatever came to be must not live on.
-            self.controller.release.remote([spec.instance_id for spec in specs])
+            self.controller.release.remote(tried)
             raise
-        failures = [outcome for _, outcome in pairs if isinstance(outcome, AenvError)]
+        failures = [one.outcome for one in made if isinstance(one.outcome, AenvError)]
         if failures:
-            made = [o.id for _, o in pairs if isinstance(o, InstanceInfo)]
-            self.wait(self.controller.release.remote(made), "releasing a failed group")
+            whole = [m.spec.instance_id for m in made if isinstance(m.outcome, InstanceInfo)]
+            self.wait(self.controller.release.remote(whole), "releasing a failed group")
             raise _named(failures[0], len(failures), count)
         return [
-            EnvHandle(spec.instance_id, spec.reference, host, self.controller)
-            for spec, (host, _) in zip(specs, pairs, strict=True)
+            EnvHandle(one.spec.instance_id, one.spec.reference, one.host, self.controller)
+            for one in made
         ]
 
-    def _create_dedicated(
-        self, source: project.Project, specs: Sequence[InstanceSpec]
-    ) -> list[tuple[Any, InstanceInfo | AenvError]]:
-        reference = self.controller.create_dedicated.remote(list(specs), source.archive())
+    def _create_dedicated(self, source: project.Project, specs: list[InstanceSpec]) -> list[_Made]:
+        reference = self.controller.create_dedicated.remote(specs, source.archive())
         what = f"creating {len(specs)} of {source.reference}"
-        return list(self._wait_telling(reference, what, source))
+        pairs = self._wait_telling(reference, what, source)
+        return [_Made(spec, *pair) for spec, pair in zip(specs, pairs, strict=True)]
 
     def _create_shared(
-        self, source: project.Project, specs: Sequence[InstanceSpec]
-    ) -> list[tuple[Any, InstanceInfo | AenvError]]:
-        for attempt in (1, 2):
-            groups = self._place(specs, refresh=attempt > 1)
+        self, source: project.Project, specs: list[InstanceSpec], tried: list[InstanceId]
+    ) -> list[_Made]:
+        made, refusals = self._start_shared(source, specs, None)
+        if not refusals:
+            return made
+        # Others filled a host, or a node went: what it was to make is made elsewhere, once. It may
+        # have begun, so those ids are ended for good, and no id can ever be on two nodes.
+        begun = {one.spec.instance_id for one in made}
+        rest = [spec for spec in specs if spec.instance_id not in begun]
+        self.controller.release.remote([spec.instance_id for spec in rest])
+        again = [
+            spec.model_copy(update={"instance_id": new_instance_id(source.config.name)})
+            for spec in rest
+        ]
+        tried += [spec.instance_id for spec in again]
+        failed = {n for n, error in refusals.items() if isinstance(error, FabricUnavailable)}
+        more, refusals = self._start_shared(source, again, failed)
+        for refusal in refusals.values():
+            raise refusal
+        return made + more
+
+    def _start_shared(
+        self, source: project.Project, specs: list[InstanceSpec], avoid: set[str] | None
+    ) -> tuple[list[_Made], dict[str, AenvError]]:
+        """Return what hosts made of a group, and why others, by name, made nothing."""
+        made: list[_Made] = []
+        refusals: dict[str, AenvError] = {}
+        begun: list[tuple[Share, Any]] = []
+        for share in self._shared.place(specs, avoid=avoid):
             try:
-                return self._start_on(groups, source)
-            except (CapacityExceeded, FabricUnavailable):
-                # Others filled the hosts, or a node went: look at them anew, once.
-                if attempt == 2:
-                    raise
-        raise AssertionError
-
-    def _place(
-        self, specs: Sequence[InstanceSpec], *, refresh: bool
-    ) -> list[tuple[str, Any, list[InstanceSpec]]]:
-        with self._lock:
-            if refresh or not self._hosts:
-                reference = self.controller.shared_hosts.remote()
-                self._hosts = self.wait(reference, "the shared hosts")
-                self._placed = {load.name: load.instances for load, _ in self._hosts}
-            loads = [
-                HostLoad(h.name, h.node_id, min(self._placed[h.name], h.capacity), h.capacity)
-                for h, _ in self._hosts
-            ]
-            if len(loads) > 1 or refresh:
-                shares = spread(len(specs), loads)
-            else:
-                # One host: it knows its own load better than this count does.
-                shares = {loads[0].name: len(specs)} if loads else {}
-            if not shares and specs:
-                raise FabricUnavailable("no node of the cluster has a host")
-            groups, start = [], 0
-            for load, host in self._hosts:
-                share = shares.get(load.name, 0)
-                if share:
-                    groups.append((load.name, host, list(specs[start : start + share])))
-                    self._placed[load.name] += share
-                    start += share
-        return groups
-
-    def _start_on(
-        self, groups: list[tuple[str, Any, list[InstanceSpec]]], source: project.Project
-    ) -> list[tuple[Any, InstanceInfo | AenvError]]:
-        for name, host, _ in groups:
-            self._ship(name, host, source)
-        references = [host.control.remote("start", specs) for _, host, specs in groups]
-        pairs: list[tuple[Any, InstanceInfo | AenvError]] = []
-        for (name, host, _), reference in zip(groups, references, strict=True):
-            outcomes = self._wait_telling(reference, f"creating on {name}", source)
-            pairs += [(host, outcome) for outcome in outcomes]
-        return pairs
-
-    def _ship(self, name: str, host: Any, source: project.Project) -> None:
-        """Make sure that a host's node has the project's files."""
-        if (name, source.digest) in self._shipped:
-            return
-        if not self.wait(host.control.remote("has_project", source.digest), f"host {name}"):
-            reference = host.control.remote("put_project", source.digest, source.archive())
-            self.wait(reference, f"sending the project to {name}")
-        self._shipped.add((name, source.digest))
+                self._shared.ship(share, source)
+                begun.append((share, share.host.control.remote("start", share.specs)))
+            except FabricUnavailable as exc:
+                refusals[share.name] = exc
+        for share, reference in begun:
+            try:
+                outcomes = self._wait_telling(reference, f"creating on {share.name}", source)
+            except (CapacityExceeded, FabricUnavailable) as exc:
+                refusals[share.name] = exc
+                continue
+            pairs = zip(share.specs, outcomes, strict=True)
+            made += [_Made(spec, share.host, outcome) for spec, outcome in pairs]
+        return made, refusals
 
     def _notice(self, source: project.Project) -> None:
         if source.config.deploy.network is None and source.digest not in self._noticed:
@@ -230,78 +193,6 @@ class Fabric:
     def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
         return list(self.wait(self.controller.list_instances.remote(), "listing instances", 60.0))
-
-
-class CreateOptions:
-    """The optional arguments of a create, parsed."""
-
-    def __init__(
-        self,
-        *,
-        actor: str = "dedicated",
-        lifetime: str = "job",
-        ttl: str | float | None = None,
-        idle_timeout: str | float | None = None,
-        engine: str | None = None,
-        environment_variables: Mapping[str, str] | None = None,
-        arguments: Sequence[str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        owner: str | None = None,
-        datasource: str = "",
-    ) -> None:
-        self.actor = _member(ActorDensity, actor, "actor")
-        self.lifetime = _member(Lifetime, lifetime, "lifetime")
-        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for none
-        self.idle_timeout = None if idle_timeout == "" else idle_timeout
-        self.engine = engine
-        self.environment_variables = _strings(environment_variables, "environment_variables")
-        for name in self.environment_variables:
-            if not name or "=" in name:
-                raise ConfigError(f"environment_variables[{name!r}] is no name of a variable")
-        self.arguments = _texts(arguments, "arguments")
-        self.labels = _strings(labels, "labels")
-        self.owner = None if owner is None else _text(owner, "owner")
-        self.datasource = _text(datasource, "datasource")
-
-
-def _member(kind: Any, value: str, what: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
-
-
-def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
-    if not isinstance(values, Mapping | None):
-        raise ConfigError(f"{what} is {type(values).__name__}, not a mapping of text to text")
-    return {
-        _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
-        for key, value in (values or {}).items()
-    }
-
-
-def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence | None):
-        raise ConfigError(f"{what} {values!r} is not a list of texts", hint="write it as a list")
-    return tuple(_text(value, f"{what}[{n}]") for n, value in enumerate(values or ()))
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{what} is {type(value).__name__}, not text",
-            hint="convert it with str(), or leave it out",
-        )
-    if "\0" in value:
-        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
-    return value
-
-
-def _engine(name: str) -> str:
-    if name not in _ENGINES:
-        raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
-    return name
 
 
 def _named(error: AenvError, failed: int, count: int) -> AenvError:

@@ -8,23 +8,25 @@ one holds many. `Host` is an ordinary class around engines, records and lives;
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray import project
+from aenv_ray.actors.host_engines import EngineFactory, HostEngines
+from aenv_ray.actors.host_projects import HostProjects
 from aenv_ray.actors.instance import EndReason, InstanceLife
 from aenv_ray.actors.placement import HOST_CAPACITY
+from aenv_ray.actors.residents import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
+from aenv_ray.engines.base import Sandbox, SandboxSpec
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
+    FabricUnavailable,
     InstanceNotFound,
-    InternalError,
+    InstanceReleased,
     SandboxLost,
 )
 from aenv_ray.hub.store import InstanceStore
@@ -41,12 +43,10 @@ logger = logging.getLogger(__name__)
 CALL_GRACE_S: Final = 5.0
 """How long after a call's own deadline its sandbox counts as not answering."""
 SWEEP_S: Final = 0.5
-REMEMBERED_ENDS: Final = 20_000
-"""Ended instances whose callers still get the exact reason."""
+ADOPT_DEADLINE_S: Final = 60.0
+"""How long a restarted host tries to reach what it left before it gives that up."""
 LINGER_S: Final = 30.0
 """A dedicated host stays this long after its instance, so that late calls get a typed error."""
-
-EngineFactory = Callable[[str], Engine]
 
 
 class Host:
@@ -62,6 +62,7 @@ class Host:
         clock: For deadlines.
         count_processes: Counts this node's sandbox processes, by the operating system.
         on_empty: Told when a dedicated host has outlived its instance.
+        is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
     """
 
     def __init__(
@@ -76,23 +77,24 @@ class Host:
         clock: Clock | None = None,
         count_processes: Callable[[], int] = lambda: 0,
         on_empty: Callable[[], None] | None = None,
+        is_node_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self._id = host_id
         self._node_id = node_id
         self._density = density
-        self._make_engine = make_engine
-        self._engines: dict[str, Engine] = {}
-        self._store = store
-        self._projects_dir = projects_dir
-        self._projects: dict[str, project.Project] = {}
         self._clock = clock or SystemClock()
+        self._engines = HostEngines(make_engine)
+        self._store = store
+        self._residents = Residents(self._engines, store, self._clock)
+        self._lives = self._residents.lives
+        self._sandboxes = self._residents.sandboxes
+        self._projects = HostProjects(projects_dir, node_id)
         self._count_processes = count_processes
         self._on_empty = on_empty
-        self._lives: dict[str, InstanceLife] = {}
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._starting: set[str] = set()
-        self._doomed: set[str] = set()
-        self._empty_since: float | None = None
+        self._is_node_up = is_node_up
+        self._starting: dict[InstanceId, asyncio.Future[InstanceInfo | AenvError]] = {}
+        self._doomed: set[InstanceId] = set()
+        self._released: dict[InstanceId, None] = {}
         self._adopted = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -105,31 +107,15 @@ class Host:
             restarted: There was an earlier host, which may have died between making a sandbox and
                 recording it: what nobody recorded is ended, and its `start` runs again.
         """
+        deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
         for record in records:
-            await self._adopt(record)
+            await self._residents.adopt(record, deadline)
         if restarted:
-            recorded = {record.id for record in records}
-            for name in {record.spec.engine for record in records} or {"process"}:
-                running = await self._engine(name).running()
-                orphans = [s.instance_id for s in running if s.instance_id not in recorded]
-                await self._engine(name).stop(orphans)
-        if not self._sandboxes:
-            self._empty_since = self._clock.now()
+            await self._residents.end_unrecorded(records)
+        self._residents.note_if_empty()
         self._adopted.set()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
-
-    async def _adopt(self, record: InstanceRecord) -> None:
-        record = record.model_copy(update={"generation": record.generation + 1})
-        life = InstanceLife(record, self._clock.now())
-        self._lives[record.id] = life
-        try:
-            sandbox = await self._engine(record.spec.engine).attach(record.id)
-        except AenvError as exc:
-            self._note_end(record.id, EndReason.LOST, exc.message)
-            return
-        self._store.put([record])
-        self._keep(record.id, sandbox)
 
     async def ready(self) -> str:
         """Return the host's id once it answers for its earlier instances."""
@@ -140,52 +126,47 @@ class Host:
         """Disconnect; instances run on for a host of the same id."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for engine in self._engines.values():
-            await engine.close()
+        await self._engines.close()
 
     def load(self) -> tuple[int, int]:
-        """Return how many instances live here, and how many fit."""
+        """Return how many instances live here, and how many fit.
+
+        Raises:
+            FabricUnavailable: The node is going down.
+        """
+        if not self._is_node_up():  # Ray lets an actor live on for a second without its node
+            raise FabricUnavailable(f"node {self._node_id[:8]} is going down: its raylet is gone")
         capacity = 1 if self._density is ActorDensity.DEDICATED else HOST_CAPACITY
         return len(self._sandboxes) + len(self._starting), capacity
-
-    def _engine(self, name: str) -> Engine:
-        if name not in self._engines:
-            self._engines[name] = self._make_engine(name)
-        return self._engines[name]
 
     # --- projects ---------------------------------------------------------------------------
 
     def has_project(self, digest: str) -> bool:
         """Whether the project's files are on this node."""
-        return (self._projects_dir / digest).is_dir()
+        return self._projects.has(digest)
 
     async def put_project(self, digest: str, archive: bytes) -> None:
         """Unpack a project on this node; a second time does nothing."""
-        await asyncio.to_thread(project.unpack, archive, digest, self._projects_dir)
-
-    def _project(self, digest: str) -> project.Project:
-        if digest not in self._projects:
-            path = self._projects_dir / digest
-            if not path.is_dir():
-                raise InternalError(
-                    f"project {digest[:12]} is not on node {self._node_id[:8]}",
-                    hint="its cache was deleted while in use; create again",
-                )
-            config = project.read_config(path / project.CONFIG_NAME)
-            self._projects[digest] = project.Project(path, config, digest)
-        return self._projects[digest]
+        await self._projects.put(digest, archive)
 
     # --- instances --------------------------------------------------------------------------
 
     async def start(self, specs: Sequence[InstanceSpec]) -> list[InstanceInfo | AenvError]:
         """Make instances and wait until each answers calls or has failed.
 
-        Idempotent by instance id: what runs already is returned as it is.
+        Idempotent by instance id: what runs already, has ended or was released is told as it is,
+        and what another `start` is making is waited for.
+
+        Raises:
+            CapacityExceeded: They do not fit; nothing was started.
+            FabricUnavailable: The node cannot make sandboxes.
         """
         await self._adopted.wait()
-        known = {s.instance_id: self._lives[s.instance_id].info() for s in specs
-                 if s.instance_id in self._sandboxes}  # fmt: skip
-        wanted = [s for s in specs if s.instance_id not in known]
+        known = {i: outcome for i in (s.instance_id for s in specs)
+                 if (outcome := self._known_outcome(i)) is not None}  # fmt: skip
+        under_way = {i: self._starting[i] for i in (s.instance_id for s in specs)
+                     if i in self._starting}  # fmt: skip
+        wanted = [s for s in specs if s.instance_id not in known | under_way]
         present, capacity = self.load()
         if present + len(wanted) > capacity:
             raise CapacityExceeded(
@@ -193,19 +174,46 @@ class Host:
                 f"{len(wanted)} more do not fit",
                 hint="release instances or add nodes",
             )
-        self._starting |= {spec.instance_id for spec in wanted}
+        known |= await self._start_new(wanted)
+        for instance_id, first in under_way.items():
+            known[instance_id] = await asyncio.shield(first)
+        return [known[spec.instance_id] for spec in specs]
+
+    def _known_outcome(self, instance_id: InstanceId) -> InstanceInfo | AenvError | None:
+        """Return what became of an earlier start of that id; None when there was none."""
+        life = self._lives.get(instance_id)
+        if life is not None and instance_id not in self._starting:
+            return life.end_error() if life.ended else life.info()
+        if instance_id in self._released:
+            return InstanceReleased(f"{instance_id} was released", instance_id=instance_id)
+        return None
+
+    async def _start_new(
+        self, specs: Sequence[InstanceSpec]
+    ) -> dict[InstanceId, InstanceInfo | AenvError]:
+        loop = asyncio.get_running_loop()
+        outcomes = {spec.instance_id: loop.create_future() for spec in specs}
+        self._starting |= outcomes
+        error: AenvError = FabricUnavailable("the start was cancelled")
+        started: dict[InstanceId, InstanceInfo | AenvError] = {}
         try:
-            started = await self._start_on_engines(wanted)
+            started = await self._start_on_engines(specs)
+            started |= await self._end_doomed(list(started))
+        except AenvError as exc:
+            error = exc
+            raise
         finally:
-            self._starting -= {spec.instance_id for spec in wanted}
-        started |= await self._end_doomed(list(started))
-        return [known.get(s.instance_id) or started[s.instance_id] for s in specs]
+            self._doomed -= outcomes.keys()
+            for instance_id, outcome in outcomes.items():
+                del self._starting[instance_id]
+                outcome.set_result(started.get(instance_id, error))
+        return started
 
     async def _end_doomed(self, ids: Sequence[InstanceId]) -> dict[InstanceId, AenvError]:
         """End what was released while it started, and say so instead of its info."""
         doomed = [instance_id for instance_id in ids if instance_id in self._doomed]
         self._doomed -= set(doomed)
-        await self._end(doomed, EndReason.RELEASED, "it was released")
+        await self._residents.end(doomed, EndReason.RELEASED, "it was released")
         return {i: self._lives[i].end_error() for i in doomed if i in self._lives}
 
     async def _start_on_engines(
@@ -216,15 +224,15 @@ class Host:
         now = self._clock.now()
         for spec in specs:
             try:
-                sandbox_spec = self._sandbox_spec(spec, now)
-                self._engine(spec.engine)
+                sandbox_spec = self._projects.sandbox_spec(spec, now)
+                self._engines.get(spec.engine)
             except AenvError as exc:
                 results[spec.instance_id] = exc
                 continue
             by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
         records: list[InstanceRecord] = []
         for name, pairs in by_engine.items():
-            outcomes = await self._engine(name).start_many([s for _, s in pairs])
+            outcomes = await self._engines.get(name).start_many([s for _, s in pairs])
             for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
                 if isinstance(outcome, AenvError):
                     results[spec.instance_id] = outcome
@@ -234,43 +242,10 @@ class Host:
                     created_at=now, deadline=sandbox_spec.deadline, isolation=outcome.isolation,
                     start_mode=outcome.start_mode,
                 )  # fmt: skip
-                life = InstanceLife(record, self._clock.now())
-                self._lives[spec.instance_id] = life
-                self._keep(spec.instance_id, outcome)
                 records.append(record)
-                results[spec.instance_id] = life.info()
-        self._store.put(records)
+                results[spec.instance_id] = self._residents.add(record, outcome)
+        self._store.put([record for record in records if record.id in self._sandboxes])
         return results
-
-    def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
-        source = self._project(spec.digest)
-        return SandboxSpec(
-            instance_id=spec.instance_id,
-            project_dir=source.path,
-            config=source.config,
-            deadline=now + spec.ttl_s,
-            environment_variables=spec.environment_variables,
-            arguments=spec.arguments,
-            labels=spec.labels,
-            datasource=spec.datasource,
-        )
-
-    def _keep(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
-        self._sandboxes[instance_id] = sandbox
-        self._empty_since = None
-        sandbox.on_end(functools.partial(self._note_end, instance_id, EndReason.LOST))
-
-    def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: str) -> None:
-        life = self._lives.get(instance_id)
-        if life is None or not life.end(reason, cause, self._clock.now()):
-            return
-        self._sandboxes.pop(instance_id, None)
-        self._store.delete([instance_id])
-        if not self._sandboxes:
-            self._empty_since = self._clock.now()
-        while len(self._lives) - len(self._sandboxes) > REMEMBERED_ENDS:
-            oldest = next(i for i in self._lives if i not in self._sandboxes)
-            del self._lives[oldest]
 
     async def call(self, message: CallMessage) -> WireResult:
         """Run one call in an instance and return its result.
@@ -341,26 +316,28 @@ class Host:
         life, sandbox = await self._enter(instance_id)
         record = life.renewed(ttl_s, self._clock.now())
         del sandbox
-        await self._engine(record.spec.engine).set_deadline(instance_id, record.deadline)
+        await self._engines.get(record.spec.engine).set_deadline(instance_id, record.deadline)
         life.record = record
         self._store.put([record])
         return life.info()
 
-    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances; unknown and ended ones do nothing. Returns when they are gone."""
-        await self._adopted.wait()
-        self._doomed |= self._starting.intersection(instance_ids)
-        await self._end(instance_ids, EndReason.RELEASED, "it was released")
-        for instance_id in instance_ids:
-            if instance_id not in self._lives:
-                await self._end_orphan(instance_id)
+    async def release(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
+        """End instances; unknown and ended ones do nothing.
 
-    async def _end_orphan(self, instance_id: InstanceId) -> None:
-        """End an instance of this node whose dedicated host is gone for good."""
-        record = self._store.get(instance_id)
-        if record is not None and record.density is ActorDensity.DEDICATED:
-            await self._engine(record.spec.engine).stop([instance_id])
-            self._store.delete([instance_id])
+        What is still starting ends when it is up, and an id that is unknown cannot be started here
+        any more: its start may be on its way.
+
+        Returns:
+            The ids that this host knew; those that ran are gone.
+        """
+        await self._adopted.wait()
+        known = [i for i in instance_ids if i in self._lives or i in self._starting]
+        self._doomed |= self._starting.keys() & set(instance_ids)
+        self._released |= dict.fromkeys(i for i in instance_ids if i not in known)
+        while len(self._released) > REMEMBERED_ENDS:
+            del self._released[next(iter(self._released))]
+        await self._residents.end(instance_ids, EndReason.RELEASED, "it was released")
+        return known
 
     async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
         """End the instances that belong to Ray jobs that ended; return their ids."""
@@ -368,18 +345,8 @@ class Host:
         ended = set(jobs)
         mine = [i for i in self._sandboxes if self._lives[i].record.spec.job_id in ended]
         ids = [InstanceId(i) for i in mine]
-        await self._end(ids, EndReason.OWNER, "the Ray job that owned it ended")
+        await self._residents.end(ids, EndReason.OWNER, "the Ray job that owned it ended")
         return ids
-
-    async def _end(self, ids: Sequence[InstanceId], reason: EndReason, cause: str) -> None:
-        by_engine: dict[str, list[InstanceId]] = {}
-        for instance_id in ids:
-            life = self._lives.get(instance_id)
-            if life is not None and instance_id in self._sandboxes:
-                by_engine.setdefault(life.record.spec.engine, []).append(instance_id)
-                self._note_end(instance_id, reason, cause)
-        for name, group in by_engine.items():
-            await self._engine(name).stop(group)
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -391,15 +358,9 @@ class Host:
 
     async def sweep(self) -> None:
         """End what is due, and tell when a dedicated host has nothing left to do."""
-        now = self._clock.now()
-        due: dict[EndReason, list[InstanceId]] = {}
-        for instance_id in list(self._sandboxes):
-            reason = self._lives[instance_id].due(now)
-            if reason is not None:
-                due.setdefault(reason, []).append(InstanceId(instance_id))
-        for reason, ids in due.items():
-            await self._end(ids, reason, reason.value)
-        waited = self._empty_since is not None and now - self._empty_since > LINGER_S
+        await self._residents.end_due()
+        empty_since = self._residents.empty_since
+        waited = empty_since is not None and self._clock.now() - empty_since > LINGER_S
         if waited and self._density is ActorDensity.DEDICATED and self._on_empty is not None:
             self._on_empty()
 

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.host import EngineFactory, Host
+from aenv_ray.actors.host import Host
+from aenv_ray.actors.host_engines import EngineFactory
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.process import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId
@@ -26,17 +28,18 @@ from aenv_ray.models import ActorDensity
 
 def make_engine_factory(host_id: HostId) -> EngineFactory:
     """Return what makes this node's engines, by the settings of this process."""
+    owner_pid = raylet_pid()  # asked later, it would be the adopter of orphans if the raylet died
 
     def make(name: str) -> Engine:
         if name == "process":
-            from aenv_ray.engines.process import ProcessEngine, raylet_pid
+            from aenv_ray.engines.process import ProcessEngine
 
             return ProcessEngine(
                 host_id,
                 runtime_dir=settings().runtime_dir,
                 data_dir=settings().data_dir,
                 scope=ray_api.session_scope(),
-                owner_pid=raylet_pid(),
+                owner_pid=owner_pid,
                 isolation=settings().isolation,
             )
         if name == "fake":
@@ -57,6 +60,9 @@ class HostShell:
         self._args = (host_id, ActorDensity(density))
         self._host: Host | None = None
         self._opening = asyncio.Lock()
+        # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
+        # over at once, though nobody may call for long. Should it fail, the next call tries again.
+        self._opener = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> Host:
         async with self._opening:
@@ -104,6 +110,7 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
 
 async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
     directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    raylet = raylet_pid()
     host = Host(
         host_id,
         node_id=ray_api.node_id(),
@@ -113,6 +120,7 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         projects_dir=settings().data_dir / "projects",
         count_processes=lambda: len(live_processes(directory)),
         on_empty=ray_api.end_current_actor,
+        is_node_up=lambda: raylet_pid() == raylet,
     )
     await host.open(restarted=ray_api.was_restarted())
     return host

@@ -114,6 +114,11 @@ def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
     return ray.remote(**options)(cls)
 
 
+def cheap_task(function: Any) -> Any:
+    """Return a Ray task that takes no CPU of the cluster's, and that Ray sends again."""
+    return ray.remote(num_cpus=0, max_retries=3)(function)
+
+
 def find_actor(name: str) -> Any | None:
     """Return the actor of ours with that name; None when there is none."""
     try:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from aenv_ray.actors.fabric import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments

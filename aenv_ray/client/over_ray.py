@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 from aenv_ray import project
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.fabric import CreateOptions, init
+from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric import init
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
@@ -34,16 +36,11 @@ class RayInstance:
         Raises:
             AenvError: As `aenv_ray.create`.
         """
-
-        def make() -> EnvHandle:
-            return init().create(project.resolve(environment), 1, options)[0]
-
-        task = asyncio.create_task(asyncio.to_thread(make))
+        creation = _Creation(environment, options)
         try:
-            return cls(await asyncio.shield(task))
+            return cls(await asyncio.to_thread(creation.run))
         except asyncio.CancelledError:
-            # The thread cannot be stopped: what it makes is released when it is done.
-            task.add_done_callback(_release_late)
+            creation.abandon()
             raise
 
     @classmethod
@@ -170,6 +167,34 @@ async def _as_awaitable(reference: Awaitable[Any]) -> Any:
     return await reference
 
 
-def _release_late(task: asyncio.Task[EnvHandle]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().release.remote()
+class _Creation:
+    """A create in a thread, which cannot be stopped: what nobody waits for any more, it releases.
+
+    That is the thread's own work, for the event loop may be closed by then.
+    """
+
+    def __init__(self, environment: str, options: CreateOptions) -> None:
+        self._environment = environment
+        self._options = options
+        self._lock = threading.Lock()
+        self._made: EnvHandle | None = None
+        self._is_abandoned = False
+
+    def run(self) -> EnvHandle:
+        """Make the instance."""
+        fabric = init()
+        (made,) = fabric.create(project.resolve(self._environment), 1, self._options)
+        with self._lock:
+            self._made = made
+            is_abandoned = self._is_abandoned
+        if is_abandoned:
+            fabric.wait(made.release.remote(), f"releasing {made.instance_id}, which nobody wants")
+        return made
+
+    def abandon(self) -> None:
+        """Have the instance released, at once or when it is there."""
+        with self._lock:
+            self._is_abandoned = True
+            made = self._made
+        if made is not None:
+            made.release.remote()

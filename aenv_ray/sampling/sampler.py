@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from aenv_ray.actors.fabric import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, ToolError
 from aenv_ray.sampling.episode import (

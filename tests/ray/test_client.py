@@ -274,6 +274,22 @@ async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster) -> None:
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
+def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(cluster: Cluster) -> None:
+    """The event loop is closed when the instance comes to be, and nobody is told of it there."""
+    before = cluster.sandboxes()
+    listed = len(aenv_ray.list_instances())
+
+    async def give_up() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await Environment(PATH, actor="shared").initialize()
+
+    for _ in range(3):
+        asyncio.run(give_up())
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
+    assert len(aenv_ray.list_instances()) == listed
+
+
 async def test_a_failed_start_leaves_nothing(
     cluster: Cluster, project: Callable[..., Path]
 ) -> None:

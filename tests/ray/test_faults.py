@@ -27,6 +27,7 @@ from aenv_ray.errors import (
     SandboxLost,
     ToolTimeout,
 )
+from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.models import InstanceStatus
 from tests.ray.conftest import Cluster
 from tests.ray.faults import (
@@ -189,6 +190,29 @@ def test_release_while_the_host_is_dead(
     assert handle.instance_id not in [i.id for i in aenv_ray.list_instances()]
 
 
+def test_a_restarted_host_takes_over_though_nobody_calls(
+    told: Callable[..., Any], cluster: Cluster, density: str
+) -> None:
+    """Design D7: else the launcher would end idle instances as those of a host that is gone."""
+    handle = told(actor=density)
+    records = FileInstanceStore(cluster.node_dir / "records")
+    kill(actor_pid(host_of(handle)))
+    eventually(lambda: getattr(records.get(handle.instance_id), "generation", 0) == 1, 60.0)
+    assert ray.get(handle.call_tool.remote("count")).data == 1
+
+
+def test_a_dedicated_host_that_is_killed_for_good_leaves_nothing(
+    told: Callable[..., Any], cluster: Cluster
+) -> None:
+    """Invariant 3: `ray.kill` of the actor ends its sandbox, though no host can take it over."""
+    neighbour = told(actor="dedicated")
+    before = cluster.sandboxes()
+    handle = told(actor="dedicated")
+    ray.kill(handle._host, no_restart=True)
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
+    assert ray.get(neighbour.call_tool.remote("count")).data == 1
+
+
 def test_a_host_that_dies_while_it_creates(cluster: Cluster) -> None:
     """A create under way when its host dies ends with working instances, no more than asked for."""
     before = cluster.sandboxes()
@@ -230,6 +254,43 @@ def test_the_fabric_survives_the_death_of_its_controller(
     kill(actor_pid(ray_api.find_actor(CONTROLLER_NAME)))
     ray.get([h.release.remote() for h in (handle, another)], timeout=60)
     assert not {handle.instance_id, another.instance_id} & {i.id for i in aenv_ray.list_instances()}
+
+
+def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
+    driver: Callable[..., Driver], cluster: Cluster
+) -> None:
+    """Design D8: a job that ended while the controller was away takes its instances with it."""
+    before = cluster.sandboxes()
+    other = driver(
+        f"made = aenv_ray.create({str(PROBE)!r}, actor='shared')\n"
+        "say(ray.get_runtime_context().get_job_id())"
+    )
+    job = other.said()
+    cluster.appeared(before)
+    controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
+    kill(controller, signal.SIGSTOP)
+    try:
+        other.kill()
+        eventually(lambda: job in ray_api.dead_jobs(), 30.0)
+    finally:
+        kill(controller)
+    eventually_empty(lambda: without(cluster.sandboxes(), before), 3 * GONE_S)
+
+
+def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
+    told: Callable[..., Any], cluster: Cluster
+) -> None:
+    """Invariant 3: a controller that is back looks for what was left meanwhile."""
+    before = cluster.sandboxes()
+    handle = told(actor="dedicated")
+    controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
+    kill(controller, signal.SIGSTOP)
+    try:
+        ray.kill(handle._host, no_restart=True)
+        eventually(lambda: handle.instance_id not in ray_api.actor_names())
+    finally:
+        kill(controller)
+    eventually_empty(lambda: without(cluster.sandboxes(), before), 2 * GONE_S)
 
 
 # --- the launcher --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.placement import HostLoad, spread
+from aenv_ray.actors.placement import HostLoad, emptiest, shared_host_names, spread
 from aenv_ray.errors import CapacityExceeded
 
 HOSTS = st.lists(
@@ -55,3 +55,19 @@ def test_the_same_question_has_the_same_answer(hosts: list[HostLoad], count: int
 
 def test_a_host_over_its_capacity_has_no_room() -> None:
     assert HostLoad("h", "n", 9, 4).free == 0
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=20), st.sets(st.sampled_from("abcd")))
+def test_a_dedicated_host_goes_where_the_fewest_are(taken: list[str], nodes: set[str]) -> None:
+    node = emptiest(nodes, taken)
+    if not nodes:
+        assert node is None
+        return
+    assert node in nodes
+    assert taken.count(node) == min(taken.count(other) for other in nodes)
+
+
+@pytest.mark.parametrize(("cores", "hosts"), [(0, 1), (1, 1), (8, 1), (16, 2), (70, 8)])
+def test_a_node_has_a_shared_host_for_each_eight_cores(cores: int, hosts: int) -> None:
+    names = shared_host_names("node-with-a-long-id", cores)
+    assert len(set(names)) == hosts

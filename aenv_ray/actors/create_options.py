@@ -1,0 +1,117 @@
+"""The optional arguments of a create, parsed where the caller gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aenv_ray import ids, project, units
+from aenv_ray.config import settings
+from aenv_ray.errors import ConfigError
+from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
+
+_ENGINES: Final = ("process", "fake")
+
+
+class CreateOptions:
+    """The optional arguments of a create, parsed."""
+
+    def __init__(
+        self,
+        *,
+        actor: str = "dedicated",
+        lifetime: str = "job",
+        ttl: str | float | None = None,
+        idle_timeout: str | float | None = None,
+        engine: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        datasource: str = "",
+    ) -> None:
+        self.actor = _member(ActorDensity, actor, "actor")
+        self.lifetime = _member(Lifetime, lifetime, "lifetime")
+        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for none
+        self.idle_timeout = None if idle_timeout == "" else idle_timeout
+        self.engine = engine
+        self.environment_variables = _strings(environment_variables, "environment_variables")
+        for name in self.environment_variables:
+            if not name or "=" in name:
+                raise ConfigError(f"environment_variables[{name!r}] is no name of a variable")
+        self.arguments = _texts(arguments, "arguments")
+        self.labels = _strings(labels, "labels")
+        self.owner = None if owner is None else _text(owner, "owner")
+        self.datasource = _text(datasource, "datasource")
+
+    def specs(
+        self, source: project.Project, count: int, *, job_id: str | None
+    ) -> list[InstanceSpec]:
+        """Return the specs of `count` new instances of a project, owned by a Ray job.
+
+        Raises:
+            ConfigError: A TTL, idle timeout or engine that cannot be.
+        """
+        deploy = source.config.deploy
+        ttl = deploy.ttl if self.ttl is None else self.ttl
+        ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
+        idle = deploy.idle_timeout if self.idle_timeout is None else self.idle_timeout
+        return [
+            InstanceSpec(
+                instance_id=ids.new_instance_id(source.config.name),
+                reference=source.reference,
+                digest=source.digest,
+                ttl_s=ttl_s,
+                idle_timeout_s=None
+                if idle is None
+                else units.parse_duration_s(idle, what="idle timeout"),
+                environment_variables=self.environment_variables,
+                arguments=self.arguments,
+                labels=self.labels,
+                owner=self.owner,
+                datasource=self.datasource,
+                engine=_known_engine(self.engine or deploy.engine or settings().engine),
+                job_id=None if self.lifetime is Lifetime.DETACHED else job_id,
+            )
+            for _ in range(count)
+        ]
+
+
+def _member(kind: Any, value: str, what: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
+
+
+def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{what} is {type(values).__name__}, not a mapping of text to text")
+    return {
+        _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
+        for key, value in (values or {}).items()
+    }
+
+
+def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence | None):
+        raise ConfigError(f"{what} {values!r} is not a list of texts", hint="write it as a list")
+    return tuple(_text(value, f"{what}[{n}]") for n, value in enumerate(values or ()))
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{what} is {type(value).__name__}, not text",
+            hint="convert it with str(), or leave it out",
+        )
+    if "\0" in value:
+        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
+    return value
+
+
+def _known_engine(name: str) -> str:
+    if name not in _ENGINES:
+        raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
+    return name

@@ -1,0 +1,95 @@
+"""The engines of one host, and the sandboxes that it still owes an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aenv_ray.engines.base import Engine, Sandbox
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.ids import InstanceId
+
+logger = logging.getLogger(__name__)
+
+ADOPT_AGAIN_S: Final = 0.2
+
+EngineFactory = Callable[[str], Engine]
+"""Returns the engine of a name; `ConfigError` for an unknown one."""
+
+
+class HostEngines:
+    """Engines by name, each made at its first use.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: EngineFactory) -> None:
+        self._make = make
+        self._engines: dict[str, Engine] = {}
+        self._owed: dict[InstanceId, str] = {}
+
+    def get(self, name: str) -> Engine:
+        """Return an engine.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if name not in self._engines:
+            self._engines[name] = self._make(name)
+        return self._engines[name]
+
+    async def attach(self, name: str, instance_id: InstanceId, deadline: float) -> Sandbox:
+        """Connect to a sandbox of an earlier host, again while the node's launcher is away.
+
+        Args:
+            name: The engine.
+            instance_id: Whose sandbox.
+            deadline: On the loop's clock; tried at least once.
+
+        Raises:
+            SandboxLost: It does not run any more.
+            FabricUnavailable: The deadline passed. Whether it runs is not known; `stop` it.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self.get(name).attach(instance_id)
+            except FabricUnavailable:
+                if loop.time() + ADOPT_AGAIN_S >= deadline:
+                    raise
+            await asyncio.sleep(ADOPT_AGAIN_S)
+
+    async def stop(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
+        """End sandboxes; what fails is owed, and `stop_owed` tries again.
+
+        Raises:
+            AenvError: The engine could not say that they are gone.
+        """
+        try:
+            await self.get(name).stop(instance_ids)
+        except BaseException:
+            self.owe(name, instance_ids)
+            raise
+        for instance_id in instance_ids:
+            self._owed.pop(instance_id, None)
+
+    def owe(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
+        """Note sandboxes that must still be ended."""
+        self._owed |= dict.fromkeys(instance_ids, name)
+
+    async def stop_owed(self) -> None:
+        """End what could not be ended before."""
+        for name in set(self._owed.values()):
+            ids = [i for i, engine in self._owed.items() if engine == name]
+            try:
+                await self.stop(name, ids)
+            except FabricUnavailable as exc:
+                logger.warning("%d sandboxes are still to be ended: %s", len(ids), exc)
+
+    async def close(self) -> None:
+        """Disconnect; sandboxes run on for a host of the same id."""
+        for engine in self._engines.values():
+            await engine.close()

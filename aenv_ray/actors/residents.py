@@ -1,0 +1,130 @@
+"""What lives on a host, and how it ends: instances with their sandboxes and records."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from aenv_ray.actors.host_engines import HostEngines
+from aenv_ray.actors.instance import EndReason, InstanceLife
+from aenv_ray.clock import Clock
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
+from aenv_ray.hub.store import InstanceStore
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import InstanceInfo, InstanceRecord
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_ENDS: Final = 20_000
+"""Ended instances whose callers still get the exact reason."""
+
+
+class Residents:
+    """The instances of one host.
+
+    Args:
+        engines: Which made their sandboxes.
+        store: Of their records.
+        clock: For deadlines.
+
+    Attributes:
+        lives: Those that live, and those that ended not too long ago.
+        sandboxes: Of those that live.
+        empty_since: Since when none lives; None while one does, and before the first.
+    """
+
+    def __init__(self, engines: HostEngines, store: InstanceStore, clock: Clock) -> None:
+        self._engines = engines
+        self._store = store
+        self._clock = clock
+        self.lives: dict[str, InstanceLife] = {}
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.empty_since: float | None = None
+
+    def add(self, record: InstanceRecord, sandbox: Sandbox) -> InstanceInfo:
+        """Take in a new instance; the caller puts its record into the store."""
+        life = InstanceLife(record, self._clock.now())
+        self.lives[record.id] = life
+        self._keep(record.id, sandbox)
+        return life.info()
+
+    async def adopt(self, record: InstanceRecord, deadline: float) -> None:
+        """Take over an instance that an earlier host of this id left.
+
+        Args:
+            record: The earlier host's.
+            deadline: On the loop's clock: until then its node is asked for it.
+        """
+        record = record.model_copy(update={"generation": record.generation + 1})
+        life = InstanceLife(record, self._clock.now())
+        self.lives[record.id] = life
+        try:
+            sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)
+        except AenvError as exc:
+            if not isinstance(exc, SandboxLost):
+                # It may run: nobody can call it any more, and it must not live on unowned.
+                logger.warning("%s is given up: %s", record.id, exc)
+                self._engines.owe(record.spec.engine, [record.id])
+            self._note_end(record.id, EndReason.LOST, exc.message)
+            return
+        self._store.put([record])
+        self._keep(record.id, sandbox)
+
+    async def end_unrecorded(self, records: Sequence[InstanceRecord]) -> None:
+        """End the sandboxes of an earlier host of this id that are in none of its records."""
+        recorded = {record.id for record in records}
+        for name in {record.spec.engine for record in records} | {"process"}:
+            try:
+                running = await self._engines.get(name).running()
+                orphans = [s.instance_id for s in running if s.instance_id not in recorded]
+                await self._engines.stop(name, orphans)
+            except FabricUnavailable as exc:
+                # A node that cannot be asked keeps no host from opening; deadlines hold there.
+                logger.warning("what engine %s runs is not known: %s", name, exc)
+
+    def _keep(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
+        self.sandboxes[instance_id] = sandbox
+        self.empty_since = None
+        sandbox.on_end(functools.partial(self._note_end, instance_id, EndReason.LOST))
+
+    def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: str) -> None:
+        life = self.lives.get(instance_id)
+        if life is None or not life.end(reason, cause, self._clock.now()):
+            return
+        self.sandboxes.pop(instance_id, None)
+        self._store.delete([instance_id])
+        self.note_if_empty()
+        while len(self.lives) - len(self.sandboxes) > REMEMBERED_ENDS:
+            oldest = next(i for i in self.lives if i not in self.sandboxes)
+            del self.lives[oldest]
+
+    def note_if_empty(self) -> None:
+        """Note since when nothing lives here."""
+        if not self.sandboxes:
+            self.empty_since = self._clock.now()
+
+    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: str) -> None:
+        """End those that live; returns when they are gone."""
+        by_engine: dict[str, list[InstanceId]] = {}
+        for instance_id in ids:
+            life = self.lives.get(instance_id)
+            if life is not None and instance_id in self.sandboxes:
+                by_engine.setdefault(life.record.spec.engine, []).append(instance_id)
+                self._note_end(instance_id, reason, cause)
+        for name, group in by_engine.items():
+            await self._engines.stop(name, group)
+
+    async def end_due(self) -> None:
+        """End what is due, and what could not be ended before."""
+        now = self._clock.now()
+        due: dict[EndReason, list[InstanceId]] = {}
+        for instance_id in list(self.sandboxes):
+            reason = self.lives[instance_id].due(now)
+            if reason is not None:
+                due.setdefault(reason, []).append(InstanceId(instance_id))
+        for reason, ids in due.items():
+            await self.end(ids, reason, reason.value)
+        await self._engines.stop_owed()

@@ -1,0 +1,111 @@
+"""The shared hosts as a creating process sees them: which there are, how full, what they were sent.
+
+A process places its instances itself and sends them to the hosts: the controller is asked for the
+hosts now and then, and is no bottleneck of creating.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from aenv_ray import project
+from aenv_ray.actors.placement import HostLoad, spread
+from aenv_ray.errors import CapacityExceeded
+from aenv_ray.models import InstanceSpec
+
+LOOK_AGAIN_S: Final = 5.0
+"""A node that joined is used after this long."""
+FIRST_PATIENCE_S: Final = 10.0
+"""How long the first create waits for the slower nodes, so that a group is spread over all."""
+LATER_PATIENCE_S: Final = 1.0
+"""How long later ones do: creating goes on while a host starts or does not answer."""
+
+
+class Share(NamedTuple):
+    """What one host gets of a group."""
+
+    name: str
+    host: Any
+    specs: list[InstanceSpec]
+
+
+class SharedHosts:
+    """The hosts and how full they are, as last told by the controller; any thread may use it.
+
+    Args:
+        controller: The actor.
+        wait: Returns what a reference becomes, given the reference and a description.
+    """
+
+    def __init__(self, controller: Any, wait: Callable[[Any, str], Any]) -> None:
+        self._controller = controller
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._hosts: list[tuple[HostLoad, Any]] = []
+        self._placed: dict[str, int] = {}
+        self._shipped: set[tuple[str, str]] = set()
+        self._looked_at = 0.0
+
+    def place(
+        self, specs: Sequence[InstanceSpec], *, avoid: Collection[str] | None = None
+    ) -> list[Share]:
+        """Divide a group among the hosts.
+
+        Args:
+            specs: The group.
+            avoid: Hosts that just failed, used only where there is no other; what is known of the
+                others is then asked anew. None: nothing failed.
+
+        Raises:
+            CapacityExceeded: They do not all fit.
+            FabricUnavailable: No node has a host.
+        """
+        with self._lock:
+            is_first = avoid is not None or not self._hosts
+            if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+                self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S)
+                return self._divide(specs, avoid or ())
+            try:
+                return self._divide(specs, avoid or ())
+            except CapacityExceeded:  # what was released since the last look is not known here
+                self._look(FIRST_PATIENCE_S)
+                return self._divide(specs, avoid or ())
+
+    def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
+        loads = [
+            HostLoad(h.name, h.node_id, min(self._placed[h.name], h.capacity), h.capacity)
+            for h, _ in self._hosts
+        ]
+        loads = [load for load in loads if load.name not in avoid] or loads
+        counts = spread(len(specs), loads)
+        shares, start = [], 0
+        for load, host in self._hosts:
+            count = counts.get(load.name, 0)
+            if count:
+                shares.append(Share(load.name, host, list(specs[start : start + count])))
+                self._placed[load.name] += count
+                start += count
+        return shares
+
+    def _look(self, patience_s: float) -> None:
+        reference = self._controller.shared_hosts.remote(patience_s)
+        self._hosts = self._wait(reference, "the shared hosts")
+        self._placed = {load.name: load.instances for load, _ in self._hosts}
+        self._looked_at = time.monotonic()
+
+    def ship(self, share: Share, source: project.Project) -> None:
+        """Make sure that a host's node has the project's files.
+
+        Raises:
+            FabricUnavailable: The host is gone.
+        """
+        name, host, _ = share
+        if (name, source.digest) in self._shipped:
+            return
+        if not self._wait(host.control.remote("has_project", source.digest), f"host {name}"):
+            reference = host.control.remote("put_project", source.digest, source.archive())
+            self._wait(reference, f"sending the project to {name}")
+        self._shipped.add((name, source.digest))

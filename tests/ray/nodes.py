@@ -1,0 +1,143 @@
+"""A Ray cluster of several nodes on this machine, and a driver that joined it.
+
+Ray can be joined once in a process, and the process of these tests has joined its own: what is done
+on this cluster is done by a driver, line by line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster as RayCluster
+
+from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.launcher_client import node_directory
+from tests.ray.faults import Driver, kill, processes_of, settled
+
+HEALTH = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 4,
+}
+"""Ray sees the death of a node within about two seconds, rather than fifteen."""
+
+_CONSOLE = """
+from aenv_ray.actors import ray_api
+names = {"ray": ray, "aenv_ray": aenv_ray, "ray_api": ray_api}
+for line in sys.stdin:
+    kind, source = json.loads(line)
+    try:
+        value = exec(source, names) if kind == "do" else eval(source, names)
+        say(["value", value])
+    except Exception as exc:
+        say(["error", [c.__name__ for c in type(exc).__mro__], str(exc)])
+"""
+
+
+class RemoteError(AssertionError):
+    """What a line raised in the driver."""
+
+    def __init__(self, classes: list[str], text: str) -> None:
+        super().__init__(f"{classes[0]}: {text}")
+        self.classes = classes
+
+
+class Console(Driver):
+    """A driver that runs what it is told, line by line."""
+
+    def __init__(self, environment: dict[str, str | None]) -> None:
+        super().__init__(_CONSOLE, environment)
+
+    def _ask(self, kind: str, source: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([kind, source]) + "\n")
+        self.process.stdin.flush()
+        answer, *rest = self.said()
+        if answer == "error":
+            raise RemoteError(*rest)
+        return rest[0]
+
+    def do(self, source: str) -> None:
+        """Run statements."""
+        self._ask("do", source)
+
+    def value(self, expression: str) -> Any:
+        """Return the value of an expression, which JSON can hold."""
+        return self._ask("value", expression)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One raylet with what belongs to it."""
+
+    node_id: str
+    directory: Path
+    raylet: int
+
+    def sandboxes(self) -> list[int]:
+        """Return the pids of its sandbox processes, from the process table."""
+        return settled(lambda: live_processes(self.directory))
+
+    def leftovers(self) -> list[str]:
+        """Return what its launcher runs: the launcher itself, templates and sandboxes."""
+        found = processes_of(self.directory).values()
+        return [command for command in found if "aenv_ray" in command]
+
+    def kill(self) -> None:
+        """SIGKILL of the raylet: what becomes of a machine's Ray when its power goes."""
+        kill(self.raylet)
+
+
+class Nodes:
+    """The cluster.
+
+    Args:
+        root: For all its files; on a short path. The environment must name it already.
+        node_directories: Of the launchers, `AENV_RUNTIME_DIR`.
+    """
+
+    def __init__(self, root: Path, node_directories: Path) -> None:
+        self.root = root
+        self._node_directories = node_directories
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
+        self._cluster = RayCluster(initialize_head=True, head_node_args=head)
+        self.address: str = self._cluster.address
+        self.head = self._node(self._cluster.head_node)
+
+    def _node(self, node: Any) -> Node:
+        scope = f"{Path(node.get_session_dir_path()).name}/{node.node_id}"
+        raylet = node.all_processes["raylet"][0].process.pid
+        return Node(node.node_id, node_directory(self._node_directories, scope), raylet)
+
+    def add(self, **variables: str) -> Node:
+        """Add a node, whose processes have these environment variables too."""
+        return self._node(self._cluster.add_node(num_cpus=1, env_vars=variables or None))
+
+    def close(self) -> None:
+        """End all nodes."""
+        self._cluster.shutdown()
+
+
+def by_node(console: Console, handles: str) -> dict[str, list[str]]:
+    """Return the ids of instances by the node that they are on."""
+    rows = console.value(
+        f"[(i.node_id, i.id) for i in ray.get([h.info.remote() for h in {handles}], timeout=60)]"
+    )
+    found: dict[str, list[str]] = {}
+    for node_id, instance_id in rows:
+        found.setdefault(node_id, []).append(instance_id)
+    return found
+
+
+def raised(act: Callable[[], Any]) -> list[str]:
+    """Return the names of the class, and its bases, that `act` raises in the driver."""
+    try:
+        value = act()
+    except RemoteError as exc:
+        return exc.classes
+    raise AssertionError(f"nothing was raised, but: {value!r}")
