@@ -108,14 +108,72 @@ class Dispatcher:
 
         A sync function runs before this returns; an async one afterwards.
         """
+        call_id = self._admit(method, params, on_outcome)
+        if call_id is not None:
+            self._run_admitted(call_id, method, params, params.get("_meta") or {}, on_progress)
+
+    def accept(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+    ) -> Callable[[], None] | None:
+        """Take a call that has to wait for its turn; its deadline counts from now.
+
+        Args:
+            method: As for `submit`, like the others.
+            params: Must not change any more.
+            on_outcome: Told also of a call that is cancelled, or reaches its deadline, as it waits.
+            on_progress: Told of the function's progress.
+
+        Returns:
+            What runs the call, like `submit`; one that has an outcome by then it leaves alone. None
+            when there is nothing to run.
+        """
+        call_id = self._admit(method, params, on_outcome)
+        if call_id is None:
+            return None
+        meta = params.get("_meta") or {}
+        try:
+            timeout_s = _timeout(meta.get("aenv/timeout_s"))
+        except Fault as fault:
+            self._outcomes.finish(call_id, fault_outcome(fault))
+            return None
+        name = str(params.get("name") or method)
+        call = Call(call_id, name, time.monotonic() + timeout_s, waiting=True)
+        self._calls[call_id] = call
+        self._watchdog.add(call)
+
+        def run() -> None:
+            if not call.remaining_s:
+                self._expire(call)
+            begins = call.begin()
+            self._forget(call)
+            if begins:
+                own = {**meta, "aenv/timeout_s": call.remaining_s or _SHORTEST_S}
+                self._run_admitted(call_id, method, params, own, on_progress)
+
+        return run
+
+    def _admit(self, method: str, params: Mapping[str, Any], on_outcome: OnOutcome) -> str | None:
+        """Return the id of a call that is to be run; None for one that is answered otherwise."""
         listing = self._listing(method)
         if listing is not None:
             on_outcome(listing)
-            return
+            return None
         meta = params.get("_meta") or {}
         call_id = str(meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}")
-        if not self._outcomes.begin(call_id, on_outcome, _LOST):
-            return
+        return call_id if self._outcomes.begin(call_id, on_outcome, _LOST) else None
+
+    def _run_admitted(
+        self,
+        call_id: str,
+        method: str,
+        params: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        on_progress: OnProgress | None,
+    ) -> None:
         self._last_active = time.time()
         try:
             if self.load_error is not None:
@@ -278,6 +336,10 @@ class Dispatcher:
 
     def _expire(self, call: Call) -> None:
         """Stop a call whose deadline has passed; its function may not notice, its caller must."""
+        if call.stop_waiting("timeout"):
+            self._outcomes.finish(call.call_id, fault_outcome(_never_ran(call)))
+            self._forget(call)
+            return
         fault = Fault(
             "tool_timeout",
             f"{call.name!r} reached its deadline and was stopped",
@@ -318,7 +380,7 @@ class Dispatcher:
             if batch.call.is_cancelled:
                 return
             item = calls[index]
-            item_meta = {"aenv/timeout_s": min(timeout_s, batch.call.remaining_s or 0.001)}
+            item_meta = {"aenv/timeout_s": min(timeout_s, batch.call.remaining_s or _SHORTEST_S)}
             finished = threading.Event()
 
             def done(outcome: Outcome) -> None:
@@ -384,6 +446,19 @@ _LOST: Final = fault_outcome(
         "the call was repeated after many later ones; it was not run again",
     )
 )
+
+
+_SHORTEST_S: Final = 0.001
+"""What a call gets that began in the moment of its deadline."""
+
+
+def _never_ran(call: Call) -> Fault:
+    return Fault(
+        "tool_timeout",
+        f"{call.name!r} did not run: too many calls were under way until its deadline",
+        "make fewer calls at once, or give them longer timeouts",
+        tool_name=call.name,
+    )
 
 
 def _awaiting(value: Any) -> Callable[[], Any]:
