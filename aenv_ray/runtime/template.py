@@ -58,14 +58,13 @@ _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 
 
 class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in the stubs
-    """`os.environ` that remembers which variables the project read while it was imported."""
+    """`os.environ` and `os.environb` that remember what the project read while it was imported."""
 
     reads: set[str] = set()  # noqa: RUF012  # one process, one environment
 
-    def __getitem__(self, key: str) -> str:
-        if isinstance(key, str):  # `os.get_exec_path` asks for b"PATH" as well
-            self.reads.add(key)
-        return str(super().__getitem__(key))
+    def __getitem__(self, key: str | bytes) -> Any:
+        self.reads.add(os.fsdecode(key))
+        return super().__getitem__(key)  # which of the two kinds of key is the right one it knows
 
     def __iter__(self) -> Any:
         self.reads.add("*")
@@ -162,11 +161,13 @@ class Template:
     def _load(self) -> dict[str, Any]:
         before = _special_fds()
         TrackingEnviron.reads.clear()
-        os.environ.__class__ = TrackingEnviron
+        for environ in (os.environ, os.environb):
+            environ.__class__ = TrackingEnviron
         try:
             load_project(self._project)
         finally:
-            os.environ.__class__ = os._Environ
+            for environ in (os.environ, os.environb):
+                environ.__class__ = os._Environ
         reason = ""
         if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
             reason = "its code starts threads when it is imported"
@@ -251,10 +252,17 @@ class Template:
 
     def _make_spare(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-            child = self._new_process(SPARE_NAME, theirs, None)
-            child.channel = socket.socket(fileno=jail.move_high(ours.fileno()))
+        with theirs:
+            with ours:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+                # Before the fork: a spare that held this end too would never see it close.
+                channel = socket.socket(fileno=jail.move_high(ours.fileno()))
+            try:
+                child = self._new_process(SPARE_NAME, theirs, None)
+            except OSError:
+                channel.close()
+                raise
+        child.channel = channel
         self._spares.append(child)
 
     def _new_process(
