@@ -23,24 +23,33 @@ the launcher itself dies, for its templates die with it and everything dies with
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree, short_name
+from aenv_ray.engines.launcher_daemon import (
+    become_daemon,
+    become_subreaper,
+    kill_stragglers,
+    take_lock,
+)
+from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
 from aenv_ray.engines.launcher_logs import Logs
 from aenv_ray.engines.launcher_peers import Peer, Peers
+from aenv_ray.engines.launcher_records import (
+    PACKET_BYTES,
+    Instance,
+    Template,
+    cause_of,
+    log_of_template,
+    start_template,
+)
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
@@ -54,36 +63,6 @@ TEMPLATE_DEADLINE_S: Final = 180.0
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
 SWEEP_S: Final = 0.5
-PACKET_BYTES: Final = 1 << 20
-
-
-@dataclass
-class _Template:
-    key: str
-    setup: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    ready: dict[str, Any] | None = None
-    waiting: list[tuple[Peer, int]] = field(default_factory=list)
-    queued: list[_Instance] = field(default_factory=list)
-    launched_at: float = 0.0
-    used_at: float = 0.0
-    env_reads: list[str] = field(default_factory=list)
-    """Variables that code which failed to load had read."""
-
-
-@dataclass
-class _Instance:
-    id: str
-    host: str
-    template: str
-    deadline: float
-    item: dict[str, Any]
-    boot_by: float
-    reply: tuple[Peer, int] | None = None
-    status: str = "starting"
-    stoppers: list[tuple[Peer, int]] = field(default_factory=list)
-    cause: str = ""
 
 
 class Launcher:
@@ -102,8 +81,8 @@ class Launcher:
         self._grace_s = grace_s
         self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
-        self._templates: dict[str, _Template] = {}
-        self._instances: dict[str, _Instance] = {}
+        self._templates: dict[str, Template] = {}
+        self._instances: dict[str, Instance] = {}
         self._files = InstanceFiles(directory)
         self._logs = Logs(self._selector, directory / "log")
         self._peers = Peers(self._selector, self._on_message, self._on_away)
@@ -144,7 +123,7 @@ class Launcher:
             template.process.kill()
         for template in list(self._templates.values()):
             template.process.wait()
-        _kill_stragglers()
+        kill_stragglers()
         for instance in list(self._instances.values()):
             self._files.clean(instance.id)
 
@@ -198,7 +177,7 @@ class Launcher:
             if host is None or i.host == host
         ]  # fmt: skip
 
-    def _isolation_of(self, instance: _Instance) -> dict[str, Any]:
+    def _isolation_of(self, instance: Instance) -> dict[str, Any]:
         template = self._templates.get(instance.template)
         return template.ready["isolation"] if template is not None and template.ready else {}
 
@@ -215,44 +194,24 @@ class Launcher:
         else:
             template.waiting.append((peer, seq))
 
-    def _launch(self, key: str, setup: dict[str, Any]) -> _Template:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        output = self._logs.open(_log_of_template(key))
+    def _launch(self, key: str, setup: dict[str, Any]) -> Template:
+        first = {
+            "jail": setup["jail"],
+            "preload": setup["preload"],
+            "isolated": setup["isolation"] != "none" and not self._jail_refusal,
+            "reason": self._jail_refusal or "switched off by AENV_ISOLATION=none",
+            "scratch": str(self._directory / "root"),
+        }
+        output = self._logs.open(log_of_template(key))
         try:
-            process = subprocess.Popen(
-                [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=setup["env"],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+            template = start_template(key, setup, first, output, self._clock())
         finally:
             os.close(output)
-        theirs.close()
-        isolated = setup["isolation"] != "none" and not self._jail_refusal
-        reason = self._jail_refusal or "switched off by AENV_ISOLATION=none"
-        scratch = self._directory / "root"
-        first = {
-            "jail": setup["jail"], "preload": setup["preload"], "isolated": isolated,
-            "reason": reason, "scratch": str(scratch),
-        }  # fmt: skip
-        template = _Template(
-            key,
-            setup,
-            process,
-            ours,
-            launched_at=self._clock(),
-            used_at=self._clock(),
-        )
         self._templates[key] = template
-        with contextlib.suppress(OSError):  # it died at once: reading from it will say so
-            ours.send(json.dumps({"setup": first}).encode())
-        ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda *_: self._on_template(template))
+        control = template.control
+        self._selector.register(
+            control, selectors.EVENT_READ, lambda *_: self._on_template(template)
+        )
         return template
 
     def _make_room(self) -> None:
@@ -262,7 +221,7 @@ class Launcher:
         if len(self._templates) >= MAX_TEMPLATES and idle:
             self._end_template(min(idle, key=lambda t: t.used_at), "made room")
 
-    def _on_template(self, template: _Template) -> None:
+    def _on_template(self, template: Template) -> None:
         while True:
             try:
                 data = template.control.recv(PACKET_BYTES)
@@ -277,7 +236,7 @@ class Launcher:
             if template.control.fileno() < 0:
                 return
 
-    def _on_report(self, template: _Template, message: dict[str, Any]) -> None:
+    def _on_report(self, template: Template, message: dict[str, Any]) -> None:
         if "ready" in message:
             template.ready = message["ready"]
             for peer, seq in template.waiting:
@@ -293,9 +252,9 @@ class Launcher:
         elif "boot_failed" in message:
             self._booted(message["boot_failed"], message["error"])
         elif "exited" in message:
-            self._exited(message["exited"], _cause(message["status"]))
+            self._exited(message["exited"], cause_of(message["status"]))
 
-    def _without_jail(self, template: _Template, reason: str) -> None:
+    def _without_jail(self, template: Template, reason: str) -> None:
         """Make the template again without namespaces; the facts of its instances will say so."""
         waiting, setup = list(template.waiting), template.setup
         template.waiting.clear()
@@ -307,7 +266,7 @@ class Launcher:
         self._jail_refusal = reason
         self._launch(template.key, setup).waiting = waiting
 
-    def _end_template(self, template: _Template, why: str) -> None:
+    def _end_template(self, template: Template, why: str) -> None:
         if self._templates.get(template.key) is template:
             del self._templates[template.key]
         if template.control.fileno() >= 0:
@@ -315,7 +274,7 @@ class Launcher:
             template.control.close()
         template.process.kill()
         template.process.wait()
-        words = self._logs.close(_log_of_template(template.key))
+        words = self._logs.close(template.log)
         if why != "its template process died":
             words = ""
         for peer, seq in template.waiting:
@@ -329,7 +288,7 @@ class Launcher:
     # --- instances ----------------------------------------------------------------------------
 
     def _start(self, peer: Peer, seq: int, item: dict[str, Any]) -> None:
-        instance = _Instance(
+        instance = Instance(
             id=item["id"], host=peer.host, template=item["template"], deadline=item["deadline"],
             item=item, boot_by=self._clock() + BOOT_DEADLINE_S, reply=(peer, seq),
         )  # fmt: skip
@@ -345,7 +304,7 @@ class Launcher:
         template.queued.append(instance)
         self._pump(template)
 
-    def _pump(self, template: _Template) -> None:
+    def _pump(self, template: Template) -> None:
         """Send queued forks while the template's socket takes them."""
         while template.queued:
             instance = template.queued[0]
@@ -358,23 +317,16 @@ class Launcher:
                 self._exited(instance.id, str(exc))
             template.queued.pop(0)
 
-    def _fork(self, template: _Template, instance: _Instance) -> None:
+    def _fork(self, template: Template, instance: Instance) -> None:
         assert template.ready is not None
         jailed = template.ready["isolation"]["kind"] == "namespaces"
-        message = {
-            "fork": instance.id,
-            "env": instance.item["env"],
-            "arguments": instance.item["arguments"],
-            "work_dir": "" if jailed else str(self._files.make_work_dir(instance.id)),
-        }
-        log = short_name(instance.id)
-        output = self._logs.open(log)
+        work_dir = "" if jailed else str(self._files.make_work_dir(instance.id))
+        output = self._logs.open(instance.log)
         try:
             with self._files.listen(instance.id) as listener:
-                packet = json.dumps(message).encode()
-                socket.send_fds(template.control, [packet], [listener.fileno(), output])
+                template.fork(instance, work_dir, listener, output)
         except OSError:
-            self._logs.discard(log)  # another try makes another
+            self._logs.discard(instance.log)  # another try makes another
             raise
         finally:
             os.close(output)
@@ -420,12 +372,11 @@ class Launcher:
         cause = instance.cause or cause
         self._booted(instance_id, f"it ended while it started: {cause}")
         del self._instances[instance_id]
-        log = short_name(instance.id)
+        tail = ""
         if instance.stoppers:
-            tail = ""
-            self._logs.discard(log)
+            self._logs.discard(instance.log)
         else:
-            tail = self._logs.close(log)
+            tail = self._logs.close(instance.log)
         self._files.clean(instance.id)
         for peer, seq in instance.stoppers:
             self._peers.send(peer, {"seq": seq, "id": instance_id, "stopped": True})
@@ -457,58 +408,11 @@ class Launcher:
             idle = template.key not in in_use and template.ready is not None
             if idle and now - template.used_at > IDLE_TEMPLATE_S:
                 self._end_template(template, "idle")
-        _kill_stragglers({t.process.pid for t in self._templates.values()})
+        kill_stragglers({t.process.pid for t in self._templates.values()})
         if self._peers.present or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
-
-
-def _log_of_template(key: str) -> str:
-    return f"template-{short_name(key)}"
-
-
-def _cause(status: int) -> str:
-    if status >= 0:
-        return f"its process exited with code {status}"
-    with contextlib.suppress(ValueError):
-        return f"its process was killed by {signal.Signals(-status).name}"
-    return f"its process was killed by signal {-status}"
-
-
-def _kill_stragglers(known: set[int] | None = None) -> None:
-    """Kill and reap processes of dead templates that this subreaper inherited."""
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(OSError):
-        for pid in map(int, listing.read_text().split()):
-            if known is None or pid not in known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-
-
-def _become_daemon(directory: Path) -> None:
-    """Detach from the starter: a session of its own, no inherited descriptors, normal priority."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(directory / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.closerange(3, 65_536)
-    os.chdir("/")
-    os.umask(0o077)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # a Ray worker runs at nice 15; only root may go back
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
@@ -517,15 +421,10 @@ def main() -> None:
     grace_s = float(sys.argv[2]) if len(sys.argv) > 2 else ADOPTION_GRACE_S
     InstanceFiles(directory).prepare()
     directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
-    _become_daemon(directory)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    become_daemon(directory)
+    if not take_lock(directory):
         return
-    if sys.platform == "linux":
-        # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `runtime.linux` would load pydantic too.
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    become_subreaper()
     InstanceFiles(directory).clear()
     remove_stale(directory.parent)
     Launcher(directory, grace_s=grace_s).run()

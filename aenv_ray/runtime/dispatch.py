@@ -358,8 +358,6 @@ class Dispatcher:
         if os.getpid() != self._pid:
             os._exit(0)
 
-    # --- batches ----------------------------------------------------------------------------
-
     def _run_batch(self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         timeout_s = timeout_of(meta)
         batch = Batch(call_id, params, timeout_s, self._outcomes.finish)
