@@ -42,24 +42,13 @@ from aenv_ray.engines.launcher_daemon import (
 from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
 from aenv_ray.engines.launcher_logs import Logs
 from aenv_ray.engines.launcher_peers import Peer, Peers
-from aenv_ray.engines.launcher_records import (
-    PACKET_BYTES,
-    Instance,
-    Template,
-    cause_of,
-    log_of_template,
-    start_template,
-)
+from aenv_ray.engines.launcher_records import Instance, Template, cause_of
+from aenv_ray.engines.launcher_templates import Templates
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
-IDLE_TEMPLATE_S: Final = 600.0
-"""A template nobody used for this long is ended; making it again costs about half a second."""
-MAX_TEMPLATES: Final = 32
 IDLE_EXIT_S: Final = 60.0
 """With no host connected and nothing running, the launcher ends after this long."""
-TEMPLATE_DEADLINE_S: Final = 180.0
-"""A template has loaded the project's code within this, or is ended."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
 SWEEP_S: Final = 0.5
@@ -81,14 +70,16 @@ class Launcher:
         self._grace_s = grace_s
         self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
-        self._templates: dict[str, Template] = {}
         self._instances: dict[str, Instance] = {}
         self._files = InstanceFiles(directory)
         self._logs = Logs(self._selector, directory / "log")
         self._peers = Peers(self._selector, self._on_message, self._on_away)
+        self._templates = Templates(
+            directory, self._selector, self._peers, self._logs, self._clock,
+            on_message=self._on_report, on_end=self._on_template_end, in_use=self._used_templates,
+        )  # fmt: skip
         self._away: dict[str, float] = {}
         self._owner = -1
-        self._jail_refusal = ""
         self._quiet_since = self._clock()
         self._stopping = False
 
@@ -119,10 +110,7 @@ class Launcher:
 
     def _close(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        for template in list(self._templates.values()):
-            template.process.kill()
-        for template in list(self._templates.values()):
-            template.process.wait()
+        self._templates.kill()
         kill_stragglers()
         for instance in list(self._instances.values()):
             self._files.clean(instance.id)
@@ -138,7 +126,7 @@ class Launcher:
             case "hello":
                 self._hello(peer, seq, message)
             case "template":
-                self._want_template(peer, seq, message["key"], message["setup"])
+                self._templates.want(peer, seq, message["key"], message["setup"])
             case "start":
                 for item in message["items"]:
                     self._start(peer, seq, item)
@@ -183,107 +171,22 @@ class Launcher:
 
     # --- templates ----------------------------------------------------------------------------
 
-    def _want_template(self, peer: Peer, seq: int, key: str, setup: dict[str, Any]) -> None:
-        template = self._templates.get(key)
-        if template is None:
-            self._make_room()
-            template = self._launch(key, setup)
-        template.used_at = self._clock()
-        if template.ready is not None:
-            self._peers.send(peer, {"seq": seq, "ready": template.ready})
-        else:
-            template.waiting.append((peer, seq))
-
-    def _launch(self, key: str, setup: dict[str, Any]) -> Template:
-        first = {
-            "jail": setup["jail"],
-            "preload": setup["preload"],
-            "isolated": setup["isolation"] != "none" and not self._jail_refusal,
-            "reason": self._jail_refusal or "switched off by AENV_ISOLATION=none",
-            "scratch": str(self._directory / "root"),
-        }
-        output = self._logs.open(log_of_template(key))
-        try:
-            template = start_template(key, setup, first, output, self._clock())
-        finally:
-            os.close(output)
-        self._templates[key] = template
-        control = template.control
-        self._selector.register(
-            control, selectors.EVENT_READ, lambda *_: self._on_template(template)
-        )
-        return template
-
-    def _make_room(self) -> None:
-        """End the longest unused template when there are too many."""
-        in_use = {i.template for i in self._instances.values()}
-        idle = [t for t in self._templates.values() if t.key not in in_use and t.ready]
-        if len(self._templates) >= MAX_TEMPLATES and idle:
-            self._end_template(min(idle, key=lambda t: t.used_at), "made room")
-
-    def _on_template(self, template: Template) -> None:
-        while True:
-            try:
-                data = template.control.recv(PACKET_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._end_template(template, "its template process died")
-                return
-            self._on_report(template, json.loads(data))
-            if template.control.fileno() < 0:
-                return
-
-    def _on_report(self, template: Template, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            template.ready = message["ready"]
-            for peer, seq in template.waiting:
-                self._peers.send(peer, {"seq": seq, "ready": template.ready})
-            template.waiting.clear()
-        elif "failed" in message:
-            template.env_reads = message.get("env_reads", [])
-            self._end_template(template, message["failed"])
-        elif "jail_unavailable" in message:
-            self._without_jail(template, message["jail_unavailable"])
-        elif "booted" in message:
+    def _on_report(self, message: dict[str, Any]) -> None:
+        if "booted" in message:
             self._booted(message["booted"], "")
         elif "boot_failed" in message:
             self._booted(message["boot_failed"], message["error"])
         elif "exited" in message:
             self._exited(message["exited"], cause_of(message["status"]))
 
-    def _without_jail(self, template: Template, reason: str) -> None:
-        """Make the template again without namespaces; the facts of its instances will say so."""
-        waiting, setup = list(template.waiting), template.setup
-        template.waiting.clear()
-        if setup["isolation"] == "required":
-            template.waiting = waiting
-            self._end_template(template, f"namespaces are required, but: {reason}")
-            return
-        self._end_template(template, reason)
-        self._jail_refusal = reason
-        self._launch(template.key, setup).waiting = waiting
-
-    def _end_template(self, template: Template, why: str) -> None:
-        if self._templates.get(template.key) is template:
-            del self._templates[template.key]
-        if template.control.fileno() >= 0:
-            self._selector.unregister(template.control)
-            template.control.close()
-        template.process.kill()
-        template.process.wait()
-        words = self._logs.close(template.log)
-        if why != "its template process died":
-            words = ""
-        for peer, seq in template.waiting:
-            failed = {"failed": f"{why}\n{words}".strip(), "env_reads": template.env_reads}
-            self._peers.send(peer, {"seq": seq, **failed})
-        for instance in [i for i in self._instances.values() if i.template == template.key]:
+    def _on_template_end(self, key: str, why: str) -> None:
+        for instance in [i for i in self._instances.values() if i.template == key]:
             if instance.status == "starting":
                 self._booted(instance.id, why)
             self._exited(instance.id, why)
+
+    def _used_templates(self) -> set[str]:
+        return {instance.template for instance in self._instances.values()}
 
     # --- instances ----------------------------------------------------------------------------
 
@@ -399,16 +302,10 @@ class Launcher:
                 self._stop(instance.id, "its host is gone")
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
-        in_use = {i.template for i in self._instances.values()}
-        for template in list(self._templates.values()):
+        for template in self._templates.present():
             self._pump(template)
-            if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
-                self._end_template(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
-                continue
-            idle = template.key not in in_use and template.ready is not None
-            if idle and now - template.used_at > IDLE_TEMPLATE_S:
-                self._end_template(template, "idle")
-        kill_stragglers({t.process.pid for t in self._templates.values()})
+        self._templates.sweep(now)
+        kill_stragglers({t.process.pid for t in self._templates.present()})
         if self._peers.present or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:

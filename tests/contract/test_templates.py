@@ -71,7 +71,9 @@ async def test_a_template_whose_code_hangs_ends_at_its_deadline(
     bench: Bench, own_node: Node
 ) -> None:
     """Invariant 9: typed, and nothing of it is left."""
-    start_launcher(own_node, "launcher.TEMPLATE_DEADLINE_S = 1.0")
+    start_launcher(
+        own_node, "from aenv_ray.engines import launcher_templates as t; t.TEMPLATE_DEADLINE_S = 1"
+    )
     hanging = bench.project({"tools.py": "import threading\nthreading.Event().wait()\n"})
     with pytest.raises(SandboxStartFailed, match="not loaded after 1 s"):
         await bench.start(hanging)
