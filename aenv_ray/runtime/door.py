@@ -26,7 +26,7 @@ import pydantic_core
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
 from aenv_ray.runtime.results import to_json
-from aenv_ray.runtime.threads import start_thread
+from aenv_ray.runtime.threads import has_children, start_thread
 
 MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
@@ -107,7 +107,7 @@ class Connection:
         """Wait for the lead, or for a call in the backlog; False when this thread is to end."""
         with self._state:
             # A thread that ends hands its children to the main thread, which reaps orphans.
-            if self._waiting >= _IDLE_THREADS and not _has_children():
+            if self._waiting >= _IDLE_THREADS and not has_children():
                 return False
             self._waiting += 1
             while self._leader is not None and not self._backlog and not self._closed:
@@ -333,15 +333,6 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the peer is gone."""
         return self._closed
-
-
-def _has_children() -> bool:
-    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
-    with contextlib.suppress(OSError):
-        path = f"/proc/self/task/{threading.get_native_id()}/children"
-        with open(path, "rb") as file:
-            return bool(file.read(1))
-    return False
 
 
 def _kind(message: dict[str, Any]) -> str:
