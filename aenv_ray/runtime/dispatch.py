@@ -52,6 +52,7 @@ class _Request:
     entry: Registered
     arguments: Mapping[str, Any]
     timeout_s: float
+    deadline: float
     on_progress: OnProgress | None
 
 
@@ -86,8 +87,6 @@ class Dispatcher:
         """Note that this process, perhaps freshly forked, is the one that answers."""
         self._pid = os.getpid()
         self._last_active = time.time()
-
-    # --- entry points -----------------------------------------------------------------------
 
     def submit(
         self,
@@ -151,7 +150,7 @@ class Dispatcher:
             self._forget(call)
             if begins:
                 own = {**meta, "aenv/timeout_s": call.remaining_s or SHORTEST_S}
-                self._run_admitted(call_id, method, params, own, on_progress)
+                self._run_admitted(call_id, method, params, own, on_progress, call.deadline)
 
         return run
 
@@ -172,6 +171,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
         on_progress: OnProgress | None,
+        latest: float | None = None,
     ) -> None:
         self._last_active = time.time()
         try:
@@ -181,6 +181,8 @@ class Dispatcher:
                 self._run_batch(call_id, params, meta)
                 return
             request = self._parse(call_id, method, params, meta, on_progress)
+            if latest is not None:
+                request.deadline = min(request.deadline, latest)
             arguments = request.entry.signature.bind(request.entry.name, request.arguments)
             self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
         except Fault as fault:
@@ -255,7 +257,8 @@ class Dispatcher:
             )
         wanted = timeout_of(meta)
         timeout_s = min(wanted, entry.timeout_s) if entry.timeout_s else wanted
-        return _Request(call_id, entry, arguments, timeout_s, on_progress)
+        deadline = time.monotonic() + timeout_s
+        return _Request(call_id, entry, arguments, timeout_s, deadline, on_progress)
 
     def _default_health(self) -> dict[str, Any]:
         return {
@@ -269,9 +272,7 @@ class Dispatcher:
 
     def _run(self, request: _Request, arguments: dict[str, Any], done: OnOutcome) -> None:
         entry = request.entry
-        call = Call(
-            request.call_id, entry.name, time.monotonic() + request.timeout_s, request.on_progress
-        )
+        call = Call(request.call_id, entry.name, request.deadline, request.on_progress)
         self._calls[request.call_id] = call
         self._watchdog.add(call)
         if entry.is_async:
