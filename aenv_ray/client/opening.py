@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from aenv_ray.actors.fabric import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.config import read_settings
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed

@@ -23,82 +23,37 @@ the launcher itself dies, for its templates die with it and everything dies with
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree, short_name
+from aenv_ray.engines.launcher_daemon import (
+    become_daemon,
+    become_subreaper,
+    kill_stragglers,
+    take_lock,
+)
+from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
 from aenv_ray.engines.launcher_logs import Logs
 from aenv_ray.engines.launcher_peers import Peer, Peers
+from aenv_ray.engines.launcher_records import Instance, Template, cause_of
+from aenv_ray.engines.launcher_templates import Templates
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
-IDLE_TEMPLATE_S: Final = 600.0
-"""A template nobody used for this long is ended; making it again costs about half a second."""
-MAX_TEMPLATES: Final = 32
 IDLE_EXIT_S: Final = 60.0
 """With no host connected and nothing running, the launcher ends after this long."""
-TEMPLATE_DEADLINE_S: Final = 180.0
-"""A template has loaded the project's code within this, or is ended."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
-SPARES: Final = 2
-"""Spare processes of a template: they hide a fork from whoever creates one after another."""
 SPARE_PAUSE_S: Final = 5.0
 """No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
-PACKET_BYTES: Final = 1 << 20
-
-
-@dataclass
-class _Template:
-    key: str
-    setup: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    ready: dict[str, Any] | None = None
-    waiting: list[tuple[Peer, int]] = field(default_factory=list)
-    queued: deque[_Instance] = field(default_factory=deque)
-    """Instances that wait for a process, first come first served."""
-    spares: dict[int, socket.socket] = field(default_factory=dict)
-    """Processes that wait for an instance, by number, oldest first."""
-    ordered: int = 0
-    """Spares that the template was asked for and has not made yet."""
-    spares_after: float = 0.0
-    instances: dict[int, str] = field(default_factory=dict)
-    """Which instance each other process is."""
-    launched_at: float = 0.0
-    used_at: float = 0.0
-    env_reads: list[str] = field(default_factory=list)
-    """Variables that code which failed to load had read."""
-
-
-@dataclass
-class _Instance:
-    id: str
-    host: str
-    template: str
-    deadline: float
-    item: dict[str, Any]
-    boot_by: float
-    process: int = 0
-    """Its number at its template; 0 while it waits for one."""
-    reply: tuple[Peer, int] | None = None
-    status: str = "starting"
-    stoppers: list[tuple[Peer, int]] = field(default_factory=list)
-    cause: str = ""
 
 
 class Launcher:
@@ -117,14 +72,17 @@ class Launcher:
         self._grace_s = grace_s
         self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
-        self._templates: dict[str, _Template] = {}
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, Instance] = {}
         self._files = InstanceFiles(directory)
         self._logs = Logs(self._selector, directory / "log")
         self._peers = Peers(self._selector, self._on_message, self._on_away)
+        self._templates = Templates(
+            directory, self._selector, self._peers, self._logs, self._clock,
+            on_spare=self._on_spare, on_message=self._on_report,
+            on_end=self._on_template_end, in_use=self._used_templates,
+        )  # fmt: skip
         self._away: dict[str, float] = {}
         self._owner = -1
-        self._jail_refusal = ""
         self._quiet_since = self._clock()
         self._stopping = False
 
@@ -155,11 +113,8 @@ class Launcher:
 
     def _close(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        for template in list(self._templates.values()):
-            template.process.kill()
-        for template in list(self._templates.values()):
-            template.process.wait()
-        _kill_stragglers()
+        self._templates.kill()
+        kill_stragglers()
         for instance in list(self._instances.values()):
             self._files.clean(instance.id)
 
@@ -174,13 +129,13 @@ class Launcher:
             case "hello":
                 self._hello(peer, seq, message)
             case "template":
-                self._want_template(peer, seq, message["key"], message["setup"])
+                self._templates.want(peer, seq, message["key"], message["setup"])
             case "start":
                 for item in message["items"]:
                     self._start(peer, seq, item)
-                for key in {item["template"] for item in message["items"]}:
-                    if key in self._templates:
-                        self._order(self._templates[key])
+                for template in map(self._templates.get, {i["template"] for i in message["items"]}):
+                    if template is not None:
+                        template.order(self._clock())
             case "stop":
                 for instance_id in message["ids"]:
                     self._stop(instance_id, "released", (peer, seq))
@@ -196,9 +151,13 @@ class Launcher:
         peer.host = message["host"]
         self._away.pop(peer.host, None)
         if self._owner < 0 and message.get("owner_pid") and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
+            try:
                 self._owner = os.pidfd_open(message["owner_pid"])
                 self._selector.register(self._owner, selectors.EVENT_READ, self._owner_gone)
+            except ProcessLookupError:
+                self._owner_gone()
+            except OSError:
+                pass  # a kernel without them: host and deadline still end what runs here
         self._peers.send(
             peer, {"seq": seq, "pid": os.getpid(), "instances": self._listing(peer.host)}
         )
@@ -216,148 +175,51 @@ class Launcher:
             if host is None or i.host == host
         ]  # fmt: skip
 
-    def _isolation_of(self, instance: _Instance) -> dict[str, Any]:
+    def _isolation_of(self, instance: Instance) -> dict[str, Any]:
         template = self._templates.get(instance.template)
         return template.ready["isolation"] if template is not None and template.ready else {}
 
     # --- templates ----------------------------------------------------------------------------
 
-    def _want_template(self, peer: Peer, seq: int, key: str, setup: dict[str, Any]) -> None:
-        template = self._templates.get(key)
-        if template is None:
-            self._make_room()
-            template = self._launch(key, setup)
-        template.used_at = self._clock()
-        if template.ready is not None:
-            self._peers.send(peer, {"seq": seq, "ready": template.ready})
-        else:
-            template.waiting.append((peer, seq))
+    def _on_spare(self, template: Template, number: int, channel: socket.socket) -> None:
+        template.ordered = max(0, template.ordered - 1)
+        template.spares[number] = channel
+        self._pump(template)
 
-    def _launch(self, key: str, setup: dict[str, Any]) -> _Template:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        output = self._logs.open(_log_of_template(key))
-        try:
-            process = subprocess.Popen(
-                [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=setup["env"],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        finally:
-            os.close(output)
-        theirs.close()
-        isolated = setup["isolation"] != "none" and not self._jail_refusal
-        reason = self._jail_refusal or "switched off by AENV_ISOLATION=none"
-        scratch = self._directory / "root"
-        first = {
-            "jail": setup["jail"], "preload": setup["preload"], "isolated": isolated,
-            "reason": reason, "scratch": str(scratch),
-        }  # fmt: skip
-        template = _Template(
-            key,
-            setup,
-            process,
-            ours,
-            launched_at=self._clock(),
-            used_at=self._clock(),
-        )
-        self._templates[key] = template
-        with contextlib.suppress(OSError):  # it died at once: reading from it will say so
-            ours.send(json.dumps({"setup": first}).encode())
-        ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda *_: self._on_template(template))
-        return template
-
-    def _make_room(self) -> None:
-        """End the longest unused template when there are too many."""
-        in_use = {i.template for i in self._instances.values()}
-        idle = [t for t in self._templates.values() if t.key not in in_use and t.ready]
-        if len(self._templates) >= MAX_TEMPLATES and idle:
-            self._end_template(min(idle, key=lambda t: t.used_at), "made room")
-
-    def _on_template(self, template: _Template) -> None:
-        while True:
-            fds: list[int] = []
-            try:
-                data, fds, _, _ = socket.recv_fds(template.control, PACKET_BYTES, 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._end_template(template, "its template process died")
-                return
-            message = json.loads(data)
-            if fds:
-                self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
-            else:
-                self._on_report(template, message)
-            if template.control.fileno() < 0:
-                return
-
-    def _on_report(self, template: _Template, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            template.ready = message["ready"]
-            self._order(template)
-            for peer, seq in template.waiting:
-                self._peers.send(peer, {"seq": seq, "ready": template.ready})
-            template.waiting.clear()
-        elif "failed" in message:
-            template.env_reads = message.get("env_reads", [])
-            self._end_template(template, message["failed"])
-        elif "jail_unavailable" in message:
-            self._without_jail(template, message["jail_unavailable"])
-        elif "booted" in message:
+    def _on_report(self, template: Template, message: dict[str, Any]) -> None:
+        if "booted" in message:
             self._booted(message["booted"], "")
         elif "boot_failed" in message:
             self._booted(message["boot_failed"], message["error"])
         elif "no_spare" in message:
-            self._no_spare(template, message["no_spare"])
+            template.ordered = max(0, template.ordered - 1)
+            template.no_spares_before = self._clock() + SPARE_PAUSE_S
+            if template.queued:
+                self._could_not(template.queued.popleft(), f"fork: {message['no_spare']}")
         elif "exited" in message:
-            self._process_exited(template, message["exited"], _cause(message["status"]))
+            self._process_exited(template, message["exited"], cause_of(message["status"]))
 
-    def _without_jail(self, template: _Template, reason: str) -> None:
-        """Make the template again without namespaces; the facts of its instances will say so."""
-        waiting, setup = list(template.waiting), template.setup
-        template.waiting.clear()
-        if setup["isolation"] == "required":
-            template.waiting = waiting
-            self._end_template(template, f"namespaces are required, but: {reason}")
-            return
-        self._end_template(template, reason)
-        self._jail_refusal = reason
-        self._launch(template.key, setup).waiting = waiting
+    def _process_exited(self, template: Template, number: int, cause: str) -> None:
+        instance_id = template.instances.pop(number, None)
+        if instance_id is not None:
+            self._exited(instance_id, cause)
+        elif number in template.spares:
+            template.spares.pop(number).close()
+            template.no_spares_before = self._clock() + SPARE_PAUSE_S
 
-    def _end_template(self, template: _Template, why: str) -> None:
-        if self._templates.get(template.key) is template:
-            del self._templates[template.key]
-        if template.control.fileno() >= 0:
-            self._selector.unregister(template.control)
-            template.control.close()
-        for channel in template.spares.values():
-            channel.close()
-        template.process.kill()
-        template.process.wait()
-        words = self._logs.close(_log_of_template(template.key))
-        if why != "its template process died":
-            words = ""
-        for peer, seq in template.waiting:
-            failed = {"failed": f"{why}\n{words}".strip(), "env_reads": template.env_reads}
-            self._peers.send(peer, {"seq": seq, **failed})
-        for instance in [i for i in self._instances.values() if i.template == template.key]:
+    def _on_template_end(self, key: str, why: str) -> None:
+        for instance in [i for i in self._instances.values() if i.template == key]:
             if instance.status == "starting":
                 self._booted(instance.id, why)
             self._exited(instance.id, why)
 
+    def _used_templates(self) -> set[str]:
+        return {instance.template for instance in self._instances.values()}
+
     # --- instances ----------------------------------------------------------------------------
 
     def _start(self, peer: Peer, seq: int, item: dict[str, Any]) -> None:
-        instance = _Instance(
+        instance = Instance(
             id=item["id"], host=peer.host, template=item["template"], deadline=item["deadline"],
             item=item, boot_by=self._clock() + BOOT_DEADLINE_S, reply=(peer, seq),
         )  # fmt: skip
@@ -373,78 +235,40 @@ class Launcher:
         template.queued.append(instance)
         self._pump(template)
 
-    # --- processes for instances ----------------------------------------------------------------
-
-    def _order(self, template: _Template) -> None:
-        """Ask the template for the processes that are wanted now and soon."""
-        if template.ready is None:
-            return
-        ahead = SPARES if self._clock() >= template.spares_after else 0
-        wanted = len(template.queued) + ahead - len(template.spares) - template.ordered
-        if wanted > 0:
-            with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
-                template.control.send(json.dumps({"spares": wanted}).encode())
-                template.ordered += wanted
-
-    def _on_spare(self, template: _Template, number: int, channel: socket.socket) -> None:
-        template.ordered = max(0, template.ordered - 1)
-        template.spares[number] = channel
-        self._pump(template)
-
-    def _no_spare(self, template: _Template, why: str) -> None:
-        template.ordered = max(0, template.ordered - 1)
-        template.spares_after = self._clock() + SPARE_PAUSE_S
-        if template.queued:
-            self._could_not(template.queued.popleft(), f"fork: {why}")
-
-    def _process_exited(self, template: _Template, number: int, cause: str) -> None:
-        instance_id = template.instances.pop(number, None)
-        if instance_id is not None:
-            self._exited(instance_id, cause)
-        elif number in template.spares:
-            template.spares.pop(number).close()
-            template.spares_after = self._clock() + SPARE_PAUSE_S
-
-    def _pump(self, template: _Template) -> None:
+    def _pump(self, template: Template) -> None:
         """Give waiting instances to waiting processes."""
         while template.queued and template.spares:
-            number = next(iter(template.spares))
+            number, channel = template.take_spare()
             instance = template.queued[0]
             try:
-                with template.spares.pop(number) as channel:
+                with channel:
                     self._assign(template, instance, channel)
             except (BrokenPipeError, ConnectionResetError):
                 continue  # the process died while it waited: the next one
             except OSError as exc:
-                template.queued.popleft()
-                self._could_not(instance, f"the launcher could not start it: {exc}")
+                self._could_not(
+                    template.queued.popleft(), f"the launcher could not start it: {exc}"
+                )
                 continue
             template.queued.popleft()
             instance.process = number
             template.instances[number] = instance.id
 
-    def _assign(self, template: _Template, instance: _Instance, channel: socket.socket) -> None:
+    def _assign(self, template: Template, instance: Instance, channel: socket.socket) -> None:
         assert template.ready is not None
         jailed = template.ready["isolation"]["kind"] == "namespaces"
-        message = {
-            "id": instance.id,
-            "env": instance.item["env"],
-            "arguments": instance.item["arguments"],
-            "work_dir": "" if jailed else str(self._files.make_work_dir(instance.id)),
-        }
-        log = short_name(instance.id)
-        output = self._logs.open(log)
+        work_dir = "" if jailed else str(self._files.make_work_dir(instance.id))
+        output = self._logs.open(instance.log)
         try:
             with self._files.listen(instance.id) as listener:
-                packet = json.dumps(message).encode()
-                socket.send_fds(channel, [packet], [listener.fileno(), output])
+                instance.assign(channel, work_dir, listener, output)
         except OSError:
-            self._logs.discard(log)  # another try makes another
+            self._logs.discard(instance.log)  # another try makes another
             raise
         finally:
             os.close(output)
 
-    def _could_not(self, instance: _Instance, why: str) -> None:
+    def _could_not(self, instance: Instance, why: str) -> None:
         self._booted(instance.id, why)
         self._exited(instance.id, why)
 
@@ -489,12 +313,11 @@ class Launcher:
         cause = instance.cause or cause
         self._booted(instance_id, f"it ended while it started: {cause}")
         del self._instances[instance_id]
-        log = short_name(instance.id)
+        tail = ""
         if instance.stoppers:
-            tail = ""
-            self._logs.discard(log)
+            self._logs.discard(instance.log)
         else:
-            tail = self._logs.close(log)
+            tail = self._logs.close(instance.log)
         self._files.clean(instance.id)
         for peer, seq in instance.stoppers:
             self._peers.send(peer, {"seq": seq, "id": instance_id, "stopped": True})
@@ -517,67 +340,12 @@ class Launcher:
                 self._stop(instance.id, "its host is gone")
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
-        in_use = {i.template for i in self._instances.values()}
-        for template in list(self._templates.values()):
-            self._order(template)
-            if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
-                self._end_template(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
-                continue
-            idle = template.key not in in_use and template.ready is not None
-            if idle and now - template.used_at > IDLE_TEMPLATE_S:
-                self._end_template(template, "idle")
-        _kill_stragglers({t.process.pid for t in self._templates.values()})
+        self._templates.sweep(now)
+        kill_stragglers({t.process.pid for t in self._templates.present()})
         if self._peers.present or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
-
-
-def _log_of_template(key: str) -> str:
-    return f"template-{short_name(key)}"
-
-
-def _cause(status: int) -> str:
-    if status >= 0:
-        return f"its process exited with code {status}"
-    with contextlib.suppress(ValueError):
-        return f"its process was killed by {signal.Signals(-status).name}"
-    return f"its process was killed by signal {-status}"
-
-
-def _kill_stragglers(known: set[int] | None = None) -> None:
-    """Kill and reap processes of dead templates that this subreaper inherited."""
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(OSError):
-        for pid in map(int, listing.read_text().split()):
-            if known is None or pid not in known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-
-
-def _become_daemon(directory: Path) -> None:
-    """Detach from the starter: a session of its own, no inherited descriptors, normal priority."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(directory / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.closerange(3, 65_536)
-    os.chdir("/")
-    os.umask(0o077)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # a Ray worker runs at nice 15; only root may go back
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
@@ -586,15 +354,10 @@ def main() -> None:
     grace_s = float(sys.argv[2]) if len(sys.argv) > 2 else ADOPTION_GRACE_S
     InstanceFiles(directory).prepare()
     directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
-    _become_daemon(directory)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    become_daemon(directory)
+    if not take_lock(directory):
         return
-    if sys.platform == "linux":
-        # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `runtime.linux` would load pydantic too.
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    become_subreaper()
     InstanceFiles(directory).clear()
     remove_stale(directory.parent)
     Launcher(directory, grace_s=grace_s).run()

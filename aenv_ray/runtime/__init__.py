@@ -6,14 +6,13 @@ runs alone in an image or a virtual environment that has only pydantic.
 """
 
 from aenv_ray.runtime.calls import current_call
-from aenv_ray.runtime.registry import (
-    Registry,
-    get_registry,
+from aenv_ray.runtime.decorators import (
     register_function,
     register_health,
     register_reward,
     register_tool,
 )
+from aenv_ray.runtime.registry import Registry, get_registry
 from aenv_ray.runtime.results import Image
 
 __all__ = [

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pydantic_core
 
-from aenv_ray.runtime.dispatch import Dispatcher, OnProgress, Outcome, fault_outcome
+from aenv_ray.runtime.answers import Outcome, fault_outcome
+from aenv_ray.runtime.dispatch import Dispatcher, OnProgress
 from aenv_ray.runtime.faults import Fault
 
 MAX_THREADS: Final = 256

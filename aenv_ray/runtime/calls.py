@@ -38,6 +38,7 @@ class Call:
         name: The tool, reward or function.
         deadline: When it is stopped; seconds on `time.monotonic`.
         on_progress: Told ``(progress, total, message)``; None when nobody listens.
+        waiting: It waits for its turn until `begin`.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Call:
         "_running",
         "_stop_async",
         "_thread",
+        "_waiting",
         "call_id",
         "deadline",
         "name",
@@ -59,6 +61,8 @@ class Call:
         name: str,
         deadline: float,
         on_progress: Callable[[float, float | None, str | None], None] | None = None,
+        *,
+        waiting: bool = False,
     ) -> None:
         self.call_id = call_id
         self.name = name
@@ -66,6 +70,7 @@ class Call:
         self.stop_reason: str | None = None
         self._on_progress = on_progress
         self._lock = threading.Lock()
+        self._waiting = waiting
         self._running = False
         self._earlier_children: frozenset[int] = frozenset()
         self._thread: tuple[int, int] | None = None
@@ -89,6 +94,20 @@ class Call:
             self._on_progress(progress, total, message)
 
     # --- for the dispatcher -----------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """End the waiting; False when the call was stopped meanwhile, and must not run."""
+        with self._lock:
+            self._waiting = False
+            return self.stop_reason is None
+
+    def stop_waiting(self, reason: str) -> bool:
+        """Stop the call if it still waits for its turn: it then never runs; False if not."""
+        with self._lock:
+            if not self._waiting or self.stop_reason is not None:
+                return False
+            self.stop_reason = reason
+            return True
 
     def run_sync(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Run a sync function in this thread, so that `stop` can interrupt it.

@@ -13,15 +13,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from aenv_ray.runtime.registry import (
-    Registered,
-    Registry,
-    get_registry,
+from aenv_ray.runtime.decorators import (
     register_function,
     register_health,
     register_reward,
     register_tool,
 )
+from aenv_ray.runtime.registry import Registered, Registry, get_registry
 
 
 def install() -> None:

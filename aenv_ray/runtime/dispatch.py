@@ -7,42 +7,41 @@ again (design D6).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import math
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.runtime import workspace
-from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S, Call, CallInterrupted, Watchdog
+from aenv_ray.runtime.answers import (
+    LOST,
+    Outcome,
+    fault_outcome,
+    never_ran,
+    raised,
+    result_outcome,
+    returned,
+    stopped,
+    words,
+)
+from aenv_ray.runtime.batches import SHORTEST_S, Batch
+from aenv_ray.runtime.calls import Call, CallInterrupted, Watchdog
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 from aenv_ray.runtime.outcomes import Outcomes
+from aenv_ray.runtime.parameters import name_of, timeout_of
 from aenv_ray.runtime.registry import Registered, Registry
-from aenv_ray.runtime.results import RESULT_LIMIT_BYTES, error_result, to_json, tool_result
+from aenv_ray.runtime.results import to_json
 
 if TYPE_CHECKING:
     import asyncio
 
-Outcome = bytes
 OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
-
-
-def result_outcome(payload: bytes) -> Outcome:
-    """Return the outcome for JSON bytes of a result."""
-    return b'"result":' + payload
-
-
-def fault_outcome(fault: Fault) -> Outcome:
-    """Return the outcome for a refused or stopped call."""
-    return b'"error":' + to_json(fault.rpc_error())
 
 
 @dataclass
@@ -53,6 +52,7 @@ class _Request:
     entry: Registered
     arguments: Mapping[str, Any]
     timeout_s: float
+    deadline: float
     on_progress: OnProgress | None
 
 
@@ -73,7 +73,7 @@ class Dispatcher:
         self._outcomes = Outcomes()
         self._watchdog = Watchdog(self._expire)
         self._calls: dict[str, Call] = {}
-        self._batches: dict[str, _Batch] = {}
+        self._batches: dict[str, Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._pid = os.getpid()
@@ -87,8 +87,6 @@ class Dispatcher:
         """Note that this process, perhaps freshly forked, is the one that answers."""
         self._pid = os.getpid()
         self._last_active = time.time()
-
-    # --- entry points -----------------------------------------------------------------------
 
     def submit(
         self,
@@ -108,14 +106,73 @@ class Dispatcher:
 
         A sync function runs before this returns; an async one afterwards.
         """
+        call_id = self._admit(method, params, on_outcome)
+        if call_id is not None:
+            self._run_admitted(call_id, method, params, params.get("_meta") or {}, on_progress)
+
+    def accept(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+    ) -> Callable[[], None] | None:
+        """Take a call that has to wait for its turn; its deadline counts from now.
+
+        Args:
+            method: As for `submit`, like the others.
+            params: Must not change any more.
+            on_outcome: Told also of a call that is cancelled, or reaches its deadline, as it waits.
+            on_progress: Told of the function's progress.
+
+        Returns:
+            What runs the call, like `submit`; one that has an outcome by then it leaves alone. None
+            when there is nothing to run.
+        """
+        call_id = self._admit(method, params, on_outcome)
+        if call_id is None:
+            return None
+        meta = params.get("_meta") or {}
+        try:
+            timeout_s = timeout_of(meta)
+        except Fault as fault:
+            self._outcomes.finish(call_id, fault_outcome(fault))
+            return None
+        name = str(params.get("name") or method)
+        call = Call(call_id, name, time.monotonic() + timeout_s, waiting=True)
+        self._calls[call_id] = call
+        self._watchdog.add(call)
+
+        def run() -> None:
+            if not call.remaining_s:
+                self._expire(call)
+            begins = call.begin()
+            self._forget(call)
+            if begins:
+                own = {**meta, "aenv/timeout_s": call.remaining_s or SHORTEST_S}
+                self._run_admitted(call_id, method, params, own, on_progress, call.deadline)
+
+        return run
+
+    def _admit(self, method: str, params: Mapping[str, Any], on_outcome: OnOutcome) -> str | None:
+        """Return the id of a call that is to be run; None for one that is answered otherwise."""
         listing = self._listing(method)
         if listing is not None:
             on_outcome(listing)
-            return
+            return None
         meta = params.get("_meta") or {}
         call_id = str(meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}")
-        if not self._outcomes.begin(call_id, on_outcome, _LOST):
-            return
+        return call_id if self._outcomes.begin(call_id, on_outcome, LOST) else None
+
+    def _run_admitted(
+        self,
+        call_id: str,
+        method: str,
+        params: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        on_progress: OnProgress | None,
+        latest: float | None = None,
+    ) -> None:
         self._last_active = time.time()
         try:
             if self.load_error is not None:
@@ -124,12 +181,14 @@ class Dispatcher:
                 self._run_batch(call_id, params, meta)
                 return
             request = self._parse(call_id, method, params, meta, on_progress)
+            if latest is not None:
+                request.deadline = min(request.deadline, latest)
             arguments = request.entry.signature.bind(request.entry.name, request.arguments)
             self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome, whatever breaks
-            text = f"the runtime failed on this call: {_words(exc)}"
+            text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(call_id, fault_outcome(Fault("function_failed", text)))
 
     def cancel(self, call_id: str, reason: str = "the caller cancelled") -> bool:
@@ -177,9 +236,9 @@ class Dispatcher:
         on_progress: OnProgress | None,
     ) -> _Request:
         if method == "tools/call":
-            entry = self.registry.tool(_name(params))
+            entry = self.registry.tool(name_of(params))
         elif method == "aenv/function":
-            entry = self.registry.function(_name(params))
+            entry = self.registry.function(name_of(params))
         elif method == "aenv/reward":
             entry = self.registry.reward(params.get("name"))
         elif method == "aenv/health":
@@ -196,9 +255,10 @@ class Dispatcher:
                 'write them as {"name": value}',
                 tool_name=entry.name,
             )
-        wanted = _timeout(meta.get("aenv/timeout_s"))
+        wanted = timeout_of(meta)
         timeout_s = min(wanted, entry.timeout_s) if entry.timeout_s else wanted
-        return _Request(call_id, entry, arguments, timeout_s, on_progress)
+        deadline = time.monotonic() + timeout_s
+        return _Request(call_id, entry, arguments, timeout_s, deadline, on_progress)
 
     def _default_health(self) -> dict[str, Any]:
         return {
@@ -212,9 +272,7 @@ class Dispatcher:
 
     def _run(self, request: _Request, arguments: dict[str, Any], done: OnOutcome) -> None:
         entry = request.entry
-        call = Call(
-            request.call_id, entry.name, time.monotonic() + request.timeout_s, request.on_progress
-        )
+        call = Call(request.call_id, entry.name, request.deadline, request.on_progress)
         self._calls[request.call_id] = call
         self._watchdog.add(call)
         if entry.is_async:
@@ -223,16 +281,16 @@ class Dispatcher:
         try:
             value = call.run_sync(entry.function, arguments)
         except CallInterrupted:
-            outcome = _stopped(call, entry, request.timeout_s)
+            outcome = stopped(call, entry, request.timeout_s)
         except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
             self._leave_if_forked()
-            outcome = _raised(entry, exc)
+            outcome = raised(entry, exc)
         else:
             self._leave_if_forked()
             if inspect.isawaitable(value):
                 self._run_on_loop(call, entry, _awaiting(value), {}, done)
                 return
-            outcome = _returned(entry, value)
+            outcome = returned(entry, value)
         self._forget(call)
         done(outcome)
 
@@ -250,11 +308,11 @@ class Dispatcher:
 
         async def run() -> None:
             try:
-                outcome = _returned(entry, await call.run_async(function, arguments))
+                outcome = returned(entry, await call.run_async(function, arguments))
             except asyncio.CancelledError:
-                outcome = _stopped(call, entry, None)
+                outcome = stopped(call, entry, None)
             except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
-                outcome = _raised(entry, exc)
+                outcome = raised(entry, exc)
             self._forget(call)
             done(outcome)
 
@@ -278,6 +336,10 @@ class Dispatcher:
 
     def _expire(self, call: Call) -> None:
         """Stop a call whose deadline has passed; its function may not notice, its caller must."""
+        if call.stop_waiting("timeout"):
+            self._outcomes.finish(call.call_id, fault_outcome(never_ran(call)))
+            self._forget(call)
+            return
         fault = Fault(
             "tool_timeout",
             f"{call.name!r} reached its deadline and was stopped",
@@ -297,93 +359,37 @@ class Dispatcher:
         if os.getpid() != self._pid:
             os._exit(0)
 
-    # --- batches ----------------------------------------------------------------------------
-
     def _run_batch(self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Run several tool calls, in order or in parallel; one outcome for all of them.
-
-        An item that is refused, raises or times out does not stop the others.
-        """
-        calls = params.get("calls")
-        if not isinstance(calls, list) or not all(isinstance(item, dict) for item in calls):
-            raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
-        timeout_s = _timeout(meta.get("aenv/timeout_s"))
-        batch = _Batch(call_id, len(calls), timeout_s, self._outcomes)
+        timeout_s = timeout_of(meta)
+        batch = Batch(call_id, params, timeout_s, self._outcomes.finish)
         batch.call.bind_stop(lambda: self._stop_items(batch))
         self._calls[call_id] = batch.call
         self._batches[call_id] = batch
         self._watchdog.add(batch.call)
 
-        def run_item(index: int) -> None:
-            if batch.call.is_cancelled:
-                return
-            item = calls[index]
-            item_meta = {"aenv/timeout_s": min(timeout_s, batch.call.remaining_s or 0.001)}
-            finished = threading.Event()
-
-            def done(outcome: Outcome) -> None:
-                batch.put(index, outcome)
-                finished.set()
-
+        def run_item(
+            index: int, item: Mapping[str, Any], timeout_s: float, done: OnOutcome
+        ) -> float:
+            meta = {"aenv/timeout_s": timeout_s}
             try:
-                request = self._parse(f"{call_id}.{index}", "tools/call", item, item_meta, None)
+                request = self._parse(f"{call_id}.{index}", "tools/call", item, meta, None)
                 arguments = request.entry.signature.bind(request.entry.name, request.arguments)
             except Fault as fault:
                 done(fault_outcome(fault))
-                return
+                return timeout_s
             self._run(request, arguments, done)
-            finished.wait(request.timeout_s + 1.0)
+            return request.timeout_s
 
-        if params.get("parallel"):
-            threads = [
-                threading.Thread(target=run_item, args=(index,), daemon=True)
-                for index in range(len(calls))
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        else:
-            for index in range(len(calls)):
-                run_item(index)
+        batch.run(run_item)
         self._forget(batch.call)
         self._batches.pop(call_id, None)
         batch.finish()
 
-    def _stop_items(self, batch: _Batch) -> None:
-        for index in range(batch.size):
-            item = self._calls.get(f"{batch.call.call_id}.{index}")
+    def _stop_items(self, batch: Batch) -> None:
+        for item_id in batch.item_ids():
+            item = self._calls.get(item_id)
             if item is not None:
                 item.stop(batch.call.stop_reason or "cancelled")
-
-
-class _Batch:
-    """The outcomes of a batch's items; what is missing at its deadline is said so."""
-
-    def __init__(self, call_id: str, size: int, timeout_s: float, outcomes: Outcomes) -> None:
-        self.call = Call(call_id, "call_tools", time.monotonic() + timeout_s)
-        self.size = size
-        self._outcomes = outcomes
-        self._items: list[Outcome | None] = [None] * size
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        self._items[index] = outcome
-
-    def finish(self) -> None:
-        missing = fault_outcome(
-            Fault("tool_timeout", "the batch reached its deadline before this call had a result")
-        )
-        body = b",".join(b"{" + (item or missing) + b"}" for item in self._items)
-        self._outcomes.finish(self.call.call_id, result_outcome(b'{"results":[' + body + b"]}"))
-
-
-_LOST: Final = fault_outcome(
-    Fault(
-        "call_outcome_unknown",
-        "the call ran, but its result is no longer remembered",
-        "the call was repeated after many later ones; it was not run again",
-    )
-)
 
 
 def _awaiting(value: Any) -> Callable[[], Any]:
@@ -391,111 +397,3 @@ def _awaiting(value: Any) -> Callable[[], Any]:
         return await value
 
     return wait
-
-
-def _name(params: Mapping[str, Any]) -> str:
-    name = params.get("name")
-    if not isinstance(name, str) or not name:
-        raise Fault("tool_input_invalid", "the call names no tool or function")
-    return name
-
-
-def _timeout(value: Any) -> float:
-    if value is None:
-        return DEFAULT_TIMEOUT_S
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise Fault("tool_input_invalid", f"timeout {value!r} is not a number of seconds above 0")
-    return min(float(value), 86_400.0)
-
-
-def _returned(entry: Registered, value: Any) -> Outcome:
-    """Return the outcome for what the function returned."""
-    try:
-        if entry.kind == "tool":
-            return result_outcome(to_json(tool_result(value)))
-        if entry.kind == "health":
-            return result_outcome(to_json({"data": _health(value)}))
-        if entry.kind == "reward":
-            _check_reward(entry.name, value)
-        payload = to_json(value)
-    except Exception as exc:  # noqa: BLE001  # a value's own __iter__ or serializer may raise
-        if entry.kind == "tool":
-            text = f"{entry.name} returned a value that cannot be sent: {exc}"
-            return result_outcome(to_json(error_result(text, type(exc).__name__)))
-        return fault_outcome(
-            Fault("function_failed", f"{entry.kind} {entry.name!r}: {exc}", tool_name=entry.name)
-        )
-    if len(payload) > RESULT_LIMIT_BYTES and entry.kind != "builtin":
-        return fault_outcome(
-            Fault(
-                "function_failed",
-                f"{entry.kind} {entry.name!r} returned {len(payload)} bytes, over the limit of "
-                f"{RESULT_LIMIT_BYTES}",
-                "return less, or write it to a file and read that",
-                tool_name=entry.name,
-            )
-        )
-    return result_outcome(b'{"data":' + payload + b"}")
-
-
-def _check_reward(name: str, value: Any) -> None:
-    numbers = value.values() if isinstance(value, dict) else [value]
-    for number in numbers:
-        if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"{name} returned {number}, which is no reward")
-
-
-def _health(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {"status": "healthy", **value}
-    if value is None or value is True:
-        return {"status": "healthy"}
-    return {"status": "unhealthy", "message": str(value)}
-
-
-def _raised(entry: Registered, exc: BaseException) -> Outcome:
-    """Return the outcome for a function that raised: a tool's is a result, others' an error."""
-    if isinstance(exc, Fault):
-        return fault_outcome(exc)
-    text = _words(exc)
-    trace = _trace(exc)
-    with contextlib.suppress(Exception):  # the tool may have closed its log
-        print(trace, flush=True)  # noqa: T201  # stdout is the instance's log
-    if entry.kind == "tool":
-        return result_outcome(to_json(error_result(text, type(exc).__name__)))
-    if entry.kind == "health":
-        return result_outcome(to_json({"data": {"status": "unhealthy", "message": text}}))
-    return fault_outcome(
-        Fault(
-            "function_failed",
-            f"{entry.kind} {entry.name!r} raised {text}",
-            tool_name=entry.name,
-            traceback=trace[-4000:],
-        )
-    )
-
-
-def _words(exc: BaseException) -> str:
-    """Return an exception's type and message; one whose own message fails has none."""
-    try:
-        return f"{type(exc).__name__}: {exc}"
-    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
-        return type(exc).__name__
-
-
-def _trace(exc: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(exc))
-    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
-        return _words(exc)
-
-
-def _stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
-    if call.stop_reason == "timeout":
-        after = f" after {timeout_s:g} s" if timeout_s else ""
-        return fault_outcome(
-            Fault("tool_timeout", f"{entry.name!r} was stopped{after}", tool_name=entry.name)
-        )
-    return fault_outcome(
-        Fault("call_cancelled", f"{entry.name!r} was cancelled", tool_name=entry.name)
-    )

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import pydantic_core
@@ -25,7 +26,7 @@ import pydantic_core
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
 from aenv_ray.runtime.results import to_json
-from aenv_ray.runtime.threads import start_thread
+from aenv_ray.runtime.threads import has_children, start_thread
 
 MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
@@ -57,7 +58,7 @@ class Connection:
         self._leader: int | None = None
         self._waiting = 0
         self._threads = 0
-        self._backlog: deque[dict[str, Any]] = deque()
+        self._backlog: deque[Callable[[], None]] = deque()
         self._buffer = bytearray()
         self._scanned = 0
         self._call_ids: dict[Any, str] = {}
@@ -84,35 +85,38 @@ class Connection:
 
     def _work(self) -> None:
         me = threading.get_ident()
-        while self._become_leader(me):
-            message = self._lead(me)
-            if message is not None:
-                self._handle(message)
-            while (message := self._from_backlog()) is not None:
-                self._handle(message)
+        while self._take_part(me):
+            # What waits goes before what is still to be read, where another thread can read on.
+            if self._leader == me and not (self._backlog and self._give_up_lead()):
+                message = self._lead(me)
+                if message is not None:
+                    self._handle(message)
+            while (run := self._from_backlog()) is not None:
+                run()
         with self._state:
             self._threads -= 1
             is_last = self._closed and not self._threads
         if is_last:
             self._sock.close()  # a failed send ends the connection without a leader to close it
 
-    def _from_backlog(self) -> dict[str, Any] | None:
+    def _from_backlog(self) -> Callable[[], None] | None:
         with self._state:
             return self._backlog.popleft() if self._backlog else None
 
-    def _become_leader(self, me: int) -> bool:
-        """Wait for the lead; False when this thread is to end."""
+    def _take_part(self, me: int) -> bool:
+        """Wait for the lead, or for a call in the backlog; False when this thread is to end."""
         with self._state:
             # A thread that ends hands its children to the main thread, which reaps orphans.
-            if self._waiting >= _IDLE_THREADS and not _has_children():
+            if self._waiting >= _IDLE_THREADS and not has_children():
                 return False
             self._waiting += 1
-            while self._leader is not None and not self._closed:
+            while self._leader is not None and not self._backlog and not self._closed:
                 self._state.wait()
             self._waiting -= 1
             if self._closed:
                 return False
-            self._leader = me
+            if self._leader is None:
+                self._leader = me
             return True
 
     def _give_up_lead(self) -> bool:
@@ -175,8 +179,7 @@ class Connection:
             if self._give_up_lead():
                 return message
             # Every thread is busy: read on, so that a cancellation behind this still arrives.
-            with self._state:
-                self._backlog.append(message)
+            self._handle(message, waits=True)
 
     def _run_inline(self, message: dict[str, Any], me: int) -> bool:
         """Run a quick call as the leader; False when it was relieved meanwhile."""
@@ -248,7 +251,7 @@ class Connection:
 
     # --- answering ----------------------------------------------------------------------------
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any], *, waits: bool = False) -> None:
         request_id = message["id"]
         params = message.get("params") or {}
         if not isinstance(params, dict):
@@ -261,7 +264,8 @@ class Connection:
             self._refuse(request_id, SERVER_ERROR, "the call was cancelled before it began")
             return
         prefix = b'{"jsonrpc":"2.0","id":' + to_json(request_id) + b","
-        me = threading.get_ident()
+        # What has to wait may get its outcome while the leader, or nobody, looks at the outbox.
+        me = 0 if waits else threading.get_ident()
 
         def on_outcome(outcome: bytes) -> None:
             self._call_ids.pop(request_id, None)
@@ -277,6 +281,14 @@ class Connection:
                 self._send(line)
 
         token = meta.get("progressToken")
+        if waits:
+            progress = None if token is None else self._progress_sender(token)
+            run = self._dispatcher.accept(message["method"], params, on_outcome, progress)
+            if run is not None:
+                with self._state:
+                    self._backlog.append(run)
+                    self._state.notify()  # a thread may have become free meanwhile
+            return
         started = time.perf_counter()
         if token is None:
             self._dispatcher.submit(message["method"], params, on_outcome)
@@ -321,15 +333,6 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the peer is gone."""
         return self._closed
-
-
-def _has_children() -> bool:
-    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
-    with contextlib.suppress(OSError):
-        path = f"/proc/self/task/{threading.get_native_id()}/children"
-        with open(path, "rb") as file:
-            return bool(file.read(1))
-    return False
 
 
 def _kind(message: dict[str, Any]) -> str:

@@ -33,8 +33,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from aenv_ray.runtime.answers import Outcome
 from aenv_ray.runtime.async_calls import TIMEOUT_S, AsyncCalls, Departure, read_outcome
-from aenv_ray.runtime.dispatch import HEALTHY, Dispatcher, Outcome
+from aenv_ray.runtime.dispatch import HEALTHY, Dispatcher
 from aenv_ray.runtime.faults import Fault
 from aenv_ray.runtime.public_requests import (
     BadRequest,

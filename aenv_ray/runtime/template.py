@@ -59,14 +59,13 @@ _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 
 
 class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in the stubs
-    """`os.environ` that remembers which variables the project read while it was imported."""
+    """`os.environ` and `os.environb` that remember what the project read while it was imported."""
 
     reads: set[str] = set()  # noqa: RUF012  # one process, one environment
 
-    def __getitem__(self, key: str) -> str:
-        if isinstance(key, str):  # `os.get_exec_path` asks for b"PATH" as well
-            self.reads.add(key)
-        return str(super().__getitem__(key))
+    def __getitem__(self, key: str | bytes) -> Any:
+        self.reads.add(os.fsdecode(key))
+        return super().__getitem__(key)  # which of the two kinds of key is the right one it knows
 
     def __iter__(self) -> Any:
         self.reads.add("*")
@@ -162,11 +161,13 @@ class Template:
     def _load(self) -> dict[str, Any]:
         before = _special_fds()
         TrackingEnviron.reads.clear()
-        os.environ.__class__ = TrackingEnviron
+        for environ in (os.environ, os.environb):
+            environ.__class__ = TrackingEnviron
         try:
             load_project(self._project)
         finally:
-            os.environ.__class__ = os._Environ
+            for environ in (os.environ, os.environb):
+                environ.__class__ = os._Environ
         reason = ""
         if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
             reason = "its code starts threads when it is imported"
@@ -233,7 +234,7 @@ class Template:
                 network = jail.build(self._spec, self._networks)
             pid = os.fork()
             if pid == 0:
-                ours.close()
+                ours.close()  # a spare that held this end too would never see it close
                 self._become_instance(theirs)
         except OSError:
             self._networks.leave(network)

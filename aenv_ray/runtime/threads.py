@@ -1,8 +1,10 @@
-"""Starting the runtime's own threads."""
+"""The threads of the runtime itself: how one starts, and what the kernel knows of one."""
 
 from __future__ import annotations
 
 import _thread
+import contextlib
+import threading
 from collections.abc import Callable
 
 
@@ -22,3 +24,12 @@ def start_thread(target: Callable[[], object]) -> None:
 
     _thread.start_new_thread(run, ())
     running.acquire()
+
+
+def has_children() -> bool:
+    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
+    with contextlib.suppress(OSError):
+        path = f"/proc/self/task/{threading.get_native_id()}/children"
+        with open(path, "rb") as file:
+            return bool(file.read(1))
+    return False

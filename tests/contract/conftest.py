@@ -30,9 +30,9 @@ def open_node() -> Iterator[Node]:
 
 
 @pytest.fixture
-def own_node() -> Iterator[Node]:
-    """Yield a node of one test, which may break it."""
-    node = Node("auto")
+def own_node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Yield a node of one test, which may break it; its parameter is the node's isolation."""
+    node = Node(getattr(request, "param", "auto"))
     yield node
     node.end()
 

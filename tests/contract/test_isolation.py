@@ -142,8 +142,21 @@ async def test_what_is_left_open_is_only_its_own(walled: Bench) -> None:
     assert len(sockets) <= 3, opened  # the listener, its connection, and a pair of the loop's
     directories = [target for target in opened.values() if target.startswith("/")]
     assert set(directories) <= {"/dev/null", "/dev/urandom", "/proc"}, opened
-    in_a_child = await text(sandbox, "ls -l /proc/self/fd")
-    assert in_a_child.count("socket:") == 0, in_a_child
+
+
+async def test_what_a_tool_starts_inherits_nothing_of_the_runtime(either: Bench) -> None:
+    """The listener in an agent's hands would be a second runtime: its graders, its answers."""
+    spare, sandbox = [await either.start() for _ in range(2)]
+    source = (
+        "import subprocess\nresult = subprocess.run(\n"
+        "    ['ls', '-l', '/proc/self/fd'], close_fds=False, capture_output=True, check=True,\n"
+        "    stdin=subprocess.DEVNULL).stdout.decode()\n"
+    )
+    for one in (spare, sandbox):
+        numbers = [
+            line.split()[-3] for line in str(await run(one, source)).splitlines() if "->" in line
+        ]
+        assert numbers == ["0", "1", "2", "3"]  # its three, and the directory that `ls` reads
 
 
 # --- processes --------------------------------------------------------------------------------

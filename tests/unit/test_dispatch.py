@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -271,7 +272,7 @@ def test_functions_answer_with_their_data_and_fail_as_errors() -> None:
 
 def test_a_function_that_returns_too_much_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 12: it is not cut: half a JSON value is none."""
-    monkeypatch.setattr("aenv_ray.runtime.dispatch.RESULT_LIMIT_BYTES", 100)
+    monkeypatch.setattr("aenv_ray.runtime.answers.RESULT_LIMIT_BYTES", 100)
     bench = Bench()
     bench.registry.add_function(lambda_named("big", lambda: "x" * 200))
     error = bench.submit("aenv/function", {"name": "big"}).error
@@ -441,6 +442,80 @@ def test_all_calls_can_be_cancelled_at_once() -> None:
     bench.dispatcher.cancel_all("the instance ends")
     assert [answer.error["code"] for answer in answers] == ["call_cancelled"] * 2
     assert bench.dispatcher.pending == 0
+
+
+def wait_until_after(moment: float) -> None:
+    while time.monotonic() <= moment:
+        pass
+
+
+def test_the_deadline_of_a_call_that_waits_counts_from_its_arrival() -> None:
+    """Invariant 9."""
+    deadlines: list[float] = []
+
+    def work() -> None:
+        deadlines.append(current_call().deadline)
+
+    bench, answer = Bench(work), Answer()
+    params = {"name": "work", "_meta": {"aenv/timeout_s": 60}}
+    run = bench.dispatcher.accept("tools/call", params, answer)
+    arrived_by = time.monotonic()
+    assert run is not None
+    wait_until_after(arrived_by + 0.01)
+    run()
+    assert answer.result["isError"] is False
+    assert deadlines[0] <= arrived_by + 60.0
+
+
+@pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools"])
+def test_a_call_whose_deadline_passes_while_it_waits_never_runs(method: str) -> None:
+    """Invariants 1 and 9: whichever notices first, its turn or the clock."""
+    ran: list[int] = []
+
+    def work() -> None:
+        ran.append(1)
+
+    bench = Bench(work)
+    for _ in range(50):
+        answer = Answer()
+        params = {"name": "work", "calls": [{"name": "work"}], "_meta": {"aenv/timeout_s": 1e-6}}
+        run = bench.dispatcher.accept(method, params, answer)
+        assert run is not None
+        wait_until_after(time.monotonic() + 1e-6)
+        run()
+        assert answer.error["code"] == "tool_timeout"
+        assert "did not run" in answer.error["message"]
+        assert answer.times == 1
+    assert ran == []
+    assert bench.dispatcher.pending == 0
+
+
+def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
+    """Invariant 11."""
+    ran: list[int] = []
+    bench, answer = Bench(lambda_named("work", lambda: ran.append(1))), Answer()
+    params = {"name": "work", "_meta": {"aenv/call_id": "c"}}
+    run = bench.dispatcher.accept("tools/call", params, answer)
+    assert run is not None
+    assert bench.dispatcher.cancel("c", "the agent gave up")
+    run()
+    assert answer.error["code"] == "call_cancelled"
+    assert ran == []
+    assert not bench.dispatcher.cancel("c")
+
+
+def test_there_is_nothing_to_wait_for_where_the_answer_is_known() -> None:
+    bench = Bench(add)
+    listing, repeated, refused = Answer(), Answer(), Answer()
+    bench.tool("add", {"aenv/call_id": "c"}, a=1).wait()
+    meta = {"aenv/call_id": "c"}
+    assert bench.dispatcher.accept("tools/list", {}, listing) is None
+    assert bench.dispatcher.accept("tools/call", {"name": "add", "_meta": meta}, repeated) is None
+    bad = {"name": "add", "_meta": {"aenv/timeout_s": 0}}
+    assert bench.dispatcher.accept("tools/call", bad, refused) is None
+    assert listing.result["tools"]
+    assert repeated.text == "2"
+    assert refused.error["code"] == "tool_input_invalid"
 
 
 def test_progress_reaches_the_caller() -> None:

@@ -1,0 +1,201 @@
+"""Templates of the process engine: what is forked, what is not, and what a template survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import aenv_ray
+from aenv_ray.engines.launcher_client import launcher_environment
+from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench, eventually, value_of
+from tests.contract.node import SCOPE, Node
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+
+
+@pytest.fixture
+async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
+    engine = own_node.engine(HostId("host-templates"))
+    yield Bench(engine, tmp_path)
+    await engine.close()
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from _below(int(child))
+
+
+def start_launcher(node: Node, change: str) -> None:
+    """Start a node's launcher with something changed in it."""
+    source = f"import sys; from aenv_ray.engines import launcher; del sys.argv[0]\n{change}\n"
+    command = [sys.executable, "-P", "-c", f"{source}launcher.main()", "aenv_ray.engines.launcher"]
+    subprocess.run(
+        [*command, str(node.directory)], env=launcher_environment(), check=True, timeout=30
+    )
+
+
+# --- what a template survives -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_node", ["auto", "none"], indirect=True)
+async def test_spares_that_cannot_be_made_harm_nobody(bench: Bench, own_node: Node) -> None:
+    """What runs lives on, and what is asked for is forked when it is asked for."""
+    # A template keeps its own namespaces on descriptors from 1000 on; a spare needs more of them.
+    files = 1006 if own_node.isolation == "auto" else 1000
+    start_launcher(
+        own_node, f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({files}, {files}))"
+    )
+    sandboxes = [await bench.start() for _ in range(6)]
+    assert "aenv-spare" not in _names(own_node)
+    for sandbox in sandboxes:
+        assert await value_of(sandbox, "echo", text="all the same") == "all the same"
+    await bench.engine.stop([sandbox.instance_id for sandbox in sandboxes])
+
+
+def _names(node: Node) -> list[str]:
+    (launcher,) = node.launcher_pids()
+    return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in _below(launcher)]
+
+
+async def test_a_template_whose_code_hangs_ends_at_its_deadline(
+    bench: Bench, own_node: Node
+) -> None:
+    """Invariant 9: typed, and nothing of it is left."""
+    start_launcher(
+        own_node, "from aenv_ray.engines import launcher_templates as t; t.TEMPLATE_DEADLINE_S = 1"
+    )
+    hanging = bench.project({"tools.py": "import threading\nthreading.Event().wait()\n"})
+    with pytest.raises(SandboxStartFailed, match="not loaded after 1 s"):
+        await bench.start(hanging)
+    (launcher,) = own_node.launcher_pids()
+    await eventually(lambda: not list(_below(launcher)), "the template that hung is gone")
+
+
+# --- projects that cannot be forked -----------------------------------------------------------
+
+_TOOL = (
+    "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int:\n    return 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
+            "bare: its code starts threads",
+        ),
+        (
+            "import _thread\nLOCK = _thread.allocate_lock()\nLOCK.acquire()\n"
+            "_thread.start_new_thread(LOCK.acquire, ())\n",
+            "bare: its code starts threads",
+        ),
+        (
+            "import subprocess\nKEPT = subprocess.Popen(['sleep', '60'])\n",
+            "bare: its code starts processes",
+        ),
+        ("import subprocess\nsubprocess.run(['true'], check=True)\n", "template"),
+        ("import socket\nKEPT = socket.socket()\n", "bare: its code opens socket"),
+        ("import os\nKEPT = os.pipe()\n", "bare: its code opens pipe"),
+        ("import os\nSEEN = os.environ.get('SEED')\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = dict(os.environ)\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = os.environb.get(b'SEED')\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = dict(os.environb)\n", "bare: its code reads SEED"),
+        ("import os\nSEEN = os.getenv('OTHER')\n", "template"),
+        ("import os\nSEEN = os.getenvb(b'OTHER'), os.get_exec_path()\n", "template"),
+    ],
+    ids=[
+        "thread", "thread of no name", "process", "process that ended", "socket", "pipe",
+        "variable", "all variables", "variable in bytes", "all variables in bytes",
+        "another variable", "others in bytes, with both kinds of PATH",
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_forked_is_loaded_afresh_and_says_why(
+    bench: Bench, source: str, words: str
+) -> None:
+    """Design D4: the fallback is visible."""
+    project = bench.project({"tools.py": source + _TOOL})
+    sandbox = await bench.start(project, environment_variables={"SEED": "7"})
+    assert sandbox.start_mode.startswith(words)
+    assert await value_of(sandbox, "one") == 1
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_arguments_are_a_reason_to_load_afresh(bench: Bench) -> None:
+    source = "import sys\nSEEN = sys.argv[1:]\n" + _TOOL.replace("return 1", "return len(SEEN)")
+    project = bench.project({"tools.py": source})
+    sandbox = await bench.start(project, arguments=("--a", "b"))
+    assert "arguments" in sandbox.start_mode
+    assert await value_of(sandbox, "one") == 2
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_code_that_fails_only_in_the_instance_fails_its_start(bench: Bench) -> None:
+    source = "import os\nif os.environ.get('SEED') == 'bad': raise RuntimeError('bad seed')\n"
+    source += _TOOL
+    project = bench.project({"tools.py": source})
+    with pytest.raises(SandboxStartFailed, match="bad seed"):
+        await bench.start(project, environment_variables={"SEED": "bad"})
+    fine = await bench.start(project, environment_variables={"SEED": "good"})
+    assert await value_of(fine, "one") == 1
+    assert await bench.running() == {fine.instance_id}
+    await bench.engine.stop([fine.instance_id])
+
+
+# --- what is shown ----------------------------------------------------------------------------
+
+
+@pytest.mark.namespaces
+async def test_what_is_shown_again_below_tmp_shows_no_more_than_before(
+    own_node: Node, tmp_path: Path
+) -> None:
+    """Invariant 7: a sandbox's own /tmp covers an interpreter below /tmp; it is shown once more,
+    without the sources of built-in environments and without what lies beside it."""
+    site = own_node.root / "site"
+    package = site / "aenv_ray"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(aenv_ray.__file__).parent, package, ignore=ignored)
+    (own_node.root / "beside").write_text("another's")
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import asyncio, json, os, sys\nfrom pathlib import Path\n"
+        "from aenv_ray.engines.process import ProcessEngine\n"
+        "from aenv_ray.testing.contract_bench import Bench, evaluate\n"
+        "async def main(root, site):\n"
+        "    engine = ProcessEngine('host-x', runtime_dir=root / 'r', data_dir=root / 'd',\n"
+        f"        scope={SCOPE!r}, owner_pid=os.getppid())\n"
+        "    sandbox = await Bench(engine, root).start()\n"
+        "    source = (\n"
+        "        'import os, aenv_ray.runtime\\n'\n"
+        '        \'found = [os.path.join(d, n) for top in ("/tmp", "/.shown")\'\n'
+        "        ' for d, ds, fs in os.walk(top) for n in (*ds, *fs)]\\n'\n"
+        "        'result = [os.path.realpath(aenv_ray.runtime.__file__), found]')\n"
+        "    print(json.dumps(await evaluate(sandbox, source)))\n"
+        "    await engine.stop([sandbox.instance_id])\n"
+        "    await engine.close()\n"
+        "asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), str(own_node.root), str(site)],
+        env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runtime, found = json.loads(done.stdout)
+    assert runtime == str(package / "runtime" / "__init__.py")
+    views = {path for path in found if path.endswith("/runtime/jail.py")}
+    assert len(views) == 2, views  # where it is, and what that is shown from
+    assert f"{package}/runtime/jail.py" in views
+    assert not [path for path in found if "/envs/" in path]
+    private = (own_node.root / "beside", own_node.directory, own_node.data_dir / "environments")
+    assert not [path for path in found if path.startswith(tuple(map(str, private)))]

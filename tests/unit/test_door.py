@@ -1,0 +1,145 @@
+"""The fast door: what waits for a thread, what is cancelled before it begins, what is answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aenv_ray.runtime import door
+from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.door import Connection
+from aenv_ray.runtime.registry import Registry
+
+WAIT_S = 10.0
+
+
+class Bench:
+    """A connection to an environment whose tool waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.began = threading.Semaphore(0)
+        self.go = threading.Event()
+        registry = Registry()
+        registry.add_tool(self.wait, name="wait")
+        self.dispatcher = Dispatcher(registry)
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(WAIT_S)
+        self.lines = self.sock.makefile("rb")
+        Connection(theirs, self.dispatcher).start()
+        self.request_id = 0
+
+    def wait(self, label: str) -> str:
+        self.ran.append(label)
+        self.began.release()
+        assert self.go.wait(WAIT_S)
+        return label
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        self.sock.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    def call(self, label: str, timeout_s: float = 60.0) -> int:
+        self.request_id += 1
+        meta = {"aenv/call_id": f"call-{label}", "aenv/timeout_s": timeout_s}
+        params = {"name": "wait", "arguments": {"label": label}, "_meta": meta}
+        self.send(
+            {"jsonrpc": "2.0", "id": self.request_id, "method": "tools/call", "params": params}
+        )
+        return self.request_id
+
+    def cancel(self, request_id: int) -> None:
+        params = {"requestId": request_id, "reason": "the agent gave up"}
+        self.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+    def answer(self) -> tuple[int, Any]:
+        """Return the next answer: its id, and the text or the error's code."""
+        message = json.loads(self.lines.readline())
+        if "error" in message:
+            return message["id"], message["error"]["data"]
+        return message["id"], message["result"]["content"][0]["text"]
+
+    def answer_to(self, label: str) -> Any:
+        """Make a call and return what it is answered."""
+        request_id = self.call(label)
+        answered, value = self.answer()
+        assert answered == request_id
+        return value
+
+    def fill_threads(self) -> list[int]:
+        """Have every thread busy with a call, except the one that reads."""
+        ids = []
+        for index in range(door.MAX_THREADS - 1):
+            ids.append(self.call(f"busy-{index}"))
+            assert self.began.acquire(timeout=WAIT_S)
+        return ids
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(door, "MAX_THREADS", 3)
+    made = Bench()
+    yield made
+    made.go.set()
+    made.lines.close()
+    made.sock.close()
+
+
+def test_a_call_whose_deadline_passes_while_it_waits_never_runs(bench: Bench) -> None:
+    """Invariant 9: its caller is told at the deadline, while all threads are still busy."""
+    busy = bench.fill_threads()
+    late = bench.call("late", timeout_s=0.05)
+    answered, error = bench.answer()
+    assert answered == late
+    assert error["code"] == "tool_timeout"
+    assert "'wait' did not run" in error["message"]
+    bench.go.set()
+    assert {bench.answer()[0] for _ in busy} == set(busy)
+    assert bench.answer_to("after") == "after"
+    assert bench.ran == ["busy-0", "busy-1", "after"]
+
+
+def test_a_repetition_of_a_call_that_never_ran_is_told_the_same(bench: Bench) -> None:
+    """Invariant 1: the first outcome stays, also when there is room by now."""
+    busy = bench.fill_threads()
+    bench.call("late", timeout_s=0.05)
+    first = bench.answer()[1]
+    bench.go.set()
+    for _ in busy:
+        bench.answer()
+    bench.call("late")
+    assert bench.answer()[1] == first
+    assert "late" not in bench.ran
+
+
+def test_a_call_that_is_cancelled_before_it_begins_never_runs(bench: Bench) -> None:
+    """Invariant 11: and its caller is told at once, while all threads are still busy."""
+    busy = bench.fill_threads()
+    waiting = bench.call("waiting")
+    bench.cancel(waiting)
+    answered, error = bench.answer()
+    assert (answered, error["code"]) == (waiting, "call_cancelled")
+    assert "the agent gave up" in error["message"]
+    bench.go.set()
+    for _ in busy:
+        bench.answer()
+    assert bench.answer_to("after") == "after"
+    assert "waiting" not in bench.ran
+
+
+def test_calls_that_wait_run_in_order_when_threads_are_free(bench: Bench) -> None:
+    busy = bench.fill_threads()
+    waiting = [bench.call(f"waiting-{index}") for index in range(5)]
+    bench.go.set()
+    assert {bench.answer()[0] for _ in (*busy, *waiting)} == {*busy, *waiting}
+    assert sorted(bench.ran[2:]) == [f"waiting-{index}" for index in range(5)]
+
+
+def test_what_waits_is_refused_like_what_runs_at_once(bench: Bench) -> None:
+    bench.fill_threads()
+    bench.call("x", timeout_s=-1)
+    assert bench.answer()[1]["code"] == "tool_input_invalid"
