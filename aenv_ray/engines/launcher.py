@@ -51,6 +51,8 @@ IDLE_EXIT_S: Final = 60.0
 """With no host connected and nothing running, the launcher ends after this long."""
 BOOT_DEADLINE_S: Final = 60.0
 """A forked instance says that it is up within this, or is ended."""
+MAX_DEAD_SPARES: Final = 3
+"""So many processes may die before they become an instance; then its start has failed."""
 SPARE_PAUSE_S: Final = 5.0
 """No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
@@ -200,12 +202,25 @@ class Launcher:
             self._process_exited(template, message["exited"], cause_of(message["status"]))
 
     def _process_exited(self, template: Template, number: int, cause: str) -> None:
-        instance_id = template.instances.pop(number, None)
-        if instance_id is not None:
-            self._exited(instance_id, cause)
+        instance = self._instances.get(template.instances.pop(number, ""))
+        if instance is not None and self._was_never_more_than_a_spare(template, instance):
+            instance.dead_spares += 1
+            self._logs.discard(instance.log)
+            template.queued.appendleft(instance)
+            self._pump(template)
+            template.order(self._clock())
+        elif instance is not None:
+            self._exited(instance.id, cause)
         elif number in template.spares:
             template.spares.pop(number).close()
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
+
+    @staticmethod
+    def _was_never_more_than_a_spare(template: Template, instance: Instance) -> bool:
+        """Whether its process died before any code of the environment could run in it."""
+        is_starting = instance.status == "starting" and not instance.cause
+        is_loaded = bool(template.setup["preload"])
+        return is_starting and is_loaded and instance.dead_spares < MAX_DEAD_SPARES
 
     def _on_template_end(self, key: str, why: str) -> None:
         for instance in [i for i in self._instances.values() if i.template == key]:

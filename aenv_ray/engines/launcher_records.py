@@ -78,6 +78,8 @@ class Instance:
     boot_by: float
     process: int = 0
     """Its number at its template; 0 while it waits for one."""
+    dead_spares: int = 0
+    """Processes of it that died while they were still spares."""
     reply: tuple[Peer, int] | None = None
     status: str = "starting"
     stoppers: list[tuple[Peer, int]] = field(default_factory=list)

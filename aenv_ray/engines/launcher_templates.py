@@ -145,6 +145,8 @@ class Templates:
                 self._end(template, "its template process died")
                 return
             message = json.loads(data)
+            if "spare" in message and not fds:  # the kernel drops what there is no room for
+                message = {"no_spare": "the launcher has as many open files as it may"}
             if fds:
                 self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
             else:

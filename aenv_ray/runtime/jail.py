@@ -332,7 +332,11 @@ def _has_no_sockets() -> bool:
 
 
 class Home:
-    """The template's own namespaces, to come back to after each fork."""
+    """The template's own namespaces, to come back to after each fork.
+
+    Raises:
+        JailUnavailable: There are too few descriptors for them.
+    """
 
     def __init__(self, spec: JailSpec) -> None:
         kinds = {"mnt": linux.CLONE_NEWNS, "ipc": linux.CLONE_NEWIPC}
@@ -340,6 +344,8 @@ class Home:
             kinds["net"] = linux.CLONE_NEWNET
         kinds["pid"] = linux.CLONE_NEWPID
         self._fds = [(open_high(f"/proc/self/ns/{name}"), kind) for name, kind in kinds.items()]
+        if any(fd < 0 for fd, _ in self._fds):
+            raise JailUnavailable(f"the limit of open files is below {_FIRST_HIGH_FD + len(kinds)}")
 
     def come_back(self) -> None:
         """Return to the template's namespaces."""

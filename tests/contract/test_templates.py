@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import aenv_ray
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.launcher_client import launcher_environment
+from aenv_ray.engines.launcher_records import SPARES
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, value_of
@@ -47,24 +50,44 @@ def start_launcher(node: Node, change: str) -> None:
 # --- what a template survives -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_node", ["auto", "none"], indirect=True)
-async def test_spares_that_cannot_be_made_harm_nobody(bench: Bench, own_node: Node) -> None:
-    """What runs lives on, and what is asked for is forked when it is asked for."""
-    # A template keeps its own namespaces on descriptors from 1000 on; a spare needs more of them.
-    files = 1006 if own_node.isolation == "auto" else 1000
-    start_launcher(
-        own_node, f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({files}, {files}))"
-    )
-    sandboxes = [await bench.start() for _ in range(6)]
-    assert "aenv-spare" not in _names(own_node)
+@pytest.mark.parametrize("own_node", ["none"], indirect=True)
+async def test_a_node_without_room_refuses_and_harms_nobody(bench: Bench, own_node: Node) -> None:
+    """What runs lives on, what is asked for is refused in words, and later there is room again."""
+    start_launcher(own_node, "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (30, 30))")
+    sandboxes: list[Sandbox] = []
+    refused: SandboxStartFailed | None = None
+    while refused is None and len(sandboxes) < 30:
+        try:
+            sandboxes.append(await bench.start())
+        except SandboxStartFailed as exc:
+            refused = exc
+    assert "open files" in str(refused)
+    assert len(sandboxes) > 3
     for sandbox in sandboxes:
         assert await value_of(sandbox, "echo", text="all the same") == "all the same"
     await bench.engine.stop([sandbox.instance_id for sandbox in sandboxes])
+    again = await bench.start()
+    assert await value_of(again, "echo", text="again") == "again"
+    await bench.engine.stop([again.instance_id])
 
 
-def _names(node: Node) -> list[str]:
+async def test_a_spare_that_dies_is_replaced(bench: Bench, own_node: Node) -> None:
+    """Nobody gets a dead one: another process becomes the instance."""
+    sandboxes = [await bench.start()]
+    await eventually(lambda: len(_spares(own_node)) == SPARES, "spares wait")
+    for pid in (dead := _spares(own_node)):
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        sandboxes.append(await bench.start())
+        assert await value_of(sandboxes[-1], "echo", text="hi") == "hi"
+    assert not set(dead) & set(_spares(own_node))
+    await bench.engine.stop([sandbox.instance_id for sandbox in sandboxes])
+
+
+def _spares(node: Node) -> list[int]:
     (launcher,) = node.launcher_pids()
-    return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in _below(launcher)]
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _below(launcher)}
+    return [pid for pid, name in names.items() if name == "aenv-spare"]
 
 
 async def test_a_template_whose_code_hangs_ends_at_its_deadline(
