@@ -25,6 +25,8 @@ _WATCH_S: Final = 0.5
 _BUSY_CALLS: Final = 16
 """With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
 _BUSY_DELAY_S: Final = 0.001
+_READ_BYTES: Final = 65_536
+"""Below the size from which malloc asks the kernel for each buffer."""
 _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 
 
@@ -40,8 +42,11 @@ class _Waiting:
     token: str = ""
 
 
-class DoorSandbox(Sandbox, asyncio.Protocol):
+class DoorSandbox(Sandbox):
     """A sandbox whose runtime answers on a stream socket.
+
+    It reads and writes the socket itself: a lone call is written at once and its answer taken apart
+    where it is read, which a transport would do some turns of the event loop later.
 
     Args:
         instance_id: Whose sandbox it is.
@@ -67,7 +72,8 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         self._is_watching = False
         self._buffer = bytearray()
         self._scanned = 0
-        self._transport: asyncio.WriteTransport | None = None
+        self._sock: socket.socket | None = None
+        self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
         self._cause: str | None = None
         self._on_end: list[Callable[[str], None]] = []
@@ -77,14 +83,24 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
     async def connect(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
         sock.setblocking(False)
-        await self._loop.create_connection(lambda: self, sock=sock)
+        self._sock = sock
+        self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    # --- asyncio.Protocol ---------------------------------------------------------------------
+    # --- the socket ---------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
-        self._transport = transport  # type: ignore[assignment]  # stream transports write
-
-    def data_received(self, data: bytes) -> None:  # noqa: D102
+    def _on_readable(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self._on_broken(exc)
+            return
+        if not data:
+            self._on_broken(None)
+            return
         buffer = self._buffer
         buffer += data
         while True:
@@ -97,9 +113,46 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
             self._scanned = 0
             self._on_line(line)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
-        if not self._closed:
+    def _on_broken(self, exc: OSError | None) -> None:
+        self._hang_up()
+        if not self._closed and self._cause is None:
             self._ending = self._loop.create_task(self._learn_cause(exc))
+
+    def _send(self, data: bytes) -> None:
+        if self._sock is None:
+            return  # its end is told to all who wait
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # reading tells the end, and its cause
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._sock.fileno(), self._on_writable)
+
+    def _on_writable(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _hang_up(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            self._loop.remove_writer(sock.fileno())
+            sock.close()
 
     def _on_line(self, line: bytes) -> None:
         # What our own runtime writes is taken apart without decoding the result.
@@ -117,7 +170,7 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
                 report = (params["progress"], params.get("total"), params.get("message"))
                 waiting.on_progress(*report)
 
-    async def _learn_cause(self, exc: Exception | None) -> None:
+    async def _learn_cause(self, exc: OSError | None) -> None:
         try:
             async with asyncio.timeout(_CAUSE_WAIT_S):
                 cause = await self._find_cause()
@@ -139,8 +192,7 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         callbacks, self._on_end = self._on_end, []
         for callback in callbacks:
             callback(cause)
-        if self._transport is not None:
-            self._transport.close()
+        self._hang_up()
 
     @property
     def end_cause(self) -> str | None:  # noqa: D102
@@ -223,18 +275,17 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         )
 
     def _write(self, line: bytes) -> None:
-        """Send with whatever else this turn of the event loop sends: one system call for all."""
+        """Send at once; in a burst, with what comes within `_BUSY_DELAY_S`, by one system call."""
         if not self._outbox:
             if len(self._pending) < _BUSY_CALLS:
-                self._loop.call_soon(self._flush)
-            else:
-                self._loop.call_later(_BUSY_DELAY_S, self._flush)
+                self._send(line)
+                return
+            self._loop.call_later(_BUSY_DELAY_S, self._flush)
         self._outbox.append(line)
 
     def _flush(self) -> None:
         lines, self._outbox = self._outbox, []
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(lines))
+        self._send(b"".join(lines))
 
     async def close(self) -> None:  # noqa: D102
         self._closed = True
@@ -242,7 +293,6 @@ class DoorSandbox(Sandbox, asyncio.Protocol):
         for waiting in pending.values():
             if not waiting.future.done():
                 waiting.future.set_exception(self._left(waiting.method))
-        if self._transport is not None:
-            self._transport.close()
+        self._hang_up()
         if self._ending is not None:
             self._ending.cancel()

@@ -17,6 +17,7 @@ from aenv_ray.runtime.threads import start_thread
 
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
+_waitid: Final = getattr(os, "waitid", None)
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
@@ -190,11 +191,11 @@ def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
 
 def _children_of_this_thread() -> frozenset[int]:
     """Return the pids that this thread started and that were not reaped; Linux only."""
-    if not hasattr(os, "waitid"):
+    if _waitid is None:
         return frozenset()
     try:
         # One cheap call for the usual case that there are none.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)
+        _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)
     except OSError:
         return frozenset()
     return frozenset(_children_of_thread(threading.get_native_id()))

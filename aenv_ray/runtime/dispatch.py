@@ -7,6 +7,7 @@ again (design D6).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
@@ -42,6 +43,9 @@ OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
+_LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
+_PLAIN: Final = (str, dict, list, int, float, bytes, type(None))
+"""What functions usually return, of which none is awaitable."""
 
 
 @dataclass
@@ -156,9 +160,8 @@ class Dispatcher:
 
     def _admit(self, method: str, params: Mapping[str, Any], on_outcome: OnOutcome) -> str | None:
         """Return the id of a call that is to be run; None for one that is answered otherwise."""
-        listing = self._listing(method)
-        if listing is not None:
-            on_outcome(listing)
+        if method in _LISTINGS:
+            on_outcome(self._listing(method))
             return None
         meta = params.get("_meta") or {}
         call_id = str(meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}")
@@ -184,7 +187,7 @@ class Dispatcher:
             if latest is not None:
                 request.deadline = min(request.deadline, latest)
             arguments = request.entry.signature.bind(request.entry.name, request.arguments)
-            self._run(request, arguments, lambda outcome: self._outcomes.finish(call_id, outcome))
+            self._run(request, arguments, functools.partial(self._outcomes.finish, call_id))
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome, whatever breaks
@@ -215,7 +218,7 @@ class Dispatcher:
 
     # --- parsing ----------------------------------------------------------------------------
 
-    def _listing(self, method: str) -> Outcome | None:
+    def _listing(self, method: str) -> Outcome:
         if method == "tools/list":
             if self.load_error is not None:
                 return fault_outcome(Fault("sandbox_start_failed", self.load_error))
@@ -223,9 +226,7 @@ class Dispatcher:
             return result_outcome(to_json({"tools": tools}))
         if method == "aenv/functions":
             return result_outcome(to_json(self.registry.listing()))
-        if method == "ping":
-            return result_outcome(b"{}")
-        return None
+        return result_outcome(b"{}")
 
     def _parse(
         self,
@@ -287,7 +288,7 @@ class Dispatcher:
             outcome = raised(entry, exc)
         else:
             self._leave_if_forked()
-            if inspect.isawaitable(value):
+            if not isinstance(value, _PLAIN) and inspect.isawaitable(value):
                 self._run_on_loop(call, entry, _awaiting(value), {}, done)
                 return
             outcome = returned(entry, value)

@@ -81,20 +81,18 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
     Raises:
         ValueError: The value cannot be JSON.
     """
+    if isinstance(value, str):
+        text = _clean_text(value)
+        result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": False}
+        if len(text) > limit_bytes // 4:
+            result = _limited(result, limit_bytes)
+            text = result["content"][0]["text"]
+        result["structuredContent"] = {"result": text}
+        result.setdefault("_meta", {})["aenv/wrapped"] = True
+        return result
     blocks = _blocks(value)
     if blocks is not None:
         return _limited({"content": blocks, "isError": False}, limit_bytes)
-    if isinstance(value, str):
-        result: dict[str, Any] = {
-            "content": [{"type": "text", "text": _clean_text(value)}],
-            "isError": False,
-        }
-        if len(value) > limit_bytes // 4:
-            result = _limited(result, limit_bytes)
-            value = result["content"][0]["text"]
-        result["structuredContent"] = {"result": _clean_text(value)}
-        result.setdefault("_meta", {})["aenv/wrapped"] = True
-        return result
     encoded = to_json(value)
     if len(encoded) > limit_bytes:
         text = encoded[:limit_bytes].decode(errors="ignore")
