@@ -5,6 +5,7 @@ These functions block; in async code, call them in a thread or use `aenv_ray.Env
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -75,12 +76,15 @@ class Fabric:
         import ray
 
         waited_s = 0.0
-        while waited_s < CREATE_DEADLINE_S and not ray.wait([reference], timeout=TELL_S)[0]:
+        while waited_s < CREATE_DEADLINE_S - TELL_S:
+            # One `ray.get` in the usual case: a `ray.wait` before it is another round of waking up.
+            with self.ray.translated(what), contextlib.suppress(ray.exceptions.GetTimeoutError):
+                return ray.get(reference, timeout=TELL_S)
             waited_s += TELL_S
             installs = (source.path / "requirements.txt").is_file()
             doing = "the node installs its requirements" if installs else "the cluster is busy"
             logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
-        return self.wait(reference, what, max(1.0, CREATE_DEADLINE_S - waited_s))
+        return self.wait(reference, what, TELL_S)
 
     # --- creating -------------------------------------------------------------------------------
 
