@@ -31,7 +31,7 @@ CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create: it may build a virtual environment first."""
 TELL_S: Final = 5.0
 """A create that takes longer says what it waits for, this often."""
-_ENGINES: Final = ("process", "fake")
+_ENGINES: Final = ("process", "docker", "fake")
 
 
 class Fabric:

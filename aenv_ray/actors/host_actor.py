@@ -39,12 +39,26 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 owner_pid=raylet_pid(),
                 isolation=settings().isolation,
             )
+        if name == "docker":
+            from aenv_ray.engines.docker import DockerEngine
+            from aenv_ray.engines.process import raylet_pid
+
+            return DockerEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                owner_pid=raylet_pid(),
+                address=settings().docker_host,
+                image=settings().docker_image,
+                runtime=settings().docker_runtime,
+            )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine
 
             return FakeEngine(host_id)
         raise ConfigError(
-            f"there is no engine {name!r} here", hint="engines: process, fake (for tests)"
+            f"there is no engine {name!r} here", hint="engines: process, docker, fake (for tests)"
         )
 
     return make
