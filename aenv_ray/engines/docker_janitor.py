@@ -182,6 +182,8 @@ class Janitor:
         if not self._daemon.remove(row["Id"]):
             return  # the next sweep tries again
         self._ended.pop(name, None)
+        if not self._files.is_present(row["Labels"][docker_files.HOST_LABEL]):
+            self._files.clean(name)  # else its host wants to know the cause, and cleans up
 
     def _clean_up(self, names: set[str], now: float) -> None:
         """Remove files of containers that are gone, once nobody can want them any more."""
