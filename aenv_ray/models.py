@@ -138,6 +138,8 @@ class BuildConfig(_ProjectSection):
     context: str = "."
     image_name: str | None = None
     image_tag: str | None = None
+    platform: str | None = None
+    build_args: dict[str, str] = Field(default_factory=dict)
 
 
 class Artifact(_ProjectSection):
@@ -146,6 +148,8 @@ class Artifact(_ProjectSection):
     id: str = ""
     type: str
     content: str
+    digest: str = ""
+    """Which content exactly: of an image, its id, or the repository and digest that was pushed."""
 
 
 class EnvironmentConfig(_ProjectSection):

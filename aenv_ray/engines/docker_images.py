@@ -61,7 +61,7 @@ def reference_of(config: EnvironmentConfig, default: str | None) -> str:
     Raises:
         ConfigError: It names none, and there is no default.
     """
-    built = [a.content for a in config.artifacts if a.type == ARTIFACT_TYPE and a.content]
+    built = [a.digest or a.content for a in config.artifacts if a.type == ARTIFACT_TYPE]
     reference = config.deploy.container.image or (built[0] if built else default)
     if reference is None:
         raise ConfigError(
@@ -138,6 +138,11 @@ class DockerImages:
             return dict(await self._client.request("GET", path))
 
     async def _pull(self, reference: str) -> None:
+        if reference.startswith("sha256:"):
+            raise SandboxStartFailed(
+                f"image {reference[:19]} is not on this node, and no registry has it by that name",
+                hint="it was built on another node: push it there with `aenv build --push`",
+            )
         logger.warning("pulling image %s", reference)
         loop = asyncio.get_running_loop()
         tell_at = loop.time() + _TELL_S
