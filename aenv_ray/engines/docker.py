@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,7 +185,11 @@ class DockerEngine(Engine):
         around = await self._planner.surroundings(spec, name)
         instance = self._track(spec.instance_id, name)
         directory = self._files.make_run_directory(name)
+        hides_source = spec.config.deploy.hide_source
         try:
+            if hides_source:
+                copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
+                around = replace(around, project_dir=copy)
             with listening(directory / "boot") as listener:
                 async with self._containers.slot():
                     body = specs.container_body(spec, around)
@@ -193,6 +197,8 @@ class DockerEngine(Engine):
                     await self._containers.start(name)
                     instance.is_started = True
                 await self._await_boot(instance, listener)
+            if hides_source:
+                await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(
                 instance, specs.isolation(spec, around), specs.start_mode(around)
             )

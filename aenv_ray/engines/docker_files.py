@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,7 @@ class DockerFiles:
         self.directory = directory
         self.janitor_lock = directory / "janitor.lock"
         self._instances = directory / "i"
+        self._projects = directory / "projects"
         self._deadlines = directory / "deadlines"
         self._causes = directory / "causes"
         self._hosts = directory / "hosts"
@@ -52,9 +54,8 @@ class DockerFiles:
     def prepare(self) -> None:
         """Make the directories."""
         self.directory.chmod(0o700)  # containers see single directories below it, by mounts
-        for path in (
-            self._instances, self._deadlines, self._causes, self._hosts, self._slots,
-        ):  # fmt: skip
+        kept = (self._instances, self._projects, self._deadlines, self._causes)
+        for path in (*kept, self._hosts, self._slots):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- instances --------------------------------------------------------------------------
@@ -71,6 +72,23 @@ class DockerFiles:
     def run_directory(self, name: str) -> Path:
         """Return the directory that a container shares with this node."""
         return self._instances / name
+
+    def copy_project(self, name: str, project: Path) -> Path:
+        """Return a copy of a project for one container, which `empty_project` can take from it."""
+        path = self._projects / name
+        if path.exists():
+            remove_tree(path)
+        shutil.copytree(project, path, symlinks=True)
+        path.chmod(0o755)
+        return path
+
+    def empty_project(self, name: str) -> None:
+        """Take the files of a copied project from its container."""
+        for path in (self._projects / name).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink()
 
     def move_deadline(self, name: str, deadline: float) -> None:
         """Note a deadline that is not the one on the container's label any more."""
@@ -103,15 +121,15 @@ class DockerFiles:
         """Remove what an instance leaves."""
         for directory in (self._deadlines, self._causes):
             (directory / name).unlink(missing_ok=True)
-        path = self.run_directory(name)
-        if path.exists():
-            remove_tree(path)
+        for path in (self.run_directory(name), self._projects / name):
+            if path.exists():
+                remove_tree(path)
 
     def names(self) -> set[str]:
         """Return the containers that have files here, whether they exist or not."""
         return {
             path.name
-            for directory in (self._instances, self._deadlines, self._causes)
+            for directory in (self._instances, self._projects, self._deadlines, self._causes)
             for path in directory.glob("aenv-*")
         }
 

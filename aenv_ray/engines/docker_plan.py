@@ -109,6 +109,7 @@ class Planner:
             image_path=image.path,
             kit=image.kit,
             run_directory=self._files.run_directory(name),
+            project_dir=spec.project_dir,
             network=docker_network.network_name(self._scope) if is_internet else network.value,
             dns=docker_network.RESOLVERS if is_internet else (),
             runtime=runtime,

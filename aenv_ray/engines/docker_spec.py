@@ -44,6 +44,7 @@ class Surroundings:
     kit: Path | None
     """The runtime for this image, on this node; None when the image carries it."""
     run_directory: Path
+    project_dir: Path
     network: str
     """What the daemon calls the network to join: ``none``, ``host``, or a name."""
     dns: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     facts = isolation(spec, around)
     host: dict[str, Any] = {
         "NetworkMode": around.network,
-        "Mounts": _mounts(spec, around),
+        "Mounts": _mounts(around),
         "Tmpfs": _writable(deploy),
         "ReadonlyRootfs": container.read_only_root,
         "CapDrop": ["ALL"],
@@ -105,8 +106,8 @@ def user_of(deploy: DeployConfig, image_user: str) -> str:
     return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
 
 
-def _mounts(spec: SandboxSpec, around: Surroundings) -> list[dict[str, Any]]:
-    mounts = [_bind(spec.project_dir, PROJECT), _bind(around.run_directory, RUN, writable=True)]
+def _mounts(around: Surroundings) -> list[dict[str, Any]]:
+    mounts = [_bind(around.project_dir, PROJECT), _bind(around.run_directory, RUN, writable=True)]
     if around.kit is not None:
         mounts += [_bind(around.kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
     return mounts
@@ -203,8 +204,6 @@ def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -
         missing.append("seccomp: the daemon has no profile")
     if deploy.container.cap_add:
         missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
-    if deploy.hide_source:
-        missing.append("hideSource: the project's files are readable in a container")
     return missing
 
 

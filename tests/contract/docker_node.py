@@ -91,7 +91,7 @@ class DockerNode:
     def left_over(self) -> list[str]:
         """Return the containers and files of instances, by the daemon and the file system."""
         found = self.containers()
-        for name in ("i", "deadlines", "causes"):
+        for name in ("i", "projects", "deadlines", "causes"):
             found += [str(path) for path in self.root.glob(f"r/*/{name}/*")]
         return found
 

@@ -196,6 +196,15 @@ async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> No
         assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
 
 
+async def test_a_hidden_project_is_gone_once_its_code_is_loaded(bench: Bench) -> None:
+    """Solutions and graders lie in it."""
+    sandbox = await bench.start(bench.contract_project({"hideSource": True}))
+    assert await value_of(sandbox, "echo", text="loaded") == "loaded"
+    assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
+    shown = await bench.start()
+    assert "contract_tools.py" in (await execute(shown, "find /project")).text()
+
+
 def _serve(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
