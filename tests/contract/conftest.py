@@ -10,6 +10,7 @@ import pytest
 
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench
+from tests.conftest import docker_refusal, require
 from tests.contract.docker_node import DockerNode
 from tests.contract.node import Node
 
@@ -41,6 +42,7 @@ def own_node() -> Iterator[Node]:
 @pytest.fixture(scope="module")
 def docker_node() -> Iterator[DockerNode]:
     """Yield a node with a Docker daemon; its tests are marked `docker`."""
+    require("docker", not docker_refusal(), docker_refusal())
     node = DockerNode()
     yield node
     node.end()
