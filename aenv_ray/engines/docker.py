@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 BOOT_DEADLINE_S: Final = 60.0
 """A started container says that its project is loaded within this, or is ended."""
 RELEASED: Final = "it was released"
+CAUSE_WAIT_S: Final = 10.0
+"""A daemon under load tells late why a container ended."""
 _CLOSE_S: Final = 10.0
 
 
@@ -244,7 +246,7 @@ class DockerEngine(Engine):
         async def find_cause() -> str:
             return await asyncio.shield(instance.ended)
 
-        sandbox = DoorSandbox(instance.id, isolation, mode, find_cause)
+        sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
         sock = socket.socket(socket.AF_UNIX)
         try:
             # A connect to a listening Unix socket does not block: the backlog takes it.

@@ -50,7 +50,9 @@ class OwnDaemon:
         with (self.root / "log").open("ab") as log:
             process = subprocess.Popen(
                 [
-                    "dockerd", "--host", self.address, "--containerd", str(self.root / "c.sock"),
+                    # Apart, for a daemon without a bridge deletes the one that it finds.
+                    "unshare", "--net", "--", "dockerd", "--host", self.address,
+                    "--containerd", str(self.root / "c.sock"),
                     "--data-root", str(self.root / "data"),
                     "--exec-root", str(self.root / "exec"), "--pidfile", str(self.root / "pid"),
                     "--bridge=none", "--iptables=false", "--ip-masq=false",
