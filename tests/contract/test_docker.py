@@ -303,13 +303,19 @@ async def test_everything_ends_with_its_owner_and_nothing_else(
     )
     try:
         engine = own_node.engine(new_host(), owner_pid=owner.pid)
-        sandbox = await Bench(engine, tmp_path).start()
+        bench = Bench(engine, tmp_path)
+        network = "internet" if os.geteuid() == 0 else "none"
+        sandbox = await bench.start(bench.contract_project({"network": network}))
         owner.kill()
         owner.wait()
         await end_of(sandbox)
         await eventually(lambda: not own_node.containers(), "its containers are gone")
         await eventually(lambda: not own_node.janitor_pids(), "the janitor is gone")
         await engine.close()
+        bridge = bridge_name(f"{own_node.scope}/docker")
+        assert docker("network", "ls", "-q", "--filter", f"label={own_node.label}") == ""
+        rules = subprocess.run(["iptables", "-S"], capture_output=True, text=True, check=False)
+        assert bridge.removeprefix("aenv") not in rules.stdout
         assert docker("inspect", "--format", "{{.State.Running}}", bystander) == "true"
     finally:
         docker("rm", "--force", bystander)
