@@ -6,6 +6,9 @@
 | ``AENV_RUNTIME_DIR`` | sockets, logs; short path | ``/dev/shm/aenv-<uid>``, else in ``/tmp`` |
 | ``AENV_ENGINE`` | engine when neither caller nor project names one | ``process`` |
 | ``AENV_ISOLATION`` | namespaces: ``auto``, ``required`` or ``none`` | ``auto`` |
+| ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
+| ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
+| ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
@@ -34,6 +37,9 @@ class Settings(BaseModel):
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
     isolation: Literal["auto", "required", "none"] = "auto"
+    docker_image: str | None = None
+    docker_runtime: str | None = None
+    docker_host: str = "unix:///var/run/docker.sock"
     system_url: str | None = None
     dummy_instance: str | None = None
     ray_address: str | None = None
@@ -55,6 +61,9 @@ def read_settings() -> Settings:
             ),
             engine=environment.get("AENV_ENGINE") or "process",
             isolation=environment.get("AENV_ISOLATION") or "auto",
+            docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
+            docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
+            docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,

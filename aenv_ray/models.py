@@ -46,6 +46,23 @@ class ServiceConfig(_ProjectSection):
     mount_path: str = Field(default="/home/admin/data", alias="mountPath")
 
 
+class ContainerConfig(_ProjectSection):
+    """``deployConfig.container``: what an instance gets where it is a container."""
+
+    image: str | None = None
+    """Image to run in. None: the ``image`` artifact, else ``AENV_DOCKER_IMAGE``."""
+    user: str | None = None
+    """``"root"``, ``"1000:1000"`` … None: the image's own user, nobody where it names none."""
+    runtime: str | None = None
+    """OCI runtime, for example ``runsc``. None: ``AENV_DOCKER_RUNTIME``, else the daemon's."""
+    cap_add: tuple[str, ...] = Field(default=(), alias="capAdd")
+    """Capabilities; without any it has none."""
+    pids: int = Field(default=1024, ge=16)
+    """Processes and threads at once."""
+    read_only_root: bool = Field(default=False, alias="readOnlyRoot")
+    """Only the work directory and ``/tmp`` can be written to."""
+
+
 class DeployConfig(_ProjectSection):
     """``deployConfig``: what an instance gets."""
 
@@ -72,6 +89,7 @@ class DeployConfig(_ProjectSection):
     """Older spelling of ``environmentVariables``; that one wins."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
     pod_template: str | None = Field(default=None, alias="podTemplate")
+    container: ContainerConfig = Field(default_factory=ContainerConfig)
     service: ServiceConfig = Field(default_factory=ServiceConfig)
 
     @field_validator("cpu")
@@ -120,6 +138,8 @@ class BuildConfig(_ProjectSection):
     context: str = "."
     image_name: str | None = None
     image_tag: str | None = None
+    platform: str | None = None
+    build_args: dict[str, str] = Field(default_factory=dict)
 
 
 class Artifact(_ProjectSection):
@@ -128,6 +148,8 @@ class Artifact(_ProjectSection):
     id: str = ""
     type: str
     content: str
+    digest: str = ""
+    """Which content exactly: of an image, its id, or the repository and digest that was pushed."""
 
 
 class EnvironmentConfig(_ProjectSection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,19 @@ def namespaces_refusal() -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
+@cache
+def docker_refusal() -> str:
+    """Return why there is no Docker daemon to test with; empty when there is."""
+    for program in ("docker", "mmdebstrap"):  # base images are made: tests need no registry
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    done = subprocess.run(
+        ["docker", "version", "--format", "{{.Server.Version}}"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return done.stderr.strip() if done.returncode else ""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     unknown = REQUIRED - KNOWN
     if unknown:
@@ -60,9 +74,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
-    """Skip or fail tests marked `namespaces` where there are none."""
+    """Skip or fail tests marked `namespaces` or `docker` where there are none."""
     if request.node.get_closest_marker("namespaces"):
         require("namespaces", not namespaces_refusal(), namespaces_refusal())
+    if request.node.get_closest_marker("docker"):
+        require("docker", not docker_refusal(), docker_refusal())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
 
-_ENGINES: Final = ("process", "fake")
+_ENGINES: Final = ("process", "docker", "fake")
 
 
 class CreateOptions:

@@ -42,12 +42,25 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 owner_pid=owner_pid,
                 isolation=settings().isolation,
             )
+        if name == "docker":
+            from aenv_ray.engines.docker import DockerEngine
+
+            return DockerEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                owner_pid=owner_pid,
+                address=settings().docker_host,
+                image=settings().docker_image,
+                runtime=settings().docker_runtime,
+            )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine
 
             return FakeEngine(host_id)
         raise ConfigError(
-            f"there is no engine {name!r} here", hint="engines: process, fake (for tests)"
+            f"there is no engine {name!r} here", hint="engines: process, docker, fake (for tests)"
         )
 
     return make

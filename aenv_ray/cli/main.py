@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "init": "aenv_ray.cli.init:init",
     "test": "aenv_ray.cli.test:run_tests",
     "run": "aenv_ray.cli.run:run",
+    "build": "aenv_ray.cli.build:build",
     "version": "aenv_ray.cli.version:version",
 }
 """Name → ``module:attribute``, in the order of ``aenv --help``.

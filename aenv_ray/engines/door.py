@@ -16,9 +16,8 @@ from aenv_ray.engines.base import OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 
-_CAUSE_WAIT_S: Final = 2.0
+CAUSE_WAIT_S: Final = 2.0
 """How long a broken connection waits to learn why; the launcher tells within milliseconds."""
-
 
 _WATCH_S: Final = 0.5
 """How exactly an unanswered call's deadline is kept."""
@@ -53,6 +52,7 @@ class DoorSandbox(Sandbox):
         isolation: What separates it from the node.
         start_mode: How it came to be.
         find_cause: Waits for the reason of a broken connection.
+        cause_wait_s: How long that may take.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class DoorSandbox(Sandbox):
         isolation: Isolation,
         start_mode: str,
         find_cause: Callable[[], Awaitable[str]],
+        cause_wait_s: float = CAUSE_WAIT_S,
     ) -> None:
         self.instance_id = instance_id
         self.isolation = isolation
         self.start_mode = start_mode
         self._find_cause = find_cause
+        self._cause_wait_s = cause_wait_s
         self._ids = itertools.count(1)
         self._pending: dict[int, _Waiting] = {}
         self._outbox: list[bytes] = []
@@ -172,7 +174,7 @@ class DoorSandbox(Sandbox):
 
     async def _learn_cause(self, exc: OSError | None) -> None:
         try:
-            async with asyncio.timeout(_CAUSE_WAIT_S):
+            async with asyncio.timeout(self._cause_wait_s):
                 cause = await self._find_cause()
         except TimeoutError:
             cause = f"the connection to it broke ({exc or 'closed'})"

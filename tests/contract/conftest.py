@@ -1,4 +1,4 @@
-"""Nodes of the process engine, shared by the tests of a module."""
+"""Nodes of the process and docker engines, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench
+from tests.conftest import docker_refusal, require
+from tests.contract.docker_node import DockerNode
 from tests.contract.node import Node
 
 
@@ -33,6 +35,15 @@ def open_node() -> Iterator[Node]:
 def own_node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """Yield a node of one test, which may break it; its parameter is the node's isolation."""
     node = Node(getattr(request, "param", "auto"))
+    yield node
+    node.end()
+
+
+@pytest.fixture(scope="module")
+def docker_node() -> Iterator[DockerNode]:
+    """Yield a node with a Docker daemon; its tests are marked `docker`."""
+    require("docker", not docker_refusal(), docker_refusal())
+    node = DockerNode()
     yield node
     node.end()
 

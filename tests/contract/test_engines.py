@@ -12,6 +12,7 @@ from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import eventually
 from aenv_ray.testing.engine_contract import EngineContract
+from tests.contract.docker_node import DockerNode, docker
 from tests.contract.node import Node
 
 
@@ -78,3 +79,18 @@ class TestProcessEngineWithoutNamespaces(ProcessContract):
     @pytest.fixture
     def node(self, open_node: Node) -> Node:
         return open_node
+
+
+@pytest.mark.docker
+class TestDockerEngine(EngineContract):
+    @pytest.fixture
+    def make_engine(self, docker_node: DockerNode) -> Callable[[HostId], Engine]:
+        self.running_node = docker_node
+        return docker_node.engine
+
+    async def kill_sandbox(self, engine: Engine, sandbox: Sandbox) -> None:
+        del engine
+        docker("kill", self.running_node.container(sandbox.instance_id))
+
+    def left_over(self) -> list[str]:
+        return self.running_node.left_over()

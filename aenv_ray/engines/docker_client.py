@@ -1,0 +1,179 @@
+"""The Docker daemon's HTTP API over its Unix socket: the few requests that the engine makes.
+
+Requests of many starts go out at once and none of them takes a thread; the `docker` package, which
+is synchronous, serves ``aenv build``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import httpx
+
+from aenv_ray.errors import ConfigError, FabricUnavailable
+
+REQUEST_DEADLINE_S: Final = 120.0
+"""A daemon under load answers late; one that is stuck must not hold a host for ever."""
+_CONNECTIONS: Final = 64
+
+
+class DaemonRefused(Exception):
+    """The daemon answered that it cannot do what was asked.
+
+    Attributes:
+        status: HTTP status: 404 no such thing, 409 conflict, 500 it failed.
+        message: Its own words.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} ({status})")
+        self.status = status
+        self.message = message
+
+
+def socket_path(address: str) -> str:
+    """Return the path of the daemon's socket.
+
+    Raises:
+        ConfigError: `address` is no Unix socket: sandboxes share directories with this node.
+    """
+    scheme, _, path = address.partition("://")
+    if scheme != "unix" or not path.startswith("/"):
+        raise ConfigError(
+            f"DOCKER_HOST {address!r} is no Unix socket on this node",
+            hint="the docker engine needs the node's own daemon: unix:///var/run/docker.sock",
+        )
+    return path
+
+
+class DockerClient:
+    """Speaks with one daemon. Every method is safe to use concurrently.
+
+    Args:
+        address: ``unix:///path``.
+
+    Every request raises `FabricUnavailable` when the daemon does not answer, and `DaemonRefused`
+    when it refuses.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._path = socket_path(address)
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            limits = httpx.Limits(max_connections=_CONNECTIONS)
+            self._client = httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(uds=self._path, limits=limits),
+                base_url="http://docker",
+                timeout=REQUEST_DEADLINE_S,
+            )
+        return self._client
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+    ) -> Any:
+        """Make one request and return its JSON answer; None when that is empty.
+
+        Args:
+            method: HTTP method.
+            path: Below the daemon's root.
+            params: Query; mappings in it are sent as JSON, as the daemon wants its filters.
+            body: Sent as JSON.
+        """
+        with self._reaching():
+            response = await self._http.request(method, path, params=_query(params), json=body)
+        if response.status_code >= 400:
+            raise _refusal(response.status_code, response.content)
+        return json.loads(response.content) if response.content else None
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Make a request that is answered by one JSON object a line, for as long as it takes."""
+        with self._reaching():
+            request = self._http.build_request(
+                method, path, params=_query(params), headers=headers,
+                timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=None),
+            )  # fmt: skip
+            response = await self._http.send(request, stream=True)
+        try:
+            if response.status_code >= 400:
+                raise _refusal(response.status_code, await response.aread())
+            yield self._lines(response)
+        finally:
+            await response.aclose()
+
+    async def _lines(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        with self._reaching():
+            async for line in response.aiter_lines():
+                if line.strip():
+                    yield json.loads(line)
+
+    async def log(self, container: str, lines: int) -> str:
+        """Return the last `lines` of a container's output, stdout and stderr as they came."""
+        params = {"stdout": 1, "stderr": 1, "tail": lines}
+        with self._reaching():
+            response = await self._http.get(f"/containers/{container}/logs", params=params)
+        if response.status_code >= 400:
+            raise _refusal(response.status_code, response.content)
+        return _joined(response.content).decode(errors="replace").strip()
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Any:
+        try:
+            yield
+        except httpx.HTTPError as exc:
+            raise FabricUnavailable(
+                f"the Docker daemon at {self._address} does not answer: "
+                f"{type(exc).__name__}: {exc}".rstrip(": "),
+                hint="is it running, and may this user open its socket?",
+            ) from exc
+
+    async def close(self) -> None:
+        """Close every connection; a later request opens new ones."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+
+def _query(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if params is None:
+        return None
+    return {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in params.items()}
+
+
+def _refusal(status: int, content: bytes) -> DaemonRefused:
+    try:
+        message = str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = content.decode(errors="replace").strip() or "no reason given"
+    return DaemonRefused(status, message)
+
+
+def _joined(stream: bytes) -> bytes:
+    """Return the payload of the daemon's frames: a kind, three zeros, a length, as many bytes."""
+    parts: list[bytes] = []
+    position = 0
+    while position + 8 <= len(stream):
+        (length,) = struct.unpack_from(">I", stream, position + 4)
+        parts.append(stream[position + 8 : position + 8 + length])
+        position += 8 + length
+    return b"".join(parts)

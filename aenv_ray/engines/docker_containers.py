@@ -1,0 +1,178 @@
+"""The containers of one host on its node's daemon: made, listed, looked at, removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.engines import docker_files
+from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_files import DockerFiles
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.ids import HostId
+
+REMOVED: Final = "its container was removed by somebody else"
+LOG_LINES: Final = 50
+"""What is told of the output of a container that died."""
+_KILLED_EXIT: Final = 137
+_REPORT_BYTES: Final = 1 << 20
+
+
+class Containers:
+    """Requests about containers, in the words of the engine.
+
+    Args:
+        client: Of the node's daemon.
+        files: Of the node's scope.
+        scope: On the label of every container.
+        host_id: Whose containers `rows` lists.
+
+    Requests raise `FabricUnavailable` when the daemon does not answer, and `DaemonRefused` when it
+    refuses, unless they say otherwise.
+    """
+
+    def __init__(
+        self, client: DockerClient, files: DockerFiles, scope: str, host_id: HostId
+    ) -> None:
+        self._client = client
+        self._files = files
+        self._scope = scope
+        self._host_id = host_id
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold one of the node's places for containers that are being made or removed."""
+        waiting = asyncio.ensure_future(asyncio.to_thread(self._files.take_slot))
+        try:
+            slot = await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            waiting.add_done_callback(lambda task: os.close(task.result()))
+            raise
+        try:
+            yield
+        finally:
+            os.close(slot)
+
+    async def create(self, name: str, body: dict[str, Any]) -> str:
+        """Make a container under a name, instead of a dead one that has it; return its id."""
+        params = {"name": name}
+        try:
+            made = await self._client.request(
+                "POST", "/containers/create", params=params, body=body
+            )
+        except DaemonRefused as exc:
+            if exc.status != 409:
+                raise
+            # What an earlier host left under this name has ended, or it would have been adopted.
+            await self.remove(name)
+            made = await self._client.request(
+                "POST", "/containers/create", params=params, body=body
+            )
+        return str(made["Id"])
+
+    async def start(self, name: str) -> None:
+        """Start a container that was created."""
+        await self._client.request("POST", f"/containers/{name}/start")
+
+    async def rows(self, *, running_only: bool) -> list[dict[str, Any]]:
+        """Return the daemon's rows of this host's instances.
+
+        Raises:
+            FabricUnavailable: The daemon does not answer, or refuses.
+        """
+        filters = {
+            "label": [
+                f"{docker_files.SCOPE_LABEL}={self._scope}",
+                f"{docker_files.HOST_LABEL}={self._host_id}",
+                docker_files.INSTANCE_LABEL,
+            ]
+        }
+        params = {"filters": filters, "all": 0 if running_only else 1}
+        try:
+            return list(await self._client.request("GET", "/containers/json", params=params))
+        except DaemonRefused as exc:
+            raise FabricUnavailable(f"the Docker daemon lists nothing: {exc.message}") from exc
+
+    async def details(self, name: str) -> dict[str, Any]:
+        """Return all that the daemon knows of a container."""
+        return dict(await self._client.request("GET", f"/containers/{name}/json"))
+
+    async def log(self, name: str) -> str:
+        """Return the end of what a container printed."""
+        return await self._client.log(name, LOG_LINES)
+
+    async def remove(self, name: str) -> None:
+        """End and remove a container; returns when it is gone, or never was.
+
+        Raises:
+            FabricUnavailable: The daemon could not.
+        """
+        try:
+            await self._client.request("DELETE", f"/containers/{name}", params={"force": 1, "v": 1})
+        except DaemonRefused as exc:
+            if exc.status == 404:
+                return
+            if exc.status != 409:  # somebody else removes it just now
+                raise FabricUnavailable(
+                    f"the Docker daemon could not remove {name}: {exc.message}"
+                ) from exc
+            with contextlib.suppress(DaemonRefused):
+                params = {"condition": "removed"}
+                await self._client.request("POST", f"/containers/{name}/wait", params=params)
+
+    def cause(self, name: str, details: dict[str, Any], *, was_out_of_memory: bool = False) -> str:
+        """Return why a container ended, in words.
+
+        Args:
+            name: The container's.
+            details: From `details`.
+            was_out_of_memory: The daemon told so when it happened; it does not always remember.
+        """
+        state = details["State"]
+        left = self._files.cause(name)
+        if left is not None:
+            return left
+        if state["Status"] == "removing":
+            return REMOVED
+        if was_out_of_memory or state.get("OOMKilled"):
+            limit = details["HostConfig"].get("Memory") or 0
+            bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
+            return f"it ran out of memory and was killed ({bound})"
+        code = int(state["ExitCode"])
+        if state.get("Error"):
+            return f"its container failed: {state['Error']}"
+        if code == _KILLED_EXIT:
+            return "its main process was killed by SIGKILL"
+        return f"its main process exited with code {code}"
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """Listen where the container reports, whoever it runs as."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.listen(1)
+        listener.setblocking(False)
+        yield listener
+    path.unlink(missing_ok=True)
+
+
+async def hear(listener: socket.socket) -> dict[str, Any]:
+    """Return what the container says of its boot; empty when it closed without a word."""
+    loop = asyncio.get_running_loop()
+    sock, _ = await loop.sock_accept(listener)
+    data = bytearray()
+    with sock:
+        while not data.endswith(b"\n"):
+            piece = await loop.sock_recv(sock, _REPORT_BYTES)
+            if not piece:
+                return {}
+            data += piece
+    return dict(json.loads(data))

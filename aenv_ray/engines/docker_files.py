@@ -1,0 +1,215 @@
+"""What the docker engine keeps on a node beside its containers: sockets, deadlines, presence.
+
+All in one directory of the node's scope, shared by the hosts and the janitor of that scope, which
+know of each other by locks only: who dies lets go of them, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.engines.launcher_files import remove_tree, short_name
+
+START_SLOTS: Final = 8
+"""Containers that are made at once on a node; a daemon makes no more of them the faster."""
+
+SCOPE_LABEL: Final = "aenv.scope"
+HOST_LABEL: Final = "aenv.host"
+INSTANCE_LABEL: Final = "aenv.instance"
+DEADLINE_LABEL: Final = "aenv.deadline"
+DIRECTORY_LABEL: Final = "aenv.directory"
+ISOLATION_LABEL: Final = "aenv.isolation"
+START_MODE_LABEL: Final = "aenv.start-mode"
+USER_LABEL_PREFIX: Final = "aenv.label."
+
+
+def container_name(scope: str, instance_id: str) -> str:
+    """Return the name of an instance's container; also that of its files."""
+    return f"aenv-{short_name(f'{scope}/{instance_id}')}"
+
+
+class DockerFiles:
+    """The directory of one scope.
+
+    Args:
+        directory: From `node_directory`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.janitor_lock = directory / "janitor.lock"
+        self._instances = directory / "i"
+        self._projects = directory / "projects"
+        self._deadlines = directory / "deadlines"
+        self._causes = directory / "causes"
+        self._hosts = directory / "hosts"
+        self._slots = directory / "slots"
+
+    def prepare(self) -> None:
+        """Make the directories."""
+        self.directory.chmod(0o700)  # containers see single directories below it, by mounts
+        kept = (self._instances, self._projects, self._deadlines, self._causes)
+        for path in (*kept, self._hosts, self._slots):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # --- instances --------------------------------------------------------------------------
+
+    def make_run_directory(self, name: str) -> Path:
+        """Make the directory that an instance's container shares; its user is not known here."""
+        path = self.run_directory(name)
+        if path.exists():
+            remove_tree(path)
+        path.mkdir()
+        path.chmod(0o777)
+        return path
+
+    def run_directory(self, name: str) -> Path:
+        """Return the directory that a container shares with this node."""
+        return self._instances / name
+
+    def copy_project(self, name: str, project: Path) -> Path:
+        """Return a copy of a project for one container, which `empty_project` can take from it."""
+        path = self._projects / name
+        if path.exists():
+            remove_tree(path)
+        shutil.copytree(project, path, symlinks=True)
+        path.chmod(0o755)
+        return path
+
+    def empty_project(self, name: str) -> None:
+        """Take the files of a copied project from its container."""
+        for path in (self._projects / name).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink()
+
+    def move_deadline(self, name: str, deadline: float) -> None:
+        """Note a deadline that is not the one on the container's label any more."""
+        partial = self._deadlines / f".{name}.{os.getpid()}"
+        partial.write_text(repr(deadline))
+        partial.replace(self._deadlines / name)
+
+    def deadline(self, name: str, labelled: str) -> float:
+        """Return when a container is due, in seconds since the epoch.
+
+        Args:
+            name: The container's.
+            labelled: The deadline on its label, which counts unless it was moved.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            return float((self._deadlines / name).read_text())
+        return float(labelled)
+
+    def note_cause(self, name: str, cause: str) -> None:
+        """Leave word why a container is ended, for the host that hears of it."""
+        (self._causes / name).write_text(cause)
+
+    def cause(self, name: str) -> str | None:
+        """Return why a container was ended, when that was left; None otherwise."""
+        with contextlib.suppress(OSError):
+            return (self._causes / name).read_text()
+        return None
+
+    def clean(self, name: str) -> None:
+        """Remove what an instance leaves."""
+        for directory in (self._deadlines, self._causes):
+            (directory / name).unlink(missing_ok=True)
+        for path in (self.run_directory(name), self._projects / name):
+            if path.exists():
+                remove_tree(path)
+
+    def names(self) -> set[str]:
+        """Return the containers that have files here, whether they exist or not."""
+        return {
+            path.name
+            for directory in (self._instances, self._projects, self._deadlines, self._causes)
+            for path in directory.glob("aenv-*")
+        }
+
+    # --- presence ---------------------------------------------------------------------------
+
+    def enter(self, host_id: str) -> int:
+        """Say that a host is there for as long as the returned descriptor is open."""
+        path = self._hosts / short_name(host_id)
+        while True:
+            fd = _open(path)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(fd).st_ino:
+                    return fd
+            os.close(fd)  # the janitor removed the file between the two calls
+
+    def is_present(self, host_id: str) -> bool:
+        """Whether a host is there."""
+        return is_locked(self._hosts / short_name(host_id))
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether any host is there."""
+        return any(is_locked(path) for path in self._hosts.iterdir())
+
+    def forget_absent_hosts(self) -> None:
+        """Remove the marks of hosts that are gone."""
+        for path in self._hosts.iterdir():
+            fd = _open(path)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+            os.close(fd)
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def take_slot(self) -> int:
+        """Wait until this node may make one more container; blocks.
+
+        Returns:
+            A descriptor; closing it gives the slot back, as the end of this process does.
+        """
+        first = os.urandom(1)[0] % START_SLOTS
+        for number in range(START_SLOTS):
+            fd = _open(self._slots / str((first + number) % START_SLOTS))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            os.close(fd)
+        fd = _open(self._slots / str(first))
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the lock of a file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file; blocks until it is free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = _open(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,137 @@
+"""What a container needs of its node: image and kit, network, OCI runtime, facts of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aenv_ray.engines import docker_files, docker_images, docker_network
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_files import DockerFiles
+from aenv_ray.engines.docker_images import DockerImages
+from aenv_ray.engines.docker_spec import Surroundings
+from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.ids import HostId
+from aenv_ray.models import NetworkMode
+
+
+class Planner:
+    """Makes ready, once each, what the containers of a host share.
+
+    Args:
+        client: Of the node's daemon.
+        files: Of the node's scope.
+        scope: On the label of every container.
+        host_id: Whose containers they are.
+        cache_dir: For kits.
+        image: Of projects that name none.
+        runtime: OCI runtime of projects that name none; None for the daemon's.
+    """
+
+    def __init__(
+        self,
+        client: DockerClient,
+        files: DockerFiles,
+        scope: str,
+        host_id: HostId,
+        *,
+        cache_dir: Path,
+        image: str | None,
+        runtime: str | None,
+    ) -> None:
+        self._client = client
+        self._files = files
+        self._scope = scope
+        self._host_id = host_id
+        self._default_image = image
+        self._default_runtime = runtime
+        own_labels = {
+            docker_files.SCOPE_LABEL: scope,
+            docker_files.HOST_LABEL: host_id,
+            docker_files.DIRECTORY_LABEL: str(files.directory),
+        }
+        self._images = DockerImages(client, own_labels, cache_dir)
+        self._runtimes: frozenset[str] = frozenset()
+        self._has_seccomp = False
+        self._has_user_namespace = False
+        self._network_ready = False
+
+    async def learn(self) -> None:
+        """Ask the daemon what it can do.
+
+        Raises:
+            FabricUnavailable: It does not answer, or refuses this user.
+        """
+        try:
+            info: dict[str, Any] = await self._client.request("GET", "/info")
+        except DaemonRefused as exc:
+            raise FabricUnavailable(f"the Docker daemon refuses: {exc.message}") from exc
+        options = [str(option) for option in info.get("SecurityOptions") or ()]
+        self._has_seccomp = any("name=seccomp" in option for option in options)
+        self._has_user_namespace = any("name=userns" in option for option in options)
+        self._runtimes = frozenset(info.get("Runtimes") or ())
+
+    async def surroundings(self, spec: SandboxSpec, name: str) -> Surroundings:
+        """Return what a container gets that its spec does not say.
+
+        Args:
+            spec: The instance's.
+            name: The container's.
+
+        Raises:
+            ConfigError: The project asks for what this node does not have.
+            SandboxStartFailed: Its image cannot be had, or cannot run it.
+            FabricUnavailable: The daemon does not answer.
+        """
+        deploy = spec.config.deploy
+        image = await self._images.find(
+            docker_images.reference_of(spec.config, self._default_image)
+        )
+        runtime = deploy.container.runtime or self._default_runtime or ""
+        if runtime and runtime not in self._runtimes:
+            raise ConfigError(
+                f"the Docker daemon has no runtime {runtime!r}",
+                hint=f"it has {', '.join(sorted(self._runtimes))}",
+            )
+        network = deploy.network or NetworkMode.HOST
+        if network is NetworkMode.INTERNET:
+            await self._ensure_network()
+        is_internet = network is NetworkMode.INTERNET
+        return Surroundings(
+            scope=self._scope,
+            host_id=self._host_id,
+            directory=self._files.directory,
+            name=name,
+            image_id=image.id,
+            image_user=image.user,
+            image_path=image.path,
+            kit=image.kit,
+            run_directory=self._files.run_directory(name),
+            project_dir=spec.project_dir,
+            network=docker_network.network_name(self._scope) if is_internet else network.value,
+            dns=docker_network.RESOLVERS if is_internet else (),
+            runtime=runtime,
+            has_seccomp=self._has_seccomp,
+            has_user_namespace=self._has_user_namespace,
+        )
+
+    async def _ensure_network(self) -> None:
+        if self._network_ready:
+            return
+        try:
+            lock = self._files.directory / "network.lock"
+            await asyncio.to_thread(docker_network.apply_rules, self._scope, lock)
+        except docker_network.RulesRefused as exc:
+            raise ConfigError(
+                f'network "internet" cannot be had on this node: {exc}',
+                hint='its rules need iptables and root; use "none" or "host", or run Ray as root',
+            ) from exc
+        try:
+            body = docker_network.network_body(self._scope)
+            await self._client.request("POST", "/networks/create", body=body)
+        except DaemonRefused as exc:
+            if exc.status != 409:  # another host of this node made it
+                raise
+        self._network_ready = True

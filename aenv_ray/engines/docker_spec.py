@@ -1,0 +1,212 @@
+"""What a container is made from: a spec and facts of the image in, the daemon's JSON out.
+
+Nothing here speaks with anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray import units
+from aenv_ray.engines import docker_files as labels
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.process import instance_environment
+from aenv_ray.models import DeployConfig, Isolation, NetworkMode
+from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
+from aenv_ray.runtime.jail import DEFAULT_STORAGE_BYTES, NOBODY, WORK
+
+_SHARED_MEMORY_BYTES: Final = 64 * 1024**2
+_LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2"}
+BOOT: Final = (
+    # The libraries last: what the image has of them is what the environment wants.
+    f"import sys; sys.path.insert(0, '{HOME}/runtime'); sys.path.append('{HOME}/lib'); "
+    "from aenv_ray.runtime.container import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a container gets that its spec does not say."""
+
+    scope: str
+    host_id: str
+    directory: Path
+    """Of the scope; on a label, so that any janitor finds who looks after a container."""
+    name: str
+    image_id: str
+    image_user: str
+    """``USER`` of the image; "" for none."""
+    image_path: str
+    """``PATH`` of the image; "" for none."""
+    kit: Path | None
+    """The runtime for this image, on this node; None when the image carries it."""
+    run_directory: Path
+    project_dir: Path
+    network: str
+    """What the daemon calls the network to join: ``none``, ``host``, or a name."""
+    dns: tuple[str, ...] = ()
+    runtime: str = ""
+    """The OCI runtime; "" for the daemon's default."""
+    has_seccomp: bool = True
+    has_user_namespace: bool = False
+
+
+def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
+    """Return what the daemon makes an instance's container from."""
+    deploy = spec.config.deploy
+    container = deploy.container
+    facts = isolation(spec, around)
+    host: dict[str, Any] = {
+        "NetworkMode": around.network,
+        "Mounts": _mounts(around),
+        "Tmpfs": _writable(deploy),
+        "ReadonlyRootfs": container.read_only_root,
+        "CapDrop": ["ALL"],
+        "CapAdd": list(container.cap_add),
+        "SecurityOpt": ["no-new-privileges"],
+        "PidsLimit": container.pids,
+        "ShmSize": _SHARED_MEMORY_BYTES,
+        "Ulimits": [{"Name": "nofile", "Soft": MAX_FILES, "Hard": MAX_FILES}],
+        "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
+        "IpcMode": "private",
+        "RestartPolicy": {"Name": "no"},
+        "OomScoreAdj": 500,  # a node short of memory ends a sandbox before anything of its own
+    }
+    if around.dns:
+        host["Dns"] = list(around.dns)
+    if around.runtime:
+        host["Runtime"] = around.runtime
+    if deploy.memory:
+        limit = units.parse_memory_bytes(deploy.memory)
+        host |= {"Memory": limit, "MemorySwap": limit}  # no swap besides
+    if deploy.cpu:
+        host["NanoCpus"] = round(units.parse_cpu_cores(deploy.cpu) * 1e9)
+    return {
+        "Image": around.image_id,
+        "Entrypoint": ["python3", "-P", "-c", BOOT],
+        "Cmd": list(spec.arguments),
+        "Env": _environment(spec, around),
+        "User": user_of(deploy, around.image_user),
+        # Not the work directory: the daemon would make it first, and give it its own mode.
+        "WorkingDir": "/",
+        "Hostname": spec.instance_id[:63],
+        "Labels": _labels(spec, around, facts),
+        "HostConfig": host,
+        # An image's own check runs a program in the container again and again.
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopTimeout": 0,
+    }
+
+
+def user_of(deploy: DeployConfig, image_user: str) -> str:
+    """Return whom a container runs as: the project's word, else the image's, else nobody."""
+    return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
+
+
+def _mounts(around: Surroundings) -> list[dict[str, Any]]:
+    mounts = [_bind(around.project_dir, PROJECT), _bind(around.run_directory, RUN, writable=True)]
+    if around.kit is not None:
+        mounts += [_bind(around.kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
+    return mounts
+
+
+def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": not writable}
+
+
+def _writable(deploy: DeployConfig) -> dict[str, str]:
+    """Return what can be written to: the work directory, and /tmp where the rest cannot."""
+    size = storage_bytes(deploy)
+    options = f"rw,exec,nosuid,nodev,mode=1777,size={size}"
+    return {WORK: options, "/tmp": options} if deploy.container.read_only_root else {WORK: options}
+
+
+def storage_bytes(deploy: DeployConfig) -> int:
+    """Return the size of the work directory."""
+    if not deploy.ephemeral_storage:
+        return DEFAULT_STORAGE_BYTES
+    return units.parse_memory_bytes(deploy.ephemeral_storage)
+
+
+def _environment(spec: SandboxSpec, around: Surroundings) -> list[str]:
+    variables = instance_environment(spec, "namespaces", "/usr/bin/python3")
+    chosen = {**spec.config.deploy.variables, **spec.environment_variables}
+    if "PATH" not in chosen and around.image_path:
+        variables["PATH"] = around.image_path
+    variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some costs 20 ms
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[str, str]:
+    own = {
+        labels.SCOPE_LABEL: around.scope,
+        labels.HOST_LABEL: around.host_id,
+        labels.INSTANCE_LABEL: spec.instance_id,
+        labels.DEADLINE_LABEL: repr(spec.deadline),
+        labels.DIRECTORY_LABEL: str(around.directory),
+        labels.ISOLATION_LABEL: facts.model_dump_json(),
+        labels.START_MODE_LABEL: start_mode(around),
+    }
+    users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}
+    return {**users, **own}
+
+
+def start_mode(around: Surroundings) -> str:
+    """Return how a container comes to be, for people."""
+    carried = "its own runtime" if around.kit is None else "the node's runtime"
+    return f"container: {around.image_id[:19]} with {carried}"
+
+
+def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
+    """Return what separates a container made from these from its node."""
+    deploy = spec.config.deploy
+    network = deploy.network or NetworkMode.HOST
+    storage = f"{storage_bytes(deploy) >> 20} MiB (tmpfs)"
+    limits = {
+        "processes": f"{deploy.container.pids} per sandbox",
+        "open files": str(MAX_FILES),
+        "storage": storage,
+    }
+    if deploy.memory:
+        size = units.parse_memory_bytes(deploy.memory)
+        limits["memory"] = f"{size >> 20} MiB per sandbox, without swap (cgroup)"
+    if deploy.cpu:
+        limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores (cgroup)"
+    namespaces = ["mount", "pid", "ipc", "uts"]
+    if around.has_user_namespace:
+        namespaces.append("user")
+    if network is not NetworkMode.HOST:
+        namespaces.append("net")
+    return Isolation(
+        kind="container",
+        namespaces=tuple(namespaces),
+        network=network,
+        read_only_host=True,
+        seccomp=around.has_seccomp,
+        no_new_privileges=True,
+        limits=limits,
+        missing=tuple(_missing(deploy, around, network)),
+    )
+
+
+def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -> Sequence[str]:
+    missing = []
+    if network is NetworkMode.HOST:
+        missing.append("network: host, so it reaches the node's services, Ray included")
+    if not deploy.container.read_only_root:
+        missing.append("storage: what it writes to the image's own directories is not limited")
+    if not around.has_user_namespace:
+        missing.append("user: its users are those of the node, without any capability")
+    if not around.has_seccomp:
+        missing.append("seccomp: the daemon has no profile")
+    if deploy.container.cap_add:
+        missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
+    return missing
+
+
+def listed_isolation(row_labels: Mapping[str, str]) -> Isolation:
+    """Return the facts that a container was labelled with when it was made."""
+    return Isolation.model_validate_json(row_labels[labels.ISOLATION_LABEL])

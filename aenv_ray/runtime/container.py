@@ -1,0 +1,124 @@
+"""Process 1 of a container that holds one instance.
+
+The engine mounts the project at `PROJECT`, the runtime below `HOME` and a directory of this
+instance's own at `RUN`, where it listens on the Unix socket ``boot``. This process loads the
+project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{"ready": facts}`` or
+``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from aenv_ray.runtime import linux
+from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.door import Connection
+from aenv_ray.runtime.faults import ProjectLoadError
+from aenv_ray.runtime.loader import load_project
+
+HOME: Final = "/.aenv"
+"""Below it are ``runtime``, ``lib`` and ``run``."""
+RUN: Final = f"{HOME}/run"
+PROJECT: Final = "/project"
+MAX_FILES: Final = 4096
+_TERMINATED: Final = 128 + signal.SIGTERM
+_BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
+_BACKLOG: Final = 16
+_TEXT_LIMIT: Final = 60_000
+
+
+def main() -> NoReturn:
+    """Load the project, say so, and serve until the container ends."""
+    boot = socket.socket(socket.AF_UNIX)
+    boot.connect(f"{RUN}/boot")
+    try:
+        _shut_in()
+        dispatcher = Dispatcher(load_project(PROJECT))
+        dispatcher.begin()
+        listener = _listen(f"{RUN}/door")
+    except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
+        text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
+        _say(boot, {"failed": text[-_TEXT_LIMIT:]})
+        os._exit(_BOOT_FAILED_EXIT)
+    gc.collect()
+    gc.freeze()
+    _say(boot, {"ready": {"uid": os.getuid()}})
+    boot.close()
+    while True:
+        sock, _ = listener.accept()
+        if _is_from_outside(sock):
+            Connection(sock, dispatcher).start()
+        else:
+            sock.close()
+
+
+def _shut_in() -> None:
+    """Become what process 1 must be, and keep what it started out of this process."""
+    # Process 1 ignores every signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
+    signal.signal(signal.SIGCHLD, _reap_orphans)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
+    sys.argv[0] = PROJECT
+    os.chdir(os.environ["HOME"])
+    if not os.access(".", os.W_OK):
+        owner = Path().stat()
+        raise PermissionError(
+            f"the image has {Path.cwd()} already, for user {owner.st_uid} (mode "
+            f"{owner.st_mode & 0o777:o}), and user {os.getuid()} cannot write to it"
+        )
+    os.umask(0o022)
+    for kind, value in ((resource.RLIMIT_NOFILE, MAX_FILES), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(kind)
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+    # What tools start cannot trace this process or read its memory, where the graders are.
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.set_process_name("aenv-instance")
+
+
+def _reap_orphans(*_: object) -> None:
+    """Reap what was left behind by others, and no child that a tool itself waits for.
+
+    The kernel hands orphans to the main thread, which starts no processes of its own; children
+    that tools start belong to the threads that started them.
+    """
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(OSError):
+        for pid in map(int, listing.read_text().split()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _listen(path: str) -> socket.socket:
+    """Return a listening socket that the engine, which may be another user, can connect to."""
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _is_from_outside(sock: socket.socket) -> bool:
+    """Whether the peer is outside of this container: it has no pid here then (invariant 8)."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0]) == 0
+
+
+def _say(boot: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # an engine that is gone finds out by itself
+        boot.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,133 @@
+"""A node of the docker engine for tests: a base image, directories, and nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
+from aenv_ray.ids import HostId, InstanceId
+
+ADDRESS = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+SUITE = "bookworm"
+PACKAGES = ("python3",)
+GRACE_S = 2.0
+"""Shorter than in use, so that tests of hosts that stay away need not wait for half a minute."""
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    """Run the docker command and return its output."""
+    done = subprocess.run(
+        ["docker", "--host", ADDRESS, *arguments],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, f"docker {arguments}: {done.stderr}"
+    return done.stdout.strip()
+
+
+@cache
+def base_image() -> str:
+    """Return an image with Python, made without a registry; once for each content."""
+    content = json.dumps([SUITE, PACKAGES]).encode()
+    name = f"aenv-test-base:{hashlib.sha256(content).hexdigest()[:12]}"
+    if docker("images", "--quiet", name):
+        return name
+    make = (
+        f"mmdebstrap --variant=minbase --include={','.join(PACKAGES)} {SUITE} - "
+        f"| docker --host {ADDRESS} import - {name}"
+    )
+    subprocess.run(
+        ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True, timeout=600
+    )
+    return name
+
+
+class DockerNode:
+    """One directory of a node, and the engines on it."""
+
+    def __init__(self) -> None:
+        # Short: a socket's path holds 107 bytes.
+        self.root = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
+        self.scope = self.root.name
+        self.image = base_image()
+
+    def engine(self, host_id: HostId, **options: Any) -> DockerEngine:
+        """Return an engine; its janitor ends with this process."""
+        settings: dict[str, Any] = {"image": self.image, "grace_s": GRACE_S, **options}
+        return DockerEngine(
+            host_id,
+            runtime_dir=self.root / "r",
+            data_dir=data_dir(),
+            scope=self.scope,
+            owner_pid=settings.pop("owner_pid", os.getpid()),
+            address=ADDRESS,
+            **settings,
+        )
+
+    @property
+    def label(self) -> str:
+        """The label of everything that this node makes."""
+        return f"{SCOPE_LABEL}={self.scope}/docker"
+
+    def container(self, instance_id: InstanceId) -> str:
+        """Return the name of an instance's container."""
+        return container_name(f"{self.scope}/docker", instance_id)
+
+    def containers(self) -> list[str]:
+        """Return the containers of this node, whatever their state."""
+        listed = docker("ps", "--all", "--filter", f"label={self.label}", "--format", "{{.Names}}")
+        return listed.split()
+
+    def left_over(self) -> list[str]:
+        """Return the containers and files of instances, by the daemon and the file system."""
+        found = self.containers()
+        for name in ("i", "projects", "deadlines", "causes"):
+            found += [str(path) for path in self.root.glob(f"r/*/{name}/*")]
+        return found
+
+    def janitor_pids(self) -> list[int]:
+        """Return the pids of this directory's janitor; none or one."""
+        done = subprocess.run(
+            ["pgrep", "-f", f"aenv_ray.engines.docker_janitor {self.root}"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return [int(word) for word in done.stdout.split()]
+
+    def end(self) -> None:
+        """End the janitor and delete everything.
+
+        Raises:
+            AssertionError: Something was left.
+        """
+        end = time.monotonic() + 5.0
+        while (left := self.left_over()) and time.monotonic() < end:
+            time.sleep(0.01)
+        for pid in self.janitor_pids():
+            os.kill(pid, signal.SIGTERM)
+        end = time.monotonic() + 10.0
+        while self.janitor_pids() and time.monotonic() < end:
+            time.sleep(0.01)
+        after = self.janitor_pids()
+        for network in docker("network", "ls", "-q", "--filter", f"label={self.label}").split():
+            docker("network", "rm", network)
+        shutil.rmtree(self.root)
+        assert left == [], "containers were left"
+        assert after == [], "the janitor was left"
+
+
+@cache
+def data_dir() -> Path:
+    """Return where kits are kept for all tests: making one takes seconds."""
+    path = Path(tempfile.gettempdir(), f"aenv-test-kits-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path

@@ -1,0 +1,344 @@
+"""What containers add to the engine contract: causes of death, limits, walls, and the janitor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker_network import bridge_name, remove_rules
+from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
+from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
+from tests.contract.docker_node import DockerNode, docker
+
+pytestmark = pytest.mark.docker
+
+
+def new_host() -> HostId:
+    return HostId(f"host-{uuid.uuid4().hex[:8]}")
+
+
+@contextlib.asynccontextmanager
+async def engine_on(node: DockerNode, **options: Any) -> AsyncIterator[DockerEngine]:
+    engine = node.engine(new_host(), **options)
+    try:
+        yield engine
+        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with engine_on(docker_node) as engine:
+        yield Bench(engine, tmp_path)
+    await eventually(lambda: not docker_node.left_over(), "nothing is left")
+
+
+@pytest.fixture
+def own_node() -> Iterator[DockerNode]:
+    """Yield a node of one test, which may break it."""
+    node = DockerNode()
+    yield node
+    node.end()
+
+
+async def end_of(sandbox: Sandbox) -> str:
+    """Return why a sandbox ended, as soon as it is told."""
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    sandbox.on_end(told.set_result)
+    async with asyncio.timeout(30.0):
+        return await told
+
+
+# --- why it died ---------------------------------------------------------------------------------
+
+
+async def test_running_out_of_memory_is_said(bench: Bench) -> None:
+    """Invariant 2: a container that its limit killed is lost, and says which limit."""
+    sandbox = await bench.start(bench.contract_project({"memory": "64M"}))
+    assert sandbox.isolation.limits["memory"].startswith("64 MiB")
+    with pytest.raises(SandboxLost, match=r"out of memory .*limit 64 MiB"):
+        await evaluate(sandbox, "result = len(bytearray(200 * 1024 * 1024))")
+
+
+async def test_a_container_removed_by_hand_is_said(bench: Bench, docker_node: DockerNode) -> None:
+    """Invariant 2."""
+    sandbox = await bench.start()
+    docker("rm", "--force", docker_node.container(sandbox.instance_id))
+    assert "removed by somebody else" in await end_of(sandbox)
+    assert await bench.running() == set()
+
+
+async def test_a_dead_container_tells_its_last_words(bench: Bench) -> None:
+    source = (
+        "import os\nfrom aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef speak_and_die() -> None:\n"
+        "    [print('line', n, flush=True) for n in range(60)]\n    os._exit(9)\n"
+    )
+    sandbox = await bench.start(bench.project({"tools.py": source}, NETLESS))
+    with pytest.raises(SandboxLost, match="exited with code 9") as raised:
+        await call(sandbox, "speak_and_die")
+    lines = raised.value.message.splitlines()
+    assert lines[-1] == "line 59"
+    assert lines[1] == "line 10"
+
+
+NETLESS = {"deployConfig": {"network": "none"}}
+
+
+async def test_an_image_that_ends_at_once_is_a_failed_start_with_its_log(bench: Bench) -> None:
+    source = "import os\nprint('so long', flush=True)\nos._exit(5)\n"
+    with pytest.raises(SandboxStartFailed, match=r"(?s)code 5.*so long"):
+        await bench.start(bench.project({"tools.py": source}, NETLESS))
+    assert await bench.running() == set()
+
+
+async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: DockerNode) -> None:
+    async def start_in(image: str) -> None:
+        deploy = {"network": "none", "container": {"image": image}}
+        await bench.start(bench.contract_project(deploy))
+
+    with pytest.raises(SandboxStartFailed, match=r"localhost:1/no/such:thing cannot be pulled"):
+        await start_in("localhost:1/no/such:thing")
+    name = f"aenv-test-empty:{uuid.uuid4().hex[:8]}"
+    subprocess.run(["docker", "import", "-", name], input=bytes(1024), check=True)
+    try:
+        with pytest.raises(SandboxStartFailed, match="no python3"):
+            await start_in(name)
+    finally:
+        docker("rmi", name)
+    async with engine_on(docker_node, image=None) as engine:
+        with pytest.raises(ConfigError, match="no image"):
+            await engine.start(bench.spec())
+
+
+async def test_a_runtime_that_the_daemon_does_not_have_is_refused(bench: Bench) -> None:
+    project = bench.contract_project({"container": {"runtime": "no-such-runtime"}})
+    with pytest.raises(ConfigError, match="no-such-runtime"):
+        await bench.start(project)
+
+
+async def test_a_daemon_that_is_not_there_is_an_unavailable_fabric(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    engine = DockerEngine(
+        new_host(), runtime_dir=docker_node.root / "r", data_dir=tmp_path, scope="x",
+        owner_pid=os.getpid(), address=f"unix://{tmp_path}/no.sock",
+    )  # fmt: skip
+    with pytest.raises(FabricUnavailable, match=r"no\.sock"):
+        await engine.start_many([])
+    await engine.close()
+
+
+# --- walls ---------------------------------------------------------------------------------------
+
+
+async def test_limits_and_rights_are_what_the_facts_say(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    container = {"pids": 100, "readOnlyRoot": True}
+    deploy = {"cpu": "500m", "memory": "256M", "container": container}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    status = (await execute(sandbox, "cat /proc/self/status; id -u")).text()
+    fields = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+    for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(fields[capabilities], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Seccomp"] == "2"
+    assert status.splitlines()[-1] == "65534"
+    assert (await execute(sandbox, "touch /etc/x")).exit_code != 0
+    assert (await execute(sandbox, "touch /tmp/x here")).exit_code == 0
+    limits = docker(
+        "inspect", "--format",
+        "{{.HostConfig.NanoCpus}} {{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} "
+        "{{.HostConfig.PidsLimit}}",
+        docker_node.container(sandbox.instance_id),
+    )  # fmt: skip
+    assert limits == f"500000000 {256 << 20} {256 << 20} 100"
+    assert sandbox.isolation.limits["processes"] == "100 per sandbox"
+
+
+async def test_commands_cannot_use_the_runtimes_own_door(bench: Bench) -> None:
+    """Invariant 8: whoever runs inside the container is no host."""
+    sandbox = await bench.start()
+    script = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(10); "
+        "s.connect('/.aenv/run/door'); "
+        's.sendall(b\'{"jsonrpc":"2.0","id":1,"method":"aenv/reward","params":{}}\\n\'); '
+        "print(s.recv(100))"
+    )
+    result = await execute(sandbox, ["python3", "-c", script])
+    assert (result.exit_code, result.text()) in {(0, "b''\n"), (1, "")}  # closed, or reset
+    memory = await execute(sandbox, "head -c 1 /proc/1/mem; cat /proc/1/environ")
+    assert memory.stdout == b""
+
+
+async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> None:
+    deploy = {"network": "none", "container": {"user": "root"}}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    assert (await execute(sandbox, "id -u")).text() == "0\n"
+    for path in ("/project/x", "/.aenv/runtime/x", "/.aenv/lib/x"):
+        assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
+
+
+async def test_a_hidden_project_is_gone_once_its_code_is_loaded(bench: Bench) -> None:
+    """Solutions and graders lie in it."""
+    sandbox = await bench.start(bench.contract_project({"hideSource": True}))
+    assert await value_of(sandbox, "echo", text="loaded") == "loaded"
+    assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
+    shown = await bench.start()
+    assert "contract_tools.py" in (await execute(shown, "find /project")).text()
+
+
+def _serve(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+async def test_the_internet_is_not_the_node_nor_its_neighbours(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """Invariant 7: neither the node's own addresses, nor private ones, nor another sandbox."""
+    if os.geteuid() != 0:
+        pytest.skip("the rules of the packet filter need root")
+    listener = socket.create_server(("0.0.0.0", 0))
+    thread = threading.Thread(target=_serve, args=(listener,), daemon=True)
+    thread.start()
+    port = listener.getsockname()[1]
+    async with engine_on(docker_node) as engine:
+        bench = Bench(engine, tmp_path)
+        project = bench.contract_project({"network": "internet"})
+        one, two = await bench.start(project), await bench.start(project)
+        own = "import socket; result = socket.gethostbyname(socket.gethostname())"
+        neighbour = await evaluate(two, own)
+        gateway = docker(
+            "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}",
+            f"aenv-internet-{bridge_name(f'{docker_node.scope}/docker').removeprefix('aenv')}",
+        )  # fmt: skip
+        inside = await value_of(two, "evaluate", source=_LISTEN)
+        for host, number in (
+            (gateway, port), ("172.17.0.1", port), ("169.254.169.254", 80), (neighbour, inside),
+        ):  # fmt: skip
+            assert await evaluate(one, _CONNECT.format(host=host, port=number)) != "connected"
+        assert one.isolation.network == "internet"
+    listener.close()
+    docker("network", "rm", f"aenv-internet-{bridge_name(f'{docker_node.scope}/docker')[4:]}")
+    remove_rules(f"{docker_node.scope}/docker")
+
+
+_LISTEN = (
+    "import socket, builtins; s = socket.create_server(('0.0.0.0', 0)); "
+    "builtins.kept = s; result = s.getsockname()[1]"
+)
+_CONNECT = """
+import socket
+try:
+    socket.create_connection(("{host}", {port}), timeout=3).close()
+    result = "connected"
+except OSError as exc:
+    result = str(exc)
+"""
+
+
+# --- the janitor (invariant 3, design D8) --------------------------------------------------------
+
+
+async def test_containers_whose_host_stays_away_are_ended(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    engine = docker_node.engine(new_host())
+    await Bench(engine, tmp_path).start()
+    await engine.close()
+    assert docker_node.left_over()
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left", 15.0)
+
+
+async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_path: Path) -> None:
+    engine = docker_node.engine(new_host())
+    bench = Bench(engine, tmp_path)
+    sandbox = await bench.start(ttl_s=600.0)
+    await engine.set_deadline(sandbox.instance_id, bench.now() + 0.5)
+    await engine.close()
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left", 10.0)
+
+
+async def test_a_killed_janitor_is_started_again(own_node: DockerNode, tmp_path: Path) -> None:
+    async with engine_on(own_node) as engine:
+        sandbox = await Bench(engine, tmp_path).start(ttl_s=4.0)
+        (janitor,) = await _janitor(own_node)
+        os.kill(janitor, signal.SIGKILL)
+        assert await end_of(sandbox) == "its TTL passed"
+        (second,) = own_node.janitor_pids()
+        assert second != janitor
+
+
+async def _janitor(node: DockerNode) -> list[int]:
+    await eventually(node.janitor_pids, "there is a janitor")
+    return node.janitor_pids()
+
+
+async def test_everything_ends_with_its_owner_and_nothing_else(
+    own_node: DockerNode, tmp_path: Path
+) -> None:
+    """The raylet's death ends every container of its node; others' containers stay."""
+    bystander = docker("run", "--detach", "--network=none", own_node.image, "sleep", "300")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        engine = own_node.engine(new_host(), owner_pid=owner.pid)
+        bench = Bench(engine, tmp_path)
+        network = "internet" if os.geteuid() == 0 else "none"
+        sandbox = await bench.start(bench.contract_project({"network": network}))
+        owner.kill()
+        owner.wait()
+        await end_of(sandbox)
+        await eventually(lambda: not own_node.containers(), "its containers are gone")
+        await eventually(lambda: not own_node.janitor_pids(), "the janitor is gone")
+        await engine.close()
+        bridge = bridge_name(f"{own_node.scope}/docker")
+        assert docker("network", "ls", "-q", "--filter", f"label={own_node.label}") == ""
+        rules = subprocess.run(["iptables", "-S"], capture_output=True, text=True, check=False)
+        assert bridge.removeprefix("aenv") not in rules.stdout
+        assert docker("inspect", "--format", "{{.State.Running}}", bystander) == "true"
+    finally:
+        docker("rm", "--force", bystander)
+        assert owner.stdin is not None
+        owner.stdin.close()
+
+
+async def test_what_a_dead_janitor_left_is_ended_by_another(
+    own_node: DockerNode, docker_node: DockerNode
+) -> None:
+    """A container past its deadline whose scope has nobody: any janitor of the machine ends it."""
+    labels = {
+        "aenv.scope": own_node.scope + "/docker",
+        "aenv.host": "nobody",
+        "aenv.directory": str(own_node.root / "nowhere"),
+        "aenv.deadline": "1.0",
+    }
+    flags = [word for item in labels.items() for word in ("--label", "=".join(item))]
+    docker("create", "--network=none", *flags, own_node.image, "true")
+    before = docker_node.janitor_pids()
+    for pid in before:  # a new one looks at once
+        os.kill(pid, signal.SIGTERM)
+    await eventually(lambda: not docker_node.janitor_pids(), "no janitor")
+    async with engine_on(docker_node) as engine:
+        await engine.start_many([])
+        await eventually(lambda: not own_node.containers(), "the stranger is gone")

@@ -1,0 +1,141 @@
+"""What a container is made from, by the project's config and the caller's wishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines import docker_images, docker_kit
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker_build import split_tag
+from aenv_ray.engines.docker_client import socket_path
+from aenv_ray.engines.docker_kit import ImagePython
+from aenv_ray.engines.docker_spec import Surroundings, container_body, isolation
+from aenv_ray.errors import ConfigError
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import EnvironmentConfig
+
+
+def surroundings(**fields: Any) -> Surroundings:
+    usual: dict[str, Any] = {
+        "scope": "s", "host_id": "h", "directory": Path("/d"), "name": "aenv-x",
+        "image_id": "sha256:1", "image_user": "", "image_path": "/opt/bin:/bin",
+        "kit": Path("/kit"), "run_directory": Path("/d/i/aenv-x"), "project_dir": Path("/p"),
+        "network": "none",
+    }  # fmt: skip
+    return Surroundings(**{**usual, **fields})
+
+
+def spec(deploy: dict[str, Any], **fields: Any) -> SandboxSpec:
+    config = EnvironmentConfig.model_validate({"name": "x", "deployConfig": deploy})
+    return SandboxSpec(
+        instance_id=InstanceId("x-00000001"), project_dir=Path("/p"), config=config, deadline=1.5,
+        **fields,
+    )  # fmt: skip
+
+
+def body_of(deploy: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return container_body(spec({"network": "none", **deploy}), surroundings(**fields))
+
+
+def variables(body: dict[str, Any]) -> dict[str, str]:
+    return dict(item.partition("=")[::2] for item in body["Env"])
+
+
+def test_a_container_has_no_right_that_nobody_asked_for() -> None:
+    host = body_of({})["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], [])
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["NetworkMode"] == "none"
+    assert host["PidsLimit"] == 1024
+    assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
+    writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
+    assert writable == ["/.aenv/run"]
+    assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
+
+
+def test_what_the_project_asks_for_is_given() -> None:
+    container = {"capAdd": ["NET_RAW"], "pids": 64, "readOnlyRoot": True}
+    deploy = {"cpu": "1500m", "memory": "1G", "ephemeralStorage": "10M", "container": container}
+    body = body_of(deploy, runtime="runsc")
+    host = body["HostConfig"]
+    assert host["NanoCpus"] == 1_500_000_000
+    assert host["Memory"] == host["MemorySwap"] == 1 << 30
+    assert (host["CapAdd"], host["PidsLimit"], host["ReadonlyRootfs"]) == (["NET_RAW"], 64, True)
+    assert host["Runtime"] == "runsc"
+    assert set(host["Tmpfs"]) == {"/home/agent", "/tmp"}
+    assert f"size={10 << 20}" in host["Tmpfs"]["/home/agent"]
+    facts = isolation(spec({"network": "none", **deploy}), surroundings())
+    assert facts.limits["memory"].startswith("1024 MiB")
+    assert any("NET_RAW" in item for item in facts.missing)
+
+
+@pytest.mark.parametrize(
+    ("own", "image", "user"),
+    [(None, "", "65534:65534"), (None, "app", "app"), ("root", "app", "root")],
+)
+def test_who_it_runs_as(own: str | None, image: str, user: str) -> None:
+    container = {} if own is None else {"user": own}
+    assert body_of({"container": container}, image_user=image)["User"] == user
+
+
+def test_the_images_path_is_kept_unless_somebody_sets_one() -> None:
+    assert variables(body_of({}))["PATH"] == "/opt/bin:/bin"
+    own = body_of({"environmentVariables": {"PATH": "/mine"}})
+    assert variables(own)["PATH"] == "/mine"
+
+
+def test_a_callers_label_cannot_pose_as_one_of_ours() -> None:
+    asked = spec({"network": "none"}, labels={"aenv.host": "mine", "run": "seven"})
+    labels = container_body(asked, surroundings())["Labels"]
+    assert labels["aenv.host"] == "h"
+    assert labels["aenv.label.run"] == "seven"
+    assert labels["aenv.deadline"] == "1.5"
+
+
+def test_the_facts_say_what_is_missing() -> None:
+    facts = isolation(spec({"network": "host"}), surroundings(has_seccomp=False))
+    assert "net" not in facts.namespaces
+    assert any(item.startswith("network: host") for item in facts.missing)
+    assert any(item.startswith("seccomp") for item in facts.missing)
+
+
+def test_which_image_a_project_runs_in() -> None:
+    def reference(default: str | None = None, **fields: Any) -> str:
+        config = EnvironmentConfig.model_validate({"name": "x", **fields})
+        return docker_images.reference_of(config, default)
+
+    built = [{"type": "image", "content": "x:1", "digest": "sha256:2"}]
+    named = {"container": {"image": "y:1"}}
+    assert reference("z", artifacts=built, deployConfig=named) == "y:1"
+    assert reference("z", artifacts=built) == "sha256:2"
+    assert reference("z", artifacts=[{"type": "image", "content": "x:1"}]) == "x:1"
+    assert reference("z") == "z"
+    with pytest.raises(ConfigError, match=r"x@1\.0\.0 has no image"):
+        reference()
+
+
+def test_a_kit_is_named_by_what_it_is_for() -> None:
+    assert str(ImagePython((3, 12), "aarch64", "musl")) == "3.12-aarch64-musl"
+    assert not ImagePython((3, 12), "aarch64", "musl").is_ours
+    assert docker_kit.fingerprint() == docker_kit.fingerprint()
+
+
+def test_the_runtime_for_containers_is_the_island_alone(tmp_path: Path) -> None:
+    docker_kit.copy_runtime(tmp_path)
+    (package,) = tmp_path.iterdir()
+    assert {path.name for path in package.iterdir()} == {"__init__.py", "runtime"}
+    assert (package / "runtime" / "shim" / "aenv" / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:2375", "ssh://x", "/var/run/docker.sock"])
+def test_a_daemon_of_another_machine_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="no Unix socket"):
+        socket_path(address)
+
+
+def test_references_are_split_at_their_tag() -> None:
+    assert split_tag("localhost:5000/a/b:1") == ("localhost:5000/a/b", "1")
+    assert split_tag("localhost:5000/a/b") == ("localhost:5000/a/b", "latest")
