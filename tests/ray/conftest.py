@@ -68,8 +68,10 @@ class Cluster:
         """Return what instances leave on disk while they live: sockets, logs, records."""
         found = [f"s/{p.name}" for p in (self.node_dir / "s").glob("*")]
         found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*")]
-        logs = (self.node_dir / "log").glob("*")
-        return found + [f"log/{p.name}" for p in logs if not p.name.startswith("template-")]
+        # A live instance has a socket from the start, and a log from its first output on.
+        logs = {p.name for p in (self.node_dir / "log").glob("*")}
+        logs -= {p.name for p in (self.node_dir / "s").glob("*")}
+        return found + [f"log/{name}" for name in logs if not name.startswith("template-")]
 
 
 @pytest.fixture(scope="session")

@@ -176,6 +176,7 @@ def call(handle):
 """
 
 
+@pytest.mark.timeout(300)  # on a busy machine Ray takes its time to see that a node is gone
 @pytest.mark.parametrize("victim", ["a node", "the controller's node"])
 def test_the_loss_of_a_node(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console, victim: str
