@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -18,6 +19,8 @@ from aenv_ray.runtime.threads import start_thread
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
 _waitid: Final = getattr(os, "waitid", None)
+_REAP_MS: Final = 1000
+"""How long a killed child may take to end; one that waits for a disk takes longer."""
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
@@ -170,9 +173,15 @@ class Call:
 
     def _leave(self) -> None:
         with self._lock:
-            if self._running and self.stop_reason is not None and self._thread is not None:
+            was_stopped = self._running and self.stop_reason is not None
+            if was_stopped and self._thread is not None:
                 _raise_in_thread(self._thread[0], None)
             self._running = False
+        if was_stopped and self._thread is not None:
+            # The interrupt may have come between a fork and the moment when `subprocess` knew of
+            # it: `stop` saw no child yet, and nobody else will end or reap this one.
+            for pid in _kill_children(self._thread[1], self._earlier_children):
+                _reap(pid)
 
 
 def current_call() -> Call:
@@ -208,15 +217,29 @@ def _children_of_thread(native_id: int) -> list[int]:
     return []
 
 
-def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> None:
+def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> list[int]:
     """SIGKILL the process trees that the thread started, except the `earlier` ones; Linux only.
 
     A thread that waits for a child (`subprocess.run`) is freed by that. Older children, such as a
-    persistent shell, are left alone.
+    persistent shell, are left alone. Returns those that were killed.
     """
-    for pid in _children_of_thread(native_thread_id):
-        if pid not in earlier:
-            kill_tree(pid)
+    killed = [pid for pid in _children_of_thread(native_thread_id) if pid not in earlier]
+    for pid in killed:
+        kill_tree(pid)
+    return killed
+
+
+def _reap(pid: int) -> None:
+    """Take a killed child out of the process table; one that somebody reaped is not there."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(_REAP_MS)
+            os.waitpid(pid, os.WNOHANG)
+        finally:
+            os.close(fd)
 
 
 def kill_tree(pid: int) -> None:

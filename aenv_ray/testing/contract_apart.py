@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from aenv_ray.testing.contract_bench import Bench, call, evaluate, execute, sleeper, value_of
+from aenv_ray.testing.contract_bench import (
+    Bench,
+    call,
+    evaluate,
+    eventually,
+    execute,
+    sleeper,
+    value_of,
+)
 
 _FILL_BYTES = 256 * 1024 * 1024
 """More than the contract's environment may store."""
@@ -92,7 +100,11 @@ class ApartTests:
         one, two = await bench.start(), await bench.start()
         command = sleeper()
         await value_of(one, "spawn", command=command)
-        assert await value_of(one, "running", argument=command[1]) == 1
+
+        async def it_runs() -> bool:
+            return bool(await value_of(one, "running", argument=command[1]))
+
+        await eventually(it_runs, "the program runs")
         assert await value_of(two, "running", argument=command[1]) == 0
 
     async def test_loopback_is_a_sandboxs_own(self, bench: Bench) -> None:

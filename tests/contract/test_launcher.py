@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -237,8 +238,7 @@ async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="too long"):
         make(tmp_path / ("x" * 100))
     if os.geteuid() == 0:
-        foreign = tmp_path / "foreign"
-        foreign.mkdir()
-        os.chown(foreign, 1234, 1234)
-        with pytest.raises(ConfigError, match="belongs to another user"):
-            make(foreign)
+        with tempfile.TemporaryDirectory(prefix="ae-", dir="/tmp") as foreign:
+            os.chown(foreign, 1234, 1234)
+            with pytest.raises(ConfigError, match="belongs to another user"):
+                make(Path(foreign))

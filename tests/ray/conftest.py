@@ -107,7 +107,7 @@ def cluster() -> Iterator[Cluster]:
             ray.shutdown()
     settings.cache_clear()
     eventually_empty(lambda: live_processes(node_dir))
-    eventually_empty(lambda: processes_of(root), 20.0)
+    eventually_empty(lambda: processes_of(root), 60.0)
     shutil.rmtree(root, ignore_errors=True)
 
 

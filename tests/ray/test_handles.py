@@ -362,7 +362,7 @@ def test_exec_is_stopped_at_its_deadline(env: Any) -> None:
         assert b"aenv-instance\n" in seen.stdout
         return b"sleep\n" not in seen.stdout
 
-    eventually(ended, 2.0)  # a killed process is in the table until it is reaped
+    eventually(ended)  # a killed process is in the table until it is reaped
 
 
 def test_files_are_written_read_and_listed(make: Callable[..., Any], density: str) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import operator
+import os
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +189,29 @@ def test_an_earlier_deadline_wakes_a_sleeping_watchdog(expired: Any) -> None:
         watchdog.add(soon)
         assert expired.some.acquire(timeout=10.0)
         assert expired.calls[-1] is soon
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+def test_a_child_that_a_stop_could_not_see_yet_is_ended() -> None:
+    """A stop that comes while a program is being started: nothing of it runs on."""
+    ready, gate, spawned = threading.Lock(), threading.Lock(), list[int]()
+    ready.acquire()
+    gate.acquire()
+    spawn = functools.partial(os.posix_spawnp, "sleep", ["sleep", "1000"], {})
+    keep = functools.partial(spawned.extend, map(operator.call, [spawn]))
+    # All of it is one C call: an interrupt waits until it has returned, as inside `Popen`.
+    steps = map(operator.call, [ready.release, gate.acquire, keep])
+    one = call()
+
+    def left_over() -> str:
+        with pytest.raises(CallInterrupted):
+            one.run_sync(lambda: tuple(steps), {})
+        return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(left_over)
+        assert ready.acquire(timeout=10)
+        one.stop("timeout")
+        gate.release()
+        assert left.result(10) == ""
+    assert len(spawned) == 1
