@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -40,15 +41,17 @@ def base_image() -> str:
     """Return an image with Python, made without a registry; once for each content."""
     content = json.dumps([SUITE, PACKAGES]).encode()
     name = f"aenv-test-base:{hashlib.sha256(content).hexdigest()[:12]}"
-    if docker("images", "--quiet", name):
-        return name
-    make = (
-        f"mmdebstrap --variant=minbase --include={','.join(PACKAGES)} {SUITE} - "
-        f"| docker --host {ADDRESS} import - {name}"
-    )
-    subprocess.run(
-        ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True, timeout=600
-    )
+    with Path(tempfile.gettempdir(), f"aenv-test-base-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if docker("images", "--quiet", name):
+            return name
+        make = (
+            f"mmdebstrap --variant=minbase --include={','.join(PACKAGES)} {SUITE} - "
+            f"| docker --host {ADDRESS} import - {name}"
+        )
+        subprocess.run(
+            ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True, timeout=600
+        )
     return name
 
 
