@@ -13,7 +13,7 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines import docker_files as labels
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.process import instance_environment
+from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import DeployConfig, Isolation, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
 from aenv_ray.runtime.jail import DEFAULT_STORAGE_BYTES, NOBODY, WORK

@@ -24,6 +24,8 @@ _WATCH_S: Final = 0.5
 _BUSY_CALLS: Final = 16
 """With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
 _BUSY_DELAY_S: Final = 0.001
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+"""A sandbox that sends a longer one is ended: its host serves others too."""
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
@@ -109,11 +111,17 @@ class DoorSandbox(Sandbox):
             end = buffer.find(b"\n", self._scanned)
             if end < 0:
                 self._scanned = len(buffer)
+                if len(buffer) > MAX_MESSAGE_BYTES:
+                    self.end(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
                 return
             line = bytes(buffer[:end])
             del buffer[: end + 1]
             self._scanned = 0
-            self._on_line(line)
+            try:
+                self._on_line(line)
+            except (ValueError, KeyError, AttributeError, TypeError):
+                self.end(f"it sent what is no answer: {line[:100]!r}")
+                return
 
     def _on_broken(self, exc: OSError | None) -> None:
         self._hang_up()

@@ -11,6 +11,7 @@ connects to its Unix socket and sends one JSON object a line:
     {"op": "stop", "ids": […]}                     end instances
     {"op": "deadline", "id": i, "deadline": t}     move a deadline
     {"op": "list"}                                 what runs
+    {"op": "find", "id": i}                        whether one runs
 
 Every message carries ``"seq"`` and gets one answer with it; ``{"event": "exited", …}`` comes
 unasked.
@@ -103,7 +104,9 @@ class Launcher:
         try:
             while not self._stopping:
                 for key, events in self._selector.select(SWEEP_S):
-                    key.data(key.fileobj, events)
+                    # What an earlier event of this batch closed has no business here any more.
+                    if self._selector.get_map().get(key.fd) is key:
+                        key.data(key.fileobj, events)
                 if self._clock() >= next_sweep:
                     self._sweep()
                     next_sweep = self._clock() + SWEEP_S
@@ -147,7 +150,12 @@ class Launcher:
                     instance.deadline = message["deadline"]
                 self._peers.send(peer, {"seq": seq, "known": instance is not None})
             case "list":
-                self._peers.send(peer, {"seq": seq, "instances": self._listing()})
+                rows = [self._row(instance) for instance in self._instances.values()]
+                self._peers.send(peer, {"seq": seq, "instances": rows})
+            case "find":
+                instance = self._instances.get(message["id"])
+                row = None if instance is None else self._row(instance)
+                self._peers.send(peer, {"seq": seq, "instance": row})
 
     def _hello(self, peer: Peer, seq: int, message: dict[str, Any]) -> None:
         peer.host = message["host"]
@@ -160,22 +168,17 @@ class Launcher:
                 self._owner_gone()
             except OSError:
                 pass  # a kernel without them: host and deadline still end what runs here
-        self._peers.send(
-            peer, {"seq": seq, "pid": os.getpid(), "instances": self._listing(peer.host)}
-        )
+        self._peers.send(peer, {"seq": seq, "pid": os.getpid()})
 
     def _owner_gone(self, *_: object) -> None:
         self._stopping = True
 
-    def _listing(self, host: str | None = None) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": i.id, "host": i.host, "status": i.status, "deadline": i.deadline,
-                "mode": i.item["mode"], "isolation": self._isolation_of(i),
-            }
-            for i in self._instances.values()
-            if host is None or i.host == host
-        ]  # fmt: skip
+    def _row(self, instance: Instance) -> dict[str, Any]:
+        return {
+            "id": instance.id, "host": instance.host, "status": instance.status,
+            "deadline": instance.deadline, "mode": instance.item["mode"],
+            "isolation": self._isolation_of(instance),
+        }  # fmt: skip
 
     def _isolation_of(self, instance: Instance) -> dict[str, Any]:
         template = self._templates.get(instance.template)
@@ -189,10 +192,10 @@ class Launcher:
         self._pump(template)
 
     def _on_report(self, template: Template, message: dict[str, Any]) -> None:
-        if "booted" in message:
-            self._booted(message["booted"], "")
-        elif "boot_failed" in message:
-            self._booted(message["boot_failed"], message["error"])
+        if "booted" in message or "boot_failed" in message:
+            instance = self._instances.get(message.get("booted") or message["boot_failed"])
+            if instance is not None and instance.template == template.key:  # its own ones only
+                self._booted(instance.id, message.get("error", ""))
         elif "no_spare" in message:
             template.ordered = max(0, template.ordered - 1)
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
@@ -210,6 +213,8 @@ class Launcher:
             self._pump(template)
             template.order(self._clock())
         elif instance is not None:
+            if instance.status == "starting":
+                cause = f"{cause}\n{self._logs.tail(template.log)}".strip()
             self._exited(instance.id, cause)
         elif number in template.spares:
             template.spares.pop(number).close()

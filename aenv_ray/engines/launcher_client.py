@@ -79,8 +79,6 @@ class LauncherClient:
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
-        self.instances: list[dict[str, Any]] = []
-        """What ran for this host when it connected."""
 
     async def connect(self) -> None:
         """Connect, starting the launcher if need be; does nothing when connected.
@@ -111,7 +109,7 @@ class LauncherClient:
         reader, self._writer = await self._open()
         self._reader_task = asyncio.create_task(self._read(reader))
         try:
-            hello = await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
+            await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
         except FabricUnavailable:
             # One that was killed takes connections until the kernel is through with it.
             await asyncio.sleep(_RETRY_S)
@@ -119,7 +117,6 @@ class LauncherClient:
         except BaseException:
             await self.close()  # it does not know us: what we asked for later would be nobody's
             raise
-        self.instances = hello["instances"]
         return True
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

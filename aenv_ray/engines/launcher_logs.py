@@ -28,7 +28,7 @@ LOG_TAIL_BYTES: Final = 4000
 """What is told of the log of an instance that died."""
 _PIECE_BYTES: Final = 65_536
 _LAST_PIECES: Final = 16
-"""Read of a pipe when its log is closed: more than any pipe of ours holds."""
+"""Read of a pipe for the end of its log: more than any pipe of ours holds."""
 
 
 @dataclass
@@ -93,15 +93,19 @@ class Logs:
         self._selector.register(fd, selectors.EVENT_READ, lambda *_: self._read(log))
         return output
 
-    def close(self, name: str) -> str:
-        """Remove a log and return the end of it; whoever still writes to it gets an error."""
+    def tail(self, name: str) -> str:
+        """Return the end of a log."""
         log = self._logs.get(name)
         if log is None:
             return ""
         for _ in range(_LAST_PIECES):
             if not self._read(log):
                 break
-        tail = log.tail()
+        return log.tail()
+
+    def close(self, name: str) -> str:
+        """Remove a log and return the end of it; whoever still writes to it gets an error."""
+        tail = self.tail(name)
         self.discard(name)
         return tail
 

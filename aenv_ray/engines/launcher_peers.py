@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import selectors
 import socket
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -42,6 +45,8 @@ class Peers:
         self._on_message = on_message
         self._on_away = on_away
         self._peers: dict[int, Peer] = {}
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        """A descriptor to accept with when there is no other."""
 
     @property
     def present(self) -> bool:
@@ -53,8 +58,16 @@ class Peers:
         return [peer for peer in self._peers.values() if peer.host == host]
 
     def accept(self, listener: Any, _: int) -> None:
-        """Take a new connection."""
-        sock, _address = listener.accept()
+        """Take a new connection; one for which there is no descriptor is closed at once."""
+        try:
+            sock, _address = listener.accept()
+        except OSError:
+            # Left in the queue it would wake the launcher for ever; closed, the host tries again.
+            os.close(self._reserve)
+            with contextlib.suppress(OSError):
+                listener.accept()[0].close()
+            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            return
         sock.setblocking(False)
         self._peers[sock.fileno()] = Peer(sock)
         self._selector.register(sock, selectors.EVENT_READ, self._on_ready)
@@ -84,8 +97,13 @@ class Peers:
         peer.inbox += data
         *lines, rest = peer.inbox.split(b"\n")
         peer.inbox = bytearray(rest)
-        for line in lines:
-            self._on_message(peer, json.loads(line))
+        try:
+            for line in lines:
+                self._on_message(peer, json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            # Not one of ours, or not of this version: it must not take others' sandboxes with it.
+            traceback.print_exc()
+            self._drop(peer)
 
     def _flush(self, peer: Peer) -> None:
         try:

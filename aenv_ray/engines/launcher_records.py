@@ -41,6 +41,8 @@ class Template:
     """Until then none is ordered ahead: one could not be made, or died."""
     instances: dict[int, str] = field(default_factory=dict)
     """Which instance each other process is."""
+    has_raised: bool = False
+    """The project's code raised when it was loaded."""
     env_reads: list[str] = field(default_factory=list)
     """Variables that code which failed to load had read."""
 
@@ -129,20 +131,28 @@ def start_template(
         first: What it is told first.
         output: Descriptor of its log.
         now: Seconds since the epoch.
+
+    Raises:
+        OSError: The interpreter is gone, its variables are too long, or the node is full.
+        ValueError: A variable cannot be one.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    with theirs:
-        process = subprocess.Popen(
-            [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=setup["env"],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [*setup["python"], "-m", "aenv_ray.runtime.template", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=setup["env"],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+    except (OSError, ValueError):
+        ours.close()
+        raise
     with contextlib.suppress(OSError):  # it died at once: reading from it will say so
         ours.send(json.dumps({"setup": first}).encode())
     ours.setblocking(False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,7 @@ from aenv_ray.engines.launcher_peers import Peer, Peers
 from aenv_ray.engines.launcher_records import (
     PACKET_BYTES,
     Template,
+    cause_of,
     log_of_template,
     start_template,
 )
@@ -22,6 +25,8 @@ from aenv_ray.engines.launcher_records import (
 IDLE_TEMPLATE_S: Final = 600.0
 """A template nobody used for this long is ended; making it again costs about half a second."""
 MAX_TEMPLATES: Final = 32
+_DIED: Final = "its template process died"
+_EXIT_CODE_S: Final = 0.1
 TEMPLATE_DEADLINE_S: Final = 180.0
 """A template has loaded the project's code within this, or is ended."""
 
@@ -98,7 +103,12 @@ class Templates:
         template = self._templates.get(key)
         if template is None:
             self._make_room()
-            template = self._launch(key, setup)
+            try:
+                template = self._launch(key, setup)
+            except (OSError, ValueError) as exc:  # its variables are too long, its Python is gone
+                failed = f"its template cannot be started: {exc}"
+                self._peers.send(peer, {"seq": seq, "failed": failed, "env_reads": []})
+                return
         template.used_at = self._clock()
         if template.ready is not None:
             self._peers.send(peer, {"seq": seq, "ready": template.ready})
@@ -116,6 +126,9 @@ class Templates:
         output = self._logs.open(log_of_template(key))
         try:
             template = start_template(key, setup, first, output, self._clock())
+        except (OSError, ValueError):
+            self._logs.discard(log_of_template(key))
+            raise
         finally:
             os.close(output)
         self._templates[key] = template
@@ -142,17 +155,23 @@ class Templates:
             except OSError:
                 data = b""
             if not data:
-                self._end(template, "its template process died")
+                self._end(template, _DIED)
                 return
-            message = json.loads(data)
-            if "spare" in message and not fds:  # the kernel drops what there is no room for
-                message = {"no_spare": "the launcher has as many open files as it may"}
-            if fds:
-                self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
-            else:
-                self._on_report(template, message)
+            try:
+                self._on_packet(template, json.loads(data), fds)
+            except (ValueError, KeyError, TypeError, AttributeError) as exc:
+                # The project's code ran beside this socket: what it wrote there is its own end.
+                self._end(template, f"its template process said what is no report: {exc!r}")
             if template.control.fileno() < 0:
                 return
+
+    def _on_packet(self, template: Template, message: dict[str, Any], fds: list[int]) -> None:
+        if "spare" in message and not fds:  # the kernel drops what there is no room for
+            message = {"no_spare": "the launcher has as many open files as it may"}
+        if fds:
+            self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
+        else:
+            self._on_report(template, message)
 
     def _on_report(self, template: Template, message: dict[str, Any]) -> None:
         if "ready" in message:
@@ -163,6 +182,7 @@ class Templates:
             template.waiting.clear()
         elif "failed" in message:
             template.env_reads = message.get("env_reads", [])
+            template.has_raised = True
             self._end(template, message["failed"])
         elif "jail_unavailable" in message:
             self._without_jail(template, message["jail_unavailable"])
@@ -179,7 +199,8 @@ class Templates:
             return
         self._end(template, reason)
         self._jail_refusal = reason
-        self._launch(template.key, setup).waiting = waiting
+        for peer, seq in waiting:
+            self.want(peer, seq, template.key, setup)
 
     def _end(self, template: Template, why: str) -> None:
         if self._templates.get(template.key) is template:
@@ -189,12 +210,22 @@ class Templates:
             template.control.close()
         for channel in template.spares.values():
             channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # A closed socket comes a moment before the exit code, which says more.
+            template.process.wait(_EXIT_CODE_S if why is _DIED else 0)
+        is_killed_here = template.process.poll() is None
         template.process.kill()
-        template.process.wait()
+        status = template.process.wait()
         words = self._logs.close(template.log)
-        if why != "its template process died":
+        if why is _DIED and not is_killed_here:
+            why = f"its template process ended: {cause_of(status)}"
+        elif why is not _DIED:
             words = ""
+        failed = {
+            "failed": f"{why}\n{words}".strip(),
+            "env_reads": template.env_reads,
+            "raised": template.has_raised,
+        }
         for peer, seq in template.waiting:
-            failed = {"failed": f"{why}\n{words}".strip(), "env_reads": template.env_reads}
             self._peers.send(peer, {"seq": seq, **failed})
         self._on_end(template.key, why)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
-import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from aenv_ray import units
 from aenv_ray.engines import virtual_environment
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
@@ -30,14 +28,16 @@ from aenv_ray.engines.launcher_client import (
     node_directory,
 )
 from aenv_ray.engines.launcher_files import short_name
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.engines.process_plan import (
+    NETWORK_MODES,
+    Plan,
+    instance_environment,
+    isolation_of,
+    loaded,
+    own_at_import,
+)
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import Isolation, NetworkMode
-from aenv_ray.runtime.jail import WORK, JailSpec
-
-_OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})
-"""Variables that differ between instances of a project."""
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ProcessEngine(Engine):
@@ -55,7 +55,7 @@ class ProcessEngine(Engine):
     name = "process"
     capabilities = Capabilities(
         isolation="namespaces" if sys.platform == "linux" else "none",
-        network_modes=frozenset({"none", "host"}),
+        network_modes=NETWORK_MODES,
     )
 
     def __init__(
@@ -78,6 +78,8 @@ class ProcessEngine(Engine):
         self._ended: dict[str, str] = {}
         self._end_events: dict[str, asyncio.Event] = {}
         self._ready: dict[str, dict[str, Any]] = {}
+        self._raised: dict[str, dict[str, Any]] = {}
+        """Reports of templates in which the project's code raised: they are not made again."""
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -85,10 +87,21 @@ class ProcessEngine(Engine):
         self, specs: Sequence[SandboxSpec]
     ) -> list[Sandbox | AenvError]:
         await self._launcher.connect()
-        results: dict[str, Sandbox | AenvError] = {}
+        results = await self._start(specs)
+        # A template that was idle for long, or died, is made again: once.
+        again = [spec for spec in specs if results[spec.instance_id] is None]
+        if again:
+            results |= await self._start(again)
+        return [results[spec.instance_id] or _template_gone(spec) for spec in specs]
+
+    async def _start(
+        self, specs: Sequence[SandboxSpec]
+    ) -> dict[InstanceId, Sandbox | AenvError | None]:
+        """Start sandboxes; None is one whose template is gone."""
+        results: dict[InstanceId, Sandbox | AenvError | None] = {}
         items: list[dict[str, Any]] = []
         modes: dict[str, tuple[str, dict[str, Any]]] = {}
-        plans: dict[tuple[Path, str], _Plan | AenvError] = {}
+        plans: dict[tuple[Path, str], Plan | AenvError] = {}
         for spec in specs:
             group = (spec.project_dir, spec.config.model_dump_json(include={"deploy"}))
             if group not in plans:
@@ -115,12 +128,12 @@ class ProcessEngine(Engine):
             )
         if items:
             results |= await self._launch(items, modes)
-        return [results[spec.instance_id] for spec in specs]
+        return results
 
     async def _launch(
         self, items: list[dict[str, Any]], modes: dict[str, tuple[str, dict[str, Any]]]
-    ) -> dict[str, Sandbox | AenvError]:
-        results: dict[str, Sandbox | AenvError] = {}
+    ) -> dict[InstanceId, Sandbox | AenvError | None]:
+        results: dict[InstanceId, Sandbox | AenvError | None] = {}
         seq, answers = self._launcher.send("start", items=items)
         try:
             for _ in items:
@@ -128,11 +141,14 @@ class ProcessEngine(Engine):
                     answers, "the start of an instance", BOOT_DEADLINE_S
                 )
                 instance_id = InstanceId(answer["id"])
+                mode, ready = modes[instance_id]
                 if "started" in answer:
-                    mode, ready = modes[instance_id]
                     results[instance_id] = await self._connect(instance_id, mode, ready)
+                elif "no_template" in answer:
+                    self._ready.pop(answer["no_template"], None)
+                    results[instance_id] = None
                 else:
-                    results[instance_id] = self._start_failure(instance_id, answer)
+                    results[instance_id] = _start_failure(instance_id, mode, answer["failed"])
         except BaseException:
             with contextlib.suppress(FabricUnavailable):
                 self._launcher.send("stop", ids=[item["id"] for item in items])
@@ -141,35 +157,31 @@ class ProcessEngine(Engine):
             self._launcher.forget(seq)
         return results
 
-    def _start_failure(self, instance_id: InstanceId, answer: dict[str, Any]) -> AenvError:
-        if "no_template" in answer:
-            self._ready.pop(answer["no_template"], None)
-            reason = "its template ended meanwhile"
-        else:
-            reason = answer["failed"]
-        return SandboxStartFailed(f"{instance_id} did not start: {reason}", instance_id=instance_id)
-
-    async def _plan(self, spec: SandboxSpec) -> _Plan | AenvError:
+    async def _plan(self, spec: SandboxSpec) -> Plan | AenvError:
         try:
             python = await virtual_environment.ensure(
                 spec.project_dir, self._data_dir / "environments"
             )
-            return _Plan(spec, python, self._isolation, self._runtime_path())
+            return Plan(spec, python, self._isolation, self._runtime_path())
         except AenvError as exc:
             return exc
 
     async def _choose_template(
-        self, plan: _Plan, spec: SandboxSpec
+        self, plan: Plan, spec: SandboxSpec
     ) -> tuple[str, str, dict[str, Any]]:
         """Return template key, start mode in words, and the template's report."""
         key, setup = plan.setup(preload=True)
-        report = await self._template(key, setup)
-        reason = report.get("bare_reason") or _own_at_import(spec, setup["env"], report)
+        report = self._raised.get(key) or await self._template(key, setup)
+        reason = report.get("bare_reason") or own_at_import(spec, setup["env"], report)
+        if not reason and report.get("raised"):
+            # It may need what only an instance has: a directory to write to, a device, time.
+            self._raised[key] = report
+            reason = "its code does not load in a template"
         if not reason:
-            return key, "template", _loaded(report)
+            return key, "template", loaded(report)
         # Also when it did not load: it may miss just what this instance has.
         key, setup = plan.setup(preload=False)
-        return key, f"bare: {reason}", _loaded(await self._template(key, setup))
+        return key, f"bare: {reason}", loaded(await self._template(key, setup))
 
     async def _template(self, key: str, setup: dict[str, Any]) -> dict[str, Any]:
         """Return the template's report; one with ``failed`` when there is no template."""
@@ -208,7 +220,7 @@ class ProcessEngine(Engine):
             await event.wait()
             return self._ended.get(instance_id, "unknown")
 
-        sandbox = DoorSandbox(instance_id, _isolation(ready), mode, find_cause)
+        sandbox = DoorSandbox(instance_id, isolation_of(ready), mode, find_cause)
         sock = socket.socket(socket.AF_UNIX)
         try:
             # A connect to a listening Unix socket does not block: the backlog takes it.
@@ -218,28 +230,35 @@ class ProcessEngine(Engine):
             sock.close()
             return lost(instance_id, f"its socket is gone ({exc.strerror})")
         self._sandboxes[instance_id] = sandbox
+        sandbox.on_end(functools.partial(self._on_door_end, instance_id))
         return sandbox
+
+    def _on_door_end(self, instance_id: InstanceId, cause: str) -> None:
+        """End a sandbox whose door failed while its process lives on."""
+        if self._sandboxes.pop(instance_id, None) is not None:
+            self._ended.setdefault(instance_id, cause)
+            with contextlib.suppress(FabricUnavailable):
+                seq, _ = self._launcher.send("stop", ids=[instance_id])
+                self._launcher.forget(seq)
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._launcher.connect()
-        rows = {row["id"]: row for row in await self._rows()}
-        if instance_id not in rows:
+        row = (await self._launcher.ask("find", id=instance_id))["instance"]
+        if row is None or row["host"] != self._launcher.host_id:
             raise lost(instance_id, "it ended while its host was away")
-        sandbox = await self._connect(instance_id, rows[instance_id]["mode"], rows[instance_id])
+        sandbox = await self._connect(instance_id, row["mode"], row)
         if isinstance(sandbox, AenvError):
             raise sandbox
         return sandbox
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._launcher.connect()
+        answer = await self._launcher.ask("list")
         return [
             RunningSandbox(InstanceId(row["id"]), HostId(row["host"]), row["deadline"])
-            for row in await self._rows()
+            for row in answer["instances"]
+            if row["host"] == self._launcher.host_id
         ]
-
-    async def _rows(self) -> list[dict[str, Any]]:
-        answer = await self._launcher.ask("list")
-        return [row for row in answer["instances"] if row["host"] == self._launcher.host_id]
 
     async def set_deadline(  # noqa: D102
         self, instance_id: InstanceId, deadline: float
@@ -289,114 +308,19 @@ class ProcessEngine(Engine):
         await self._launcher.close()
 
 
-class _Plan:
-    """How instances of one project are made: interpreter, walls, base environment."""
-
-    def __init__(
-        self, spec: SandboxSpec, python: Path | None, isolation: str, runtime_path: Path
-    ) -> None:
-        deploy = spec.config.deploy
-        network = deploy.network or NetworkMode.HOST
-        if network not in ProcessEngine.capabilities.network_modes:
-            raise ConfigError(
-                f"{spec.config.reference}: the process engine has no network {network.value!r}",
-                hint='use "none" or "host", or the docker engine',
-            )
-        jail = JailSpec(
-            project=str(spec.project_dir),
-            network=network.value,
-            hide_source=deploy.hide_source,
-            storage_bytes=_bytes(deploy.ephemeral_storage),
-            memory_bytes=_bytes(deploy.memory),
-            cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
-        )
-        self.python = str(python or sys.executable)
-        self._base = {
-            "python": [self.python, "-P"],
-            "isolation": isolation,
-            "jail": asdict(jail),
-            "env": {
-                **base_environment(spec, WORK, self.python),
-                "PYTHONPATH": str(runtime_path),
-            },
-        }
-
-    def setup(self, *, preload: bool) -> tuple[str, dict[str, Any]]:
-        """Return the template's key and what the launcher makes it from."""
-        setup = {**self._base, "preload": preload}
-        key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
-        return key, setup
+def _template_gone(spec: SandboxSpec) -> AenvError:
+    return SandboxStartFailed(
+        f"{spec.instance_id} did not start: its template ended twice meanwhile",
+        instance_id=spec.instance_id,
+        hint="the node is short of memory, or somebody ends its processes",
+    )
 
 
-def _loaded(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of a template that is there.
-
-    Raises:
-        SandboxStartFailed: It is not, because the code does not load.
-    """
-    if "failed" in report:
-        raise SandboxStartFailed(
-            f"the environment's code does not load: {report['failed']}",
-            hint="mend the project; `aenv run` shows the same error",
-        )
-    return report
-
-
-def _own_at_import(spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]) -> str:
-    """Return why code that was imported once for all would not suit this instance; "" if it does.
-
-    Args:
-        spec: The instance.
-        shared: The variables with which its template imported the code.
-        report: The template's, with ``env_reads``: what the code read then.
-    """
-    if spec.arguments:
-        return "it has arguments, which its code may read when it is imported"
-    seen = set(report["env_reads"])
-    given = {**spec.config.deploy.variables, **spec.environment_variables}
-    read = {n for n, v in given.items() if shared.get(n) != v and ("*" in seen or n in seen)}
-    read |= seen & _OWN_VARIABLES
-    return f"its code reads {', '.join(sorted(read)[:3])} when it is imported" if read else ""
-
-
-def _bytes(value: str | int | None) -> int | None:
-    return units.parse_memory_bytes(value) if value else None
-
-
-def _isolation(ready: dict[str, Any]) -> Isolation:
-    return Isolation.model_validate(ready["isolation"])
-
-
-def base_environment(spec: SandboxSpec, home: str, python: str) -> dict[str, str]:
-    """Return the variables that all instances of a project share; none of the host's own."""
-    return {
-        "PATH": f"{Path(python).parent}:{_PATH}",
-        "HOME": home,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "envNAME": spec.config.name,
-        "envversion": spec.config.version,
-        **spec.config.deploy.variables,
-    }
-
-
-def instance_environment(spec: SandboxSpec, kind: str, python: str) -> dict[str, str]:
-    """Return an instance's variables: the shared ones, its own, and the caller's on top."""
-    home = WORK if kind == "namespaces" else ""
-    shared = base_environment(spec, home, python)
-    if not home:
-        del shared["HOME"]  # the runtime sets it to the work directory
-    labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())
-    return {
-        **shared,
-        "AENV_INSTANCE_ID": spec.instance_id,
-        **({"AENV_LABELS": labels} if labels else {}),
-        **({"AENV_DATASOURCE": spec.datasource} if spec.datasource else {}),
-        **spec.environment_variables,
-    }
+def _start_failure(instance_id: InstanceId, mode: str, reason: str) -> AenvError:
+    hint = "mend the project; `aenv run` shows the same error" if mode != "template" else None
+    return SandboxStartFailed(
+        f"{instance_id} did not start: {reason}", instance_id=instance_id, hint=hint
+    )
 
 
 def raylet_pid() -> int:

@@ -102,6 +102,8 @@ class Template:
 
     def run(self) -> None:
         """Set up, report, and fork until the launcher is gone."""
+        for stream in (sys.stdout, sys.stderr):  # before code that may put others in their place
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
         setup = self._receive()[0]["setup"]
         self._spec = jail.JailSpec(**setup["jail"])
         try:
@@ -125,9 +127,8 @@ class Template:
             self._covers_late = self._jailed
             self._spec = replace(self._spec, hide_source=False)
         os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
+        _keep_standard_descriptors()
         linux.set_process_name(TEMPLATE_NAME)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
         jail.warm_up()
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
@@ -383,6 +384,13 @@ def _special_fds() -> set[str]:
             if target.startswith(("socket:", "pipe:")):
                 found.add(target)
     return found
+
+
+def _keep_standard_descriptors() -> None:
+    """Open again what the project closed of 0, 1 and 2: no socket may get these numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _children_of_main_thread() -> Iterable[int]:
