@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.launcher_client import launcher_environment
 from aenv_ray.engines.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.engines.process import ProcessEngine
@@ -81,6 +86,106 @@ async def test_everything_ends_with_the_launcher(bench: Bench, own_node: Node) -
     again = await bench.start()
     assert await value_of(again, "echo", text="a new launcher") == "a new launcher"
     await bench.engine.stop([sandbox.instance_id, again.instance_id])
+
+
+async def _speak(node: Node, *lines: bytes) -> socket.socket:
+    """Connect to the launcher as nobody's host, and say something."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(node.directory / "launcher.sock"))
+    if lines:
+        sock.sendall(b"".join(line + b"\n" for line in lines))
+    return sock
+
+
+async def test_a_peer_that_talks_nonsense_harms_nobody(bench: Bench, own_node: Node) -> None:
+    sandbox = await bench.start()
+    for line in (b"{", b"[]", b"{}", b'{"op":"start","seq":1,"items":[{}]}', b"\xff"):
+        (await _speak(own_node, line)).close()
+    assert await value_of(sandbox, "echo", text="hi") == "hi"
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_a_host_that_goes_while_it_is_answered_harms_nobody(
+    bench: Bench, own_node: Node
+) -> None:
+    """Invariant 2: what happens to one host does not reach the others' sandboxes."""
+    sandbox = await bench.start()
+    (launcher,) = own_node.launcher_pids()
+    hello = json.dumps({"op": "hello", "seq": 1, "host": "other", "owner_pid": 0}).encode()
+    asked = [json.dumps({"op": "list", "seq": n}).encode() for n in range(2, 40)]
+    for _ in range(20):
+        os.kill(launcher, signal.SIGSTOP)
+        (await _speak(own_node, hello, *asked)).close()
+        os.kill(launcher, signal.SIGCONT)
+    assert await value_of(sandbox, "echo", text="hi") == "hi"
+    assert own_node.launcher_pids() == [launcher]
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_more_connections_than_descriptors_harm_nobody(bench: Bench, own_node: Node) -> None:
+    sandbox = await bench.start()
+    (launcher,) = own_node.launcher_pids()
+    opened = len(list(Path(f"/proc/{launcher}/fd").iterdir()))
+    limits = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
+    resource.prlimit(launcher, resource.RLIMIT_NOFILE, (opened + 3, limits[1]))
+    peers = [await _speak(own_node) for _ in range(12)]
+    refused = [peer for peer in peers if select.select([peer], [], [], 1.0)[0]]
+    assert refused
+    for peer in peers:
+        peer.close()
+    resource.prlimit(launcher, resource.RLIMIT_NOFILE, limits)
+    assert await value_of(sandbox, "echo", text="hi") == "hi"
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(bench: Bench) -> None:
+    sandbox = await bench.start()
+    for words in ("hello", '{"exited": "zz"}', '{"spare": 1}', "[]"):
+        source = (
+            "import os, socket, stat\n"
+            "for fd in range(3, 64):\n"
+            "    try:\n"
+            "        if stat.S_ISSOCK(os.fstat(fd).st_mode):\n"
+            f"            os.write(fd, {words.encode()!r})\n"
+            "    except OSError:\n"
+            "        pass\n"
+            "from aenv_ray.runtime import register_tool\n"
+            "@register_tool\n"
+            "def one() -> int:\n"
+            "    return 1\n"
+        )
+        with contextlib.suppress(SandboxStartFailed):
+            odd = await bench.start(bench.project({"tools.py": source}))
+            await bench.engine.stop([odd.instance_id])
+        assert await value_of(sandbox, "echo", text="hi") == "hi"
+    await bench.engine.stop([sandbox.instance_id])
+
+
+@pytest.mark.parametrize("variables", [{"A": "x" * 200_000}, {"A": "a\0b"}], ids=["long", "NUL"])
+async def test_variables_that_no_process_can_have_fail_their_own_start(
+    bench: Bench, variables: dict[str, str]
+) -> None:
+    sandbox = await bench.start()
+    config = {"deployConfig": {"environmentVariables": variables}}
+    source = "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int: ...\n"
+    with pytest.raises((SandboxStartFailed, ConfigError)):
+        await bench.start(bench.project({"tools.py": source}, config=config))
+    assert await value_of(sandbox, "echo", text="hi") == "hi"
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_a_template_that_ended_is_made_again(bench: Bench, own_node: Node) -> None:
+    """Idle for long, or killed: the next start does not notice."""
+    sandbox = await bench.start()
+    await bench.engine.stop([sandbox.instance_id])
+    for pid in _template_pids(own_node):
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not _template_pids(own_node), "the template is gone")
+    group = await bench.engine.start_many([bench.spec(), bench.spec()])
+    assert [started.start_mode for started in group if isinstance(started, Sandbox)] == [
+        "template", "template"
+    ]  # fmt: skip
+    await bench.engine.stop([s.instance_id for s in group if isinstance(s, Sandbox)])
 
 
 async def test_stopping_a_launcher_leaves_nothing(bench: Bench, own_node: Node) -> None:

@@ -134,12 +134,17 @@ _TOOL = (
         ("import os\nSEEN = dict(os.environ)\n", "bare: its code reads SEED"),
         ("import os\nSEEN = os.environb.get(b'SEED')\n", "bare: its code reads SEED"),
         ("import os\nSEEN = dict(os.environb)\n", "bare: its code reads SEED"),
+        ("import tempfile\nKEPT = tempfile.mkdtemp()\n", "bare: its code does not load in a"),
+        ("open('state', 'w').close()\n", "bare: its code does not load in a"),
+        ("import io, sys\nsys.stdout = sys.stderr = io.StringIO()\n", "template"),
+        ("import sys\nsys.stdout.close()\n", "template"),
         ("import os\nSEEN = os.getenv('OTHER')\n", "template"),
         ("import os\nSEEN = os.getenvb(b'OTHER'), os.get_exec_path()\n", "template"),
     ],
     ids=[
         "thread", "thread of no name", "process", "process that ended", "socket", "pipe",
         "variable", "all variables", "variable in bytes", "all variables in bytes",
+        "temporary directory", "file", "output replaced", "output closed",
         "another variable", "others in bytes, with both kinds of PATH",
     ],
 )  # fmt: skip

@@ -1,0 +1,104 @@
+"""The host's side of the fast door: what a sandbox may send, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aenv_ray.engines import door
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.errors import SandboxLost
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import Isolation
+
+
+async def _no_cause() -> str:
+    return "its process ended"
+
+
+class Peer:
+    """A sandbox's door whose other end the test holds."""
+
+    def __init__(self) -> None:
+        self.sock, self._theirs = socket.socketpair()
+        self.sock.setblocking(False)
+        self.sandbox = DoorSandbox(InstanceId("e-1"), Isolation(kind="none"), "test", _no_cause)
+
+    async def open(self) -> None:
+        await self.sandbox.connect(self._theirs)
+
+    async def asked(self) -> bytes:
+        """Return what the host sent."""
+        return await asyncio.get_running_loop().sock_recv(self.sock, 1 << 20)
+
+    def call(self) -> asyncio.Task[bytes]:
+        """Begin a call."""
+        return asyncio.create_task(self.sandbox.request_json("ping", b"{}", deadline_s=30))
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    made = Peer()
+    await made.open()
+    yield made
+    await made.sandbox.close()
+    made.sock.close()
+
+
+async def test_answers_may_come_in_pieces_and_together(peer: Peer) -> None:
+    first, second = peer.call(), peer.call()
+    assert (await peer.asked()).count(b"\n") == 2
+    peer.sock.send(b'{"jsonrpc":"2.0","id":2,"resu')
+    await asyncio.sleep(0)
+    peer.sock.send(b'lt":{}}\n{"jsonrpc":"2.0","id":1,"result":[1]}\n')
+    assert (await first, await second) == (b"[1]", b"{}")
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"jsonrpc":"2.0","id":x}\n', b"\xff\n"])
+async def test_a_sandbox_that_sends_no_answers_is_ended(peer: Peer, line: bytes) -> None:
+    """Invariant 2: its calls are lost at once, with the reason, and not at their deadlines."""
+    call = peer.call()
+    await peer.asked()
+    peer.sock.send(line)
+    with pytest.raises(SandboxLost, match="no answer"):
+        await call
+
+
+async def test_a_message_without_end_does_not_fill_the_host(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_MESSAGE_BYTES", 1000)
+    call = peer.call()
+    await peer.asked()
+    peer.sock.send(b"x" * 2000)
+    with pytest.raises(SandboxLost, match="more than 1000 bytes"):
+        await call
+
+
+async def test_what_the_socket_does_not_take_at_once_is_sent_later(peer: Peer) -> None:
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    call = asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+    cancelled = peer.call()
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    received = b""
+    while received.count(b"\n") < 3:
+        received += await peer.asked()
+    lines = received.split(b"\n")
+    assert (len(lines[0]) > len(params), b'"id":2' in lines[1]) == (True, True)
+    assert b"cancelled" in lines[2]
+    peer.sock.send(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+    assert await call == b"{}"
+
+
+async def test_the_end_of_the_connection_is_told_with_its_cause(peer: Peer) -> None:
+    call = peer.call()
+    await peer.asked()
+    peer.sock.close()
+    with pytest.raises(SandboxLost, match="its process ended"):
+        await call
+    with pytest.raises(SandboxLost):
+        await peer.call()
