@@ -91,7 +91,7 @@ class DockerEngine(Engine):
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
     ) -> None:
         self._host_id = host_id
-        self._scope = f"{scope}/docker"
+        self._scope = docker_files.docker_scope(scope)
         self._files = DockerFiles(node_directory(runtime_dir, self._scope))
         self._client = DockerClient(address)
         self._containers = Containers(self._client, self._files, self._scope, host_id)

@@ -67,7 +67,7 @@ class Cluster:
     def traces(self) -> list[str]:
         """Return what instances leave on disk while they live: sockets, logs, records."""
         found = [f"s/{p.name}" for p in (self.node_dir / "s").glob("*")]
-        found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*")]
+        found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*.json")]
         logs = (self.node_dir / "log").glob("*")
         return found + [f"log/{p.name}" for p in logs if not p.name.startswith("template-")]
 
