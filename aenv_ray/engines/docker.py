@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -312,6 +312,14 @@ class DockerEngine(Engine):
             raise lost(instance_id, "it does not run")
         self._files.move_deadline(name, deadline)
 
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        if instance_id not in self._instances:
+            raise lost(instance_id, "it does not run")
+        name = container_name(self._scope, instance_id)
+        return self._containers.logs(name, lines=tail_lines, follow=follow)
+
     # --- ends -----------------------------------------------------------------------------------
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
@@ -368,6 +376,7 @@ class DockerEngine(Engine):
             left = self._files.cause(name)
             cause = left or REMOVED
         self._finish(instance, cause)
+        await self._containers.let_readers_finish(name)
         await self._discard(instance)
 
     def _finish(self, instance: _Instance, cause: str) -> None:
