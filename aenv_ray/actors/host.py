@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -289,6 +289,13 @@ class Host:
         finally:
             task.cancel()
             life.call_finished(self._clock.now())
+
+    async def logs(
+        self, instance_id: InstanceId, tail_lines: int | None, follow: bool
+    ) -> AsyncGenerator[str, None]:
+        """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
+        life, _ = await self._enter(instance_id)
+        return self._engines.logs(life.record.spec.engine, instance_id, tail_lines, follow)
 
     async def _enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
         if not self._adopted.is_set():

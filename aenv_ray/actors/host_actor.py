@@ -23,7 +23,7 @@ from aenv_ray.engines.launcher_files import note_owner
 from aenv_ray.engines.process import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
-from aenv_ray.ids import HostId
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity
 
 
@@ -99,6 +99,15 @@ class HostShell:
         async with contextlib.aclosing(host.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
             async for report in reports:
                 yield report
+
+    async def logs(
+        self, instance_id: InstanceId, tail_lines: int | None, follow: bool
+    ) -> AsyncIterator[str]:
+        """See `Host.logs`."""
+        host = self._host or await self._open()
+        async with contextlib.aclosing(await host.logs(instance_id, tail_lines, follow)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def control(self, operation: str, *args: Any) -> Any:
         """Run any other operation of `Host` by name."""
