@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -14,7 +15,9 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
+from benchmarks import containers
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
 
@@ -32,6 +35,7 @@ BUDGET = {
     "process_creates_per_s_no_namespaces": ">= 500",
     "live_instances": f"{LIVE}, all answering",
     "pss_mib_per_instance": "<= 4 MiB",
+    **containers.BUDGET,
 }
 
 
@@ -137,7 +141,6 @@ def _pss_mib(pid: int) -> float:
 
 def without_namespaces(figures: dict[str, float], quick: bool) -> None:
     """Measure the batch again on a fabric of its own, with AENV_ISOLATION=none."""
-    import os
     import subprocess
 
     script = "from benchmarks.__main__ import _burst; import aenv_ray; aenv_ray.init(); "
@@ -159,13 +162,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, about 3 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--image", default=settings().docker_image, help="for containers; or AENV_DOCKER_IMAGE"
+    )
     options = parser.parse_args()
+    no_containers = containers.refusal(options.image)
+    if no_containers:
+        print(f"containers are not measured: {no_containers}", file=sys.stderr)
+    else:
+        os.environ["AENV_DOCKER_IMAGE"] = options.image  # for the hosts
     figures: dict[str, float] = {}
     aenv_ray.init()
     try:
         calls(figures, options.quick)
         terminal(figures, options.quick)
         creates(figures, options.quick)
+        if not no_containers:
+            containers.containers(figures, ECHO, options.image, options.quick)
         live(figures)
     finally:
         aenv_ray.shutdown()

@@ -210,10 +210,10 @@ class Controller:
         return found
 
     async def count_processes(self) -> int:
-        """Return how many sandbox processes all nodes run, as their operating systems say.
+        """Return how many sandbox processes and containers all nodes run, as each node itself says.
 
         Raises:
-            FabricUnavailable: A node that is up does not say.
+            FabricUnavailable: A node that is up, or the Docker daemon on it, does not say.
         """
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         async with asyncio.TaskGroup() as group:

@@ -70,7 +70,7 @@ class CreateOptions:
                 labels=self.labels,
                 owner=self.owner,
                 datasource=self.datasource,
-                engine=_known_engine(self.engine or deploy.engine or settings().engine),
+                engine=chosen_engine(source, self.engine),
                 job_id=None if self.lifetime is Lifetime.DETACHED else job_id,
             )
             for _ in range(count)
@@ -111,7 +111,13 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def _known_engine(name: str) -> str:
+def chosen_engine(source: project.Project, explicit: str | None = None) -> str:
+    """Return the engine of a project's instances: `explicit`, else its own, else the setting.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    name = explicit or source.config.deploy.engine or settings().engine
     if name not in _ENGINES:
         raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
     return name

@@ -191,7 +191,7 @@ class Fabric:
         return EnvHandle(info.id, info.reference, host, self.controller)
 
     def count_processes(self) -> int:
-        """Return how many sandbox processes the cluster runs, by its operating systems."""
+        """Return how many processes and containers of sandboxes run, as each node itself says."""
         return int(self.wait(self.controller.count_processes.remote(), "counting", 60.0))
 
     def list_instances(self) -> list[InstanceInfo]:

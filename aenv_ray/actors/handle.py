@@ -16,6 +16,8 @@ P = ParamSpec("P")
 
 EXEC_TIMEOUT_S: Final = 60.0
 FILE_TIMEOUT_S: Final = 60.0
+LOG_PIECES_AHEAD: Final = 16
+"""Pieces of a log that wait for their reader, each at most some ten kB."""
 
 
 class RemoteMethod(Generic[P]):
@@ -273,6 +275,23 @@ class EnvHandle:
                 "aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S
             )
         )
+
+    @property
+    def logs(self) -> RemoteMethod[...]:
+        """``(tail=None, follow=False)`` → a generator of references to pieces of text.
+
+        What the instance printed: the last `tail` lines, or all that is kept, and with `follow`
+        what it prints from then on, until it ends. Raises SandboxLost, InstanceExpired and
+        InstanceReleased when it has ended. After the death of its host, pieces may be missing.
+        """
+        return RemoteMethod(self._logs)
+
+    def _logs(self, tail: Any = None, follow: bool = False) -> Any:
+        if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
+            raise ConfigError(f"tail {tail!r} is not a number of lines, 0 or more")
+        # A reader that is slow holds its generator back, not the node's memory.
+        method = self._host.logs.options(_generator_backpressure_num_objects=LOG_PIECES_AHEAD)
+        return method.remote(self.instance_id, tail, follow)
 
     # --- life -----------------------------------------------------------------------------------
 

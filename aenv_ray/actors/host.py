@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ class Host:
         store: Records of its instances.
         projects_dir: Where projects are unpacked.
         clock: For deadlines.
-        count_processes: Counts this node's sandbox processes, by the operating system.
+        count_processes: Counts this node's sandboxes, by the operating system and the daemon.
         on_empty: Told when a dedicated host has outlived its instance.
         is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
     """
@@ -100,19 +100,18 @@ class Host:
 
     # --- life of the host -------------------------------------------------------------------
 
-    async def open(self, *, restarted: bool = False) -> None:
+    async def open(self) -> None:
         """Take over the instances that an earlier host of this id left, then sweep for ever.
 
-        Args:
-            restarted: There was an earlier host, which may have died between making a sandbox and
-                recording it: what nobody recorded is ended, and its `start` runs again.
+        An earlier host may have died between making a sandbox and recording it: what nobody
+        recorded is ended, on the engines that it used, and its `start` runs again.
         """
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
         for record in records:
             await self._residents.adopt(record, deadline)
-        if restarted:
-            await self._residents.end_unrecorded(records)
+        used = self._store.engines_used().get(self._id, frozenset())
+        await self._residents.end_unrecorded(records, used)
         self._residents.note_if_empty()
         self._adopted.set()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
@@ -232,6 +231,7 @@ class Host:
             by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
         records: list[InstanceRecord] = []
         for name, pairs in by_engine.items():
+            self._residents.will_use(self._id, name)
             outcomes = await self._engines.get(name).start_many([s for _, s in pairs])
             for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
                 if isinstance(outcome, AenvError):
@@ -289,6 +289,13 @@ class Host:
         finally:
             task.cancel()
             life.call_finished(self._clock.now())
+
+    async def logs(
+        self, instance_id: InstanceId, tail_lines: int | None, follow: bool
+    ) -> AsyncGenerator[str, None]:
+        """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
+        life, _ = await self._enter(instance_id)
+        return self._engines.logs(life.record.spec.engine, instance_id, tail_lines, follow)
 
     async def _enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
         if not self._adopted.is_set():
@@ -362,6 +369,7 @@ class Host:
         empty_since = self._residents.empty_since
         waited = empty_since is not None and self._clock.now() - empty_since > LINGER_S
         if waited and self._density is ActorDensity.DEDICATED and self._on_empty is not None:
+            self._store.forget_host(self._id)  # it ends for good, and has ended all it made
             self._on_empty()
 
     # --- looking ----------------------------------------------------------------------------
@@ -381,7 +389,11 @@ class Host:
         return life.info()
 
     async def count_processes(self) -> int:
-        """Return how many sandbox processes this node really runs, whoever they belong to."""
+        """Return how many processes and containers of sandboxes this node really runs.
+
+        Raises:
+            FabricUnavailable: Its Docker daemon, which has run some, does not say.
+        """
         return await asyncio.to_thread(self._count_processes)
 
     async def instances(self) -> list[InstanceInfo]:

@@ -17,12 +17,13 @@ from aenv_ray.actors.host_engines import EngineFactory
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.census import live_containers, live_processes
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.launcher_files import note_owner
 from aenv_ray.engines.process import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
-from aenv_ray.ids import HostId
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity
 
 
@@ -99,6 +100,15 @@ class HostShell:
             async for report in reports:
                 yield report
 
+    async def logs(
+        self, instance_id: InstanceId, tail_lines: int | None, follow: bool
+    ) -> AsyncIterator[str]:
+        """See `Host.logs`."""
+        host = self._host or await self._open()
+        async with contextlib.aclosing(await host.logs(instance_id, tail_lines, follow)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def control(self, operation: str, *args: Any) -> Any:
         """Run any other operation of `Host` by name."""
         host = self._host or await self._open()
@@ -122,8 +132,15 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
-    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
+    directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
+    note_owner(directory, raylet)  # records outlive launchers, but not the node
+
+    def count_sandboxes() -> int:
+        containers = live_containers(runtime_dir, scope, settings().docker_host)
+        return len(live_processes(directory)) + len(containers)
+
     host = Host(
         host_id,
         node_id=ray_api.node_id(),
@@ -131,11 +148,11 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         make_engine=make_engine_factory(host_id),
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",
-        count_processes=lambda: len(live_processes(directory)),
+        count_processes=count_sandboxes,
         on_empty=ray_api.end_current_actor,
         is_node_up=lambda: raylet_pid() == raylet,
     )
-    await host.open(restarted=ray_api.was_restarted())
+    await host.open()
     return host
 
 

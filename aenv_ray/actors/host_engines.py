@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from aenv_ray.engines.base import Engine, Sandbox
@@ -61,6 +63,17 @@ class HostEngines:
                 if loop.time() + ADOPT_AGAIN_S >= deadline:
                     raise
             await asyncio.sleep(ADOPT_AGAIN_S)
+
+    async def logs(
+        self, name: str, instance_id: InstanceId, tail_lines: int | None, follow: bool
+    ) -> AsyncGenerator[str, None]:
+        """Yield what a sandbox printed, as text; see `Engine.logs`."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = self.get(name).logs(instance_id, tail_lines=tail_lines, follow=follow)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield decoder.decode(piece)
+        yield decoder.decode(b"", final=True)
 
     async def stop(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
         """End sandboxes; what fails is owed, and `stop_owed` tries again.

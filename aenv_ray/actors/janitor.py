@@ -14,9 +14,11 @@ from typing import Any
 
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_actor import make_engine_factory
+from aenv_ray.actors.placement import SHARED_PREFIX
 from aenv_ray.config import settings
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.hub.store import FileInstanceStore
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord
 
 
@@ -32,7 +34,7 @@ def end_orphans(instance_ids: Collection[str]) -> list[str]:
     """
     directory = node_directory(settings().runtime_dir, ray_api.session_scope())
     store = FileInstanceStore(directory / "records")
-    records = store.list()
+    records, engines_used = store.list(), store.engines_used()
     # Listed after the records: a host has its name before it writes one.
     present = set(ray_api.actor_names())
     orphans = [
@@ -44,7 +46,13 @@ def end_orphans(instance_ids: Collection[str]) -> list[str]:
     for record in orphans:
         asyncio.run(_end(record))
         store.delete([record.id])
-    return [record.id for record in orphans]
+    ended: list[str] = [record.id for record in orphans]
+    for host_id, engines in engines_used.items():
+        if host_id not in present and not host_id.startswith(SHARED_PREFIX):
+            for name in sorted(engines):
+                ended += asyncio.run(_end_unrecorded(host_id, name))
+            store.forget_host(host_id)
+    return ended
 
 
 async def _end(record: InstanceRecord) -> None:
@@ -53,6 +61,17 @@ async def _end(record: InstanceRecord) -> None:
         await engine.stop([record.id])
     finally:
         await engine.close()
+
+
+async def _end_unrecorded(host_id: HostId, name: str) -> list[InstanceId]:
+    """End what a host that is gone for good made and did not come to record."""
+    engine = make_engine_factory(host_id)(name)
+    try:
+        ids = [sandbox.instance_id for sandbox in await engine.running()]
+        await engine.stop(ids)
+    finally:
+        await engine.close()
+    return ids
 
 
 @functools.cache

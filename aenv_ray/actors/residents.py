@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from aenv_ray.actors.host_engines import HostEngines
@@ -13,7 +13,7 @@ from aenv_ray.clock import Clock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
 from aenv_ray.hub.store import InstanceStore
-from aenv_ray.ids import InstanceId
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceInfo, InstanceRecord
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,13 @@ class Residents:
         self.lives: dict[str, InstanceLife] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.empty_since: float | None = None
+        self._noted: set[str] = set()
+
+    def will_use(self, host_id: HostId, engine: str) -> None:
+        """Let the next host of this id know where to look, before anything is made there."""
+        if engine not in self._noted:
+            self._store.note_engine(host_id, engine)
+            self._noted.add(engine)
 
     def add(self, record: InstanceRecord, sandbox: Sandbox) -> InstanceInfo:
         """Take in a new instance; the caller puts its record into the store."""
@@ -73,10 +80,17 @@ class Residents:
         self._store.put([record])
         self._keep(record.id, sandbox)
 
-    async def end_unrecorded(self, records: Sequence[InstanceRecord]) -> None:
-        """End the sandboxes of an earlier host of this id that are in none of its records."""
+    async def end_unrecorded(
+        self, records: Sequence[InstanceRecord], engines: Collection[str]
+    ) -> None:
+        """End the sandboxes of an earlier host of this id that are in none of its records.
+
+        Args:
+            records: The earlier host's.
+            engines: Those that it used.
+        """
         recorded = {record.id for record in records}
-        for name in {record.spec.engine for record in records} | {"process"}:
+        for name in engines:
             try:
                 running = await self._engines.get(name).running()
                 orphans = [s.instance_id for s in running if s.instance_id not in recorded]

@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "test": "aenv_ray.cli.test:run_tests",
     "run": "aenv_ray.cli.run:run",
     "build": "aenv_ray.cli.build:build",
+    "instance": "aenv_ray.cli.instance:instance",
     "version": "aenv_ray.cli.version:version",
 }
 """Name → ``module:attribute``, in the order of ``aenv --help``.

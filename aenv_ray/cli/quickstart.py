@@ -122,13 +122,16 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 
 
 def _connected() -> str:
+    from aenv_ray import project
     from aenv_ray.actors import fabric
+    from aenv_ray.actors.create_options import chosen_engine
 
+    engine = chosen_engine(project.resolve(ENVIRONMENT))
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
     connection = fabric.init()
     kind = "a local Ray, started for this run" if connection.owns_ray else "the Ray that runs"
-    return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: process"
+    return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: {engine}"
 
 
 def _run(sampling: Sampling, *, quiet: bool) -> Summary:
@@ -155,7 +158,7 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
 
 
 def _instances_left() -> int:
-    """Count what still runs, by the operating system; what is ending gets a moment."""
+    """Count what still runs, by what runs it; what is ending gets a moment."""
     from aenv_ray.actors import fabric
 
     connection = fabric.init()

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from aenv_ray.actors.create_options import CreateOptions
@@ -329,13 +329,37 @@ class Environment:
         """List a directory of the sandbox, over Ray."""
         return await self._over_ray(lambda i: i.list_files(path))
 
-    async def _over_ray(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    async def logs(
+        self, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Yield what the instance printed, over Ray, in pieces that may end within a line.
+
+            async for piece in env.logs(tail=10, follow=True):
+                print(piece, end="")
+
+        Args:
+            follow: Go on with what it prints from now on, until it ends.
+            tail: Begin with so many of the last lines. None: all that is kept.
+
+        Raises:
+            AenvError: The instance has ended.
+        """
+        instance = await self._on_ray()
+        async with aclosing(instance.logs(tail, follow)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _on_ray(self) -> RayInstance:
         instance = await self._ready()
         if not isinstance(instance, RayInstance):
             raise ConfigError(
-                "an `aenv run` server offers tools and functions, not commands and files",
+                "an `aenv run` server offers tools and functions, not commands, files and logs",
                 hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
             )
+        return instance
+
+    async def _over_ray(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        await self._on_ray()
         return await self._run(call)
 
     # --- OpenAI ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 from aenv_ray import project
@@ -144,6 +144,18 @@ class RayInstance:
     async def list_files(self, path: str = ".") -> list[FileEntry]:
         """List a directory."""
         return list(await self._wait(self.handle.list_files.remote(path), "list_files", 60.0))
+
+    async def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """Yield what the instance printed."""
+        references = self.handle.logs.remote(tail, follow)
+        try:
+            async for reference in references:
+                with ray_api.translated("logs", instance_id=self.handle.instance_id):
+                    piece: str = await _as_awaitable(reference)
+                if piece:
+                    yield piece
+        finally:
+            ray_api.cancel(references)  # else it goes on until the instance ends
 
     async def info(self) -> InstanceInfo:
         """Return what is known of the instance."""

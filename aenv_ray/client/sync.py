@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from aenv_ray.client.environment import Environment
@@ -42,8 +42,8 @@ class SyncEnvironment:
             raise
         return self
 
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _wait(self, awaitable: Awaitable[T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(_result(awaitable), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -60,6 +60,15 @@ class SyncEnvironment:
     def release(self) -> None:
         """End the instance. Any number of times."""
         self._wait(self._environment.release())
+
+    def logs(self, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """Yield what the instance printed; see `Environment.logs`."""
+        pieces = self._environment.logs(follow=follow, tail=tail)
+        try:
+            while (piece := self._wait(anext(pieces, None))) is not None:
+                yield piece
+        finally:
+            self._wait(pieces.aclose())
 
     def close(self) -> None:
         """End the instance and the loop thread. Any number of times."""
@@ -86,6 +95,10 @@ class SyncEnvironment:
             return self._wait(attribute(*args, **kwargs))
 
         return call
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 async def _construct(env_name: str, options: dict[str, Any]) -> Environment:

@@ -17,7 +17,7 @@ What every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -212,6 +212,28 @@ class Engine(ABC):
 
         Raises:
             SandboxLost: It does not run any more.
+        """
+
+    @abstractmethod
+    def logs(
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what a sandbox printed: standard output and error of all that runs in it.
+
+        Args:
+            instance_id: Of a sandbox that this engine object started or attached to.
+            tail_lines: Begin with so many of the last lines, at least 0. None: with all that is
+                kept, which is the end of it; what is gone says so where the engine knows.
+            follow: Go on with what is printed from now on, until the sandbox ends.
+
+        Returns:
+            Pieces of output as they came; one may end within a line or a character.
+
+        Raises:
+            SandboxLost: It does not run.
+            FabricUnavailable: What runs it does not answer.
+
+        Closing the generator ends it; any number may run at once.
         """
 
     @abstractmethod

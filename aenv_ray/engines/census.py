@@ -1,16 +1,21 @@
-"""Counts what the process engine really runs on this machine, from the operating system alone.
+"""Counts what the engines really run on this machine, from the operating system and the daemon.
 
-For statements like "nothing is left" our own tables are no witness; the process table is.
+For statements like "nothing is left" our own tables are no witness; the process table is, and the
+Docker daemon's own list.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from aenv_ray.engines.launcher_client import node_path
+from aenv_ray.errors import FabricUnavailable
 
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
 """What `aenv_ray.runtime.template` calls a forked process that is no instance yet."""
@@ -49,6 +54,33 @@ def live_processes(directory: Path | None = None) -> list[int]:
         for template in children[launcher.pid]:
             found += _below(template, launcher, children)
     return found
+
+
+def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
+    """Return the containers of a node's instances, by the daemon's own list, whatever their state.
+
+    Args:
+        runtime_dir: Of the node; where the docker engine was never used, no daemon is asked.
+        scope: The node's, as engines are given it.
+        address: Of the daemon: ``unix:///path``.
+
+    Raises:
+        FabricUnavailable: The daemon does not answer, so that nobody can say what it runs.
+        ConfigError: `address` is no Unix socket.
+    """
+    from aenv_ray.engines.docker_client import socket_path
+    from aenv_ray.engines.docker_files import INSTANCE_LABEL, SCOPE_LABEL, docker_scope
+    from aenv_ray.engines.docker_janitor import Daemon
+
+    if not node_path(runtime_dir, docker_scope(scope)).exists():
+        return []
+    try:
+        rows = Daemon(socket_path(address)).containers(f"{SCOPE_LABEL}={docker_scope(scope)}")
+    except (OSError, http.client.HTTPException) as exc:
+        raise FabricUnavailable(
+            f"the Docker daemon at {address} does not say what it runs: {exc!r}"
+        ) from exc
+    return [row["Id"] for row in rows if INSTANCE_LABEL in row["Labels"]]
 
 
 def _below(

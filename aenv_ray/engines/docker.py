@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -91,7 +91,7 @@ class DockerEngine(Engine):
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
     ) -> None:
         self._host_id = host_id
-        self._scope = f"{scope}/docker"
+        self._scope = docker_files.docker_scope(scope)
         self._files = DockerFiles(node_directory(runtime_dir, self._scope))
         self._client = DockerClient(address)
         self._containers = Containers(self._client, self._files, self._scope, host_id)
@@ -312,6 +312,14 @@ class DockerEngine(Engine):
             raise lost(instance_id, "it does not run")
         self._files.move_deadline(name, deadline)
 
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        if instance_id not in self._instances:
+            raise lost(instance_id, "it does not run")
+        name = container_name(self._scope, instance_id)
+        return self._containers.logs(name, lines=tail_lines, follow=follow)
+
     # --- ends -----------------------------------------------------------------------------------
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
@@ -368,6 +376,7 @@ class DockerEngine(Engine):
             left = self._files.cause(name)
             cause = left or REMOVED
         self._finish(instance, cause)
+        await self._containers.let_readers_finish(name)
         await self._discard(instance)
 
     def _finish(self, instance: _Instance, cause: str) -> None:

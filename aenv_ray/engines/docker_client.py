@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -108,6 +108,18 @@ class DockerClient:
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """Make a request that is answered by one JSON object a line, for as long as it takes."""
+        async with self._answer(method, path, params, headers) as response:
+            yield self._lines(response)
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """Make a request and give its answer unread; reading it may take for ever."""
         with self._reaching():
             request = self._http.build_request(
                 method, path, params=_query(params), headers=headers,
@@ -117,7 +129,7 @@ class DockerClient:
         try:
             if response.status_code >= 400:
                 raise _refusal(response.status_code, await response.aread())
-            yield self._lines(response)
+            yield response
         finally:
             await response.aclose()
 
@@ -134,7 +146,33 @@ class DockerClient:
             response = await self._http.get(f"/containers/{container}/logs", params=params)
         if response.status_code >= 400:
             raise _refusal(response.status_code, response.content)
-        return _joined(response.content).decode(errors="replace").strip()
+        return _unframed(response.content)[0].decode(errors="replace").strip()
+
+    async def logs(
+        self, container: str, *, lines: int | None, follow: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a container's output, stdout and stderr as they came.
+
+        Args:
+            container: Its name or id.
+            lines: The last ones to begin with. None: all that the daemon keeps.
+            follow: Go on until the container ends.
+
+        One that is gone has no more output.
+        """
+        tail = "all" if lines is None else lines
+        params = {"stdout": 1, "stderr": 1, "tail": tail, "follow": int(follow)}
+        try:
+            async with self._answer("GET", f"/containers/{container}/logs", params) as response:
+                pending = b""
+                with self._reaching():
+                    async for piece in response.aiter_raw():
+                        payload, pending = _unframed(pending + piece)
+                        if payload:
+                            yield payload
+        except DaemonRefused as exc:
+            if exc.status not in (404, 409):  # it ended just now
+                raise FabricUnavailable(f"the Docker daemon gives no log: {exc.message}") from exc
 
     @contextlib.contextmanager
     def _reaching(self) -> Any:
@@ -168,12 +206,17 @@ def _refusal(status: int, content: bytes) -> DaemonRefused:
     return DaemonRefused(status, message)
 
 
-def _joined(stream: bytes) -> bytes:
-    """Return the payload of the daemon's frames: a kind, three zeros, a length, as many bytes."""
+def _unframed(stream: bytes) -> tuple[bytes, bytes]:
+    """Return the payload of the daemon's frames, and the beginning of one that is not whole yet.
+
+    A frame is a kind, three zeros, a length, and as many bytes.
+    """
     parts: list[bytes] = []
     position = 0
     while position + 8 <= len(stream):
         (length,) = struct.unpack_from(">I", stream, position + 4)
+        if position + 8 + length > len(stream):
+            break
         parts.append(stream[position + 8 : position + 8 + length])
         position += 8 + length
-    return b"".join(parts)
+    return b"".join(parts), stream[position:]

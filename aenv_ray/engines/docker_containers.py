@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from aenv_ray.ids import HostId
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
 """What is told of the output of a container that died."""
+READERS_S: Final = 5.0
+"""A container that ended stays this long for those who still read what it printed."""
 _KILLED_EXIT: Final = 137
 _REPORT_BYTES: Final = 1 << 20
 
@@ -44,6 +46,7 @@ class Containers:
         self._files = files
         self._scope = scope
         self._host_id = host_id
+        self._readers: dict[str, set[asyncio.Event]] = {}
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -106,6 +109,37 @@ class Containers:
     async def log(self, name: str) -> str:
         """Return the end of what a container printed."""
         return await self._client.log(name, LOG_LINES)
+
+    async def logs(
+        self, name: str, *, lines: int | None, follow: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what a container prints; see `DockerClient.logs`."""
+        finished = asyncio.Event()
+        readers = self._readers.setdefault(name, set())
+        readers.add(finished)
+        try:
+            piece = b""
+            pieces = self._client.logs(name, lines=lines, follow=follow)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+            if follow and lines != 0 and (not piece or piece.endswith(b"\n")):
+                # A daemon that follows often forgets a last line without an end, and keeps it.
+                async for last in self._client.logs(name, lines=1, follow=False):
+                    if not last.endswith(b"\n"):
+                        yield last
+        finally:
+            finished.set()
+            readers.discard(finished)
+            if not readers:
+                self._readers.pop(name, None)
+
+    async def let_readers_finish(self, name: str) -> None:
+        """Wait until those who follow an ended container's log have all of it, for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READERS_S):
+                for finished in list(self._readers.get(name, ())):
+                    await finished.wait()
 
     async def remove(self, name: str) -> None:
         """End and remove a container; returns when it is gone, or never was.

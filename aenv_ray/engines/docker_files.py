@@ -29,6 +29,11 @@ START_MODE_LABEL: Final = "aenv.start-mode"
 USER_LABEL_PREFIX: Final = "aenv.label."
 
 
+def docker_scope(scope: str) -> str:
+    """Return what tells the docker engine's things on a node, named `scope`, from others'."""
+    return f"{scope}/docker"
+
+
 def container_name(scope: str, instance_id: str) -> str:
     """Return the name of an instance's container; also that of its files."""
     return f"aenv-{short_name(f'{scope}/{instance_id}')}"

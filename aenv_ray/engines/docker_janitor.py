@@ -32,7 +32,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines import docker_files, docker_network
 from aenv_ray.engines.docker_files import DockerFiles, is_locked
-from aenv_ray.engines.launcher_files import remove_tree
+from aenv_ray.engines.launcher_files import remove_stale, remove_tree
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
@@ -275,6 +275,7 @@ def main() -> None:
     _become_daemon(directory / "janitor.log")
     if not _take_lock(files.janitor_lock):
         return
+    remove_stale(directory.parent)
     owner = _open_owner(owner_pid)
     wake, wakes = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -290,6 +291,7 @@ def main() -> None:
             if owner in ready:
                 janitor.end_all()
                 remove_tree(directory)
+                remove_stale(directory.parent)  # records of its hosts; a launcher removes its own
                 return
             pause_s = min(LONGEST_SWEEP_S, SWEEP_S + PAUSE_PER_CONTAINER_S * janitor.sweep())
             trouble = ""

@@ -3,7 +3,8 @@
 For tests of what stands above engines, and for measuring it: the contract's full behaviour, by the
 real dispatcher and the real fast door, in about a millisecond a sandbox. It isolates nothing. What
 it cannot do, and its facts say so: give tools environment variables and arguments of their own,
-survive a tool that calls ``os._exit``, stop a tool inside a blocking C call.
+keep logs (output is the process's), survive a tool that calls ``os._exit``, stop a tool inside a
+blocking C call.
 
 Sandboxes belong to the process and not to the engine object: another `FakeEngine` with the same
 host id attaches to them.
@@ -21,7 +22,7 @@ import socket
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,7 +50,7 @@ _FACTS: Final = Isolation(
     missing=(
         "the fake engine isolates nothing: its sandboxes are threads of one process",
         "network: host",
-        "environment variables and arguments are those of the process",
+        "environment variables, arguments and output are those of the process",
     ),
 )
 
@@ -156,6 +157,15 @@ class FakeEngine(Engine):
         with _alive_changed:
             resident.deadline = deadline
             _alive_changed.notify_all()
+
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        del tail_lines
+        sandbox = self._sandboxes.get(instance_id)
+        if sandbox is None:
+            raise lost(instance_id, "it does not run")
+        return _no_output(sandbox if follow else None)
 
     async def close(self) -> None:  # noqa: D102
         for sandbox in list(self._sandboxes.values()):
@@ -298,6 +308,16 @@ def _keep_deadlines() -> None:
                 earliest = min((r.deadline for r in _alive.values()), default=float("inf"))
                 _alive_changed.wait(min(earliest - now, _LONGEST_WAIT_S))
         _end(due, "its TTL passed")
+
+
+async def _no_output(until_end_of: Sandbox | None) -> AsyncGenerator[bytes, None]:
+    if until_end_of is not None:
+        ended = asyncio.Event()
+        until_end_of.on_end(lambda _: ended.set())
+        await ended.wait()
+    nothing: tuple[bytes, ...] = ()
+    for piece in nothing:
+        yield piece
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -40,7 +40,7 @@ from aenv_ray.engines.launcher_daemon import (
     kill_stragglers,
     take_lock,
 )
-from aenv_ray.engines.launcher_files import InstanceFiles, remove_stale, remove_tree
+from aenv_ray.engines.launcher_files import InstanceFiles, leave, remove_stale
 from aenv_ray.engines.launcher_logs import Logs
 from aenv_ray.engines.launcher_peers import Peer, Peers
 from aenv_ray.engines.launcher_records import Instance, Template, cause_of
@@ -381,7 +381,7 @@ def main() -> None:
     InstanceFiles(directory).clear()
     remove_stale(directory.parent)
     Launcher(directory, grace_s=grace_s).run()
-    remove_tree(directory)
+    leave(directory)
 
 
 if __name__ == "__main__":

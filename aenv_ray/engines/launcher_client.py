@@ -27,13 +27,18 @@ _RETRY_S: Final = 0.005
 _RESPAWN_S: Final = 2.0
 
 
+def node_path(runtime_dir: Path, scope: str) -> Path:
+    """Return where the directory of a scope (a Ray node) is, whether it exists or not."""
+    return runtime_dir / hashlib.sha256(scope.encode()).hexdigest()[:10]
+
+
 def node_directory(runtime_dir: Path, scope: str) -> Path:
     """Return the launcher's directory for a scope (a Ray node), made private to this user.
 
     Raises:
         ConfigError: It belongs to somebody else, or its path is too long for a socket.
     """
-    directory = runtime_dir / hashlib.sha256(scope.encode()).hexdigest()[:10]
+    directory = node_path(runtime_dir, scope)
     if len(str(directory)) + len("/s/") + 20 > _SOCKET_PATH_BYTES:
         raise ConfigError(
             f"runtime directory {runtime_dir} is too long for a Unix socket",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,20 @@ LOG_TAIL_BYTES: Final = 4000
 _PIECE_BYTES: Final = 65_536
 _LAST_PIECES: Final = 16
 """Read of a pipe for the end of its log: more than any pipe of ours holds."""
+
+
+_MARK: Final = re.compile(rb"\[log cut: the first (\d+) bytes are gone\]\n")
+
+
+def cut_mark(cut_bytes: int) -> bytes:
+    """Return the first line of a log whose first `cut_bytes` bytes are gone."""
+    return f"[log cut: the first {cut_bytes} bytes are gone]\n".encode()
+
+
+def marked_cut(content: bytes) -> tuple[int, int]:
+    """Return how many bytes are gone before a log's content, and how long its mark is."""
+    mark = _MARK.match(content)
+    return (int(mark[1]), mark.end()) if mark else (0, 0)
 
 
 @dataclass
@@ -51,15 +66,17 @@ class _Log:
             self.cut_bytes += len(data)
 
     def _cut(self) -> None:
-        with self.path.open("r+b") as file:
+        """Put a shorter file in place of this one: who reads it has the old one to the end."""
+        with self.path.open("rb") as file:
             file.seek(-LOG_KEEP_BYTES, os.SEEK_END)
             kept = file.read()
-            self.cut_bytes += self.size - len(self.mark) - LOG_KEEP_BYTES
-            self.mark = f"[log cut: the first {self.cut_bytes} bytes are gone]\n".encode()
-            file.seek(0)
-            file.write(self.mark + kept)
-            file.truncate()
-        self.size = len(self.mark) + LOG_KEEP_BYTES
+        cut_bytes = self.cut_bytes + self.size - len(self.mark) - LOG_KEEP_BYTES
+        mark = cut_mark(cut_bytes)
+        partial = self.path.with_name(f".{self.path.name}")
+        partial.write_bytes(mark + kept)
+        partial.replace(self.path)
+        self.cut_bytes, self.mark = cut_bytes, mark
+        self.size = len(mark) + LOG_KEEP_BYTES
 
     def tail(self) -> str:
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
@@ -114,8 +131,7 @@ class Logs:
         log = self._logs.pop(name, None)
         if log is not None:
             self._stop_reading(log)
-            if log.size:
-                log.path.unlink(missing_ok=True)
+            log.path.unlink(missing_ok=True)  # a reader may have made it, of a log without output
 
     def _read(self, log: _Log) -> bool:
         """Take one piece of what was printed; False when there is none now."""

@@ -13,11 +13,11 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.engines import virtual_environment
+from aenv_ray.engines import log_files, virtual_environment
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import (
@@ -284,6 +284,15 @@ class ProcessEngine(Engine):
         for instance_id in instance_ids:
             self._end_events.pop(instance_id, None)
             self._ended.pop(instance_id, None)
+
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        if instance_id not in self._sandboxes:
+            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+        path = self._directory / "log" / short_name(instance_id)
+        ended = self._end_events[instance_id] if follow else None
+        return log_files.read(path, tail_lines, ended)
 
     def _on_exit(self, instance_id: str, cause: str, log: str) -> None:
         if log.strip() and cause not in ("its TTL passed", "its host is gone"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -48,12 +49,31 @@ class InstanceStore(ABC):
         its sandbox is then ended as nobody's.
         """
 
+    @abstractmethod
+    def note_engine(self, host_id: HostId, engine: str) -> None:
+        """Remember that a host is about to use an engine; a second time does nothing.
+
+        A host that dies between making a sandbox and recording it has left this: where to look.
+        """
+
+    @abstractmethod
+    def engines_used(self) -> dict[HostId, frozenset[str]]:
+        """Return the engines of each host that `note_engine` named and nobody forgot."""
+
+    @abstractmethod
+    def forget_host(self, host_id: HostId) -> None:
+        """Forget which engines a host used: it is gone and has left nothing. Any number of times.
+
+        Records are not touched.
+        """
+
 
 class MemoryInstanceStore(InstanceStore):
     """Records in this process."""
 
     def __init__(self) -> None:
         self._records: dict[InstanceId, InstanceRecord] = {}
+        self._engines: dict[HostId, frozenset[str]] = {}
 
     def put(self, records: Sequence[InstanceRecord]) -> None:  # noqa: D102
         self._records |= {record.id: record for record in records}
@@ -69,9 +89,18 @@ class MemoryInstanceStore(InstanceStore):
         found = [r for r in self._records.values() if host_id in (None, r.host_id)]
         return sorted(found, key=lambda r: r.created_at)
 
+    def note_engine(self, host_id: HostId, engine: str) -> None:  # noqa: D102
+        self._engines[host_id] = self._engines.get(host_id, frozenset()) | {engine}
+
+    def engines_used(self) -> dict[HostId, frozenset[str]]:  # noqa: D102
+        return dict(self._engines)
+
+    def forget_host(self, host_id: HostId) -> None:  # noqa: D102
+        self._engines.pop(host_id, None)
+
 
 class FileInstanceStore(InstanceStore):
-    """Records as one JSON file each, on one node.
+    """Records as one JSON file each, on one node; a host's engines as another.
 
     Args:
         directory: Made when missing.
@@ -82,16 +111,19 @@ class FileInstanceStore(InstanceStore):
         self._directory = directory
 
     def put(self, records: Sequence[InstanceRecord]) -> None:  # noqa: D102
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for record in records:
-            fd, partial = tempfile.mkstemp(dir=self._directory, prefix=".")
-            try:
-                with os.fdopen(fd, "w", encoding="utf-8") as file:
-                    file.write(record.model_dump_json())
-                os.replace(partial, self._path(record.id))
-            except BaseException:
-                os.unlink(partial)
-                raise
+            self._write(self._path(record.id), record.model_dump_json())
+
+    def _write(self, path: Path, text: str) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, partial = tempfile.mkstemp(dir=self._directory, prefix=".")
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
 
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102
         return self._read(self._path(instance_id))
@@ -105,9 +137,34 @@ class FileInstanceStore(InstanceStore):
         found = [r for r in records if r is not None and host_id in (None, r.host_id)]
         return sorted(found, key=lambda r: r.created_at)
 
-    def _path(self, instance_id: InstanceId) -> Path:
+    def note_engine(self, host_id: HostId, engine: str) -> None:  # noqa: D102
+        # Only the host itself writes its file.
+        path = self._path(host_id, "engines")
+        known = self._read_engines(path).get(host_id, frozenset())
+        if engine not in known:
+            engines = sorted(known | {engine})
+            self._write(path, json.dumps({"host_id": host_id, "engines": engines}))
+
+    def engines_used(self) -> dict[HostId, frozenset[str]]:  # noqa: D102
+        found: dict[HostId, frozenset[str]] = {}
+        for path in self._directory.glob("*.engines"):
+            found |= self._read_engines(path)
+        return found
+
+    def forget_host(self, host_id: HostId) -> None:  # noqa: D102
+        self._path(host_id, "engines").unlink(missing_ok=True)
+
+    @staticmethod
+    def _read_engines(path: Path) -> dict[HostId, frozenset[str]]:
+        """Return a host's engines; empty when there is no such file, or none that can be read."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads(path.read_bytes())
+            return {HostId(data["host_id"]): frozenset(map(str, data["engines"]))}
+        return {}
+
+    def _path(self, name: str, kind: str = "json") -> Path:
         # An id comes from a caller: its hash cannot name a file elsewhere.
-        return self._directory / f"{hashlib.sha256(instance_id.encode()).hexdigest()[:32]}.json"
+        return self._directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{kind}"
 
     @staticmethod
     def _read(path: Path) -> InstanceRecord | None:

@@ -30,6 +30,7 @@ from aenv_ray.testing.contract_apart import ApartTests
 from aenv_ray.testing.contract_bench import Bench, eventually
 from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_life import LifeTests
+from aenv_ray.testing.contract_logs import LogTests
 from aenv_ray.testing.contract_results import ResultTests
 from aenv_ray.testing.contract_start import StartTests
 from aenv_ray.testing.contract_workspace import WorkspaceTests
@@ -38,7 +39,9 @@ MakeEngine = Callable[[HostId], Engine]
 
 
 @pytest.mark.asyncio
-class EngineContract(StartTests, CallTests, ResultTests, WorkspaceTests, LifeTests, ApartTests):
+class EngineContract(
+    StartTests, CallTests, ResultTests, WorkspaceTests, LifeTests, LogTests, ApartTests
+):
     """Every guarantee of the engine contract; subclass it for an engine."""
 
     known_gaps: ClassVar[Mapping[str, str]] = {}

@@ -118,6 +118,35 @@ class InstanceStoreContract:
         second.delete([InstanceId("a")])
         assert [kept.id for kept in open_store().list()] == ["b"]
 
+    def test_the_engines_of_a_host_are_kept_until_it_is_forgotten(
+        self, store: InstanceStore
+    ) -> None:
+        """Invariant 3: where to look for what a host made and did not come to record."""
+        one, two = HostId("host-1"), HostId("../host/2")
+        assert store.engines_used() == {}
+        for engine in ("docker", "process", "docker"):
+            store.note_engine(one, engine)
+        store.note_engine(two, "process")
+        store.put([record()])
+        both = frozenset({"docker", "process"})
+        assert store.engines_used() == {one: both, two: frozenset({"process"})}
+        store.forget_host(one)
+        store.forget_host(one)
+        store.forget_host(HostId("never"))
+        assert store.engines_used() == {two: frozenset({"process"})}
+        assert [kept.id for kept in store.list()] == ["env-abc"]
+
+    def test_the_engines_of_a_host_are_there_after_opening_again(
+        self, open_store: Callable[[], InstanceStore]
+    ) -> None:
+        """Invariant 5."""
+        if not self.is_durable:
+            pytest.skip("this store says that it keeps nothing")
+        open_store().note_engine(HostId("host-1"), "docker")
+        open_store().note_engine(HostId("host-1"), "process")
+        both = frozenset({"docker", "process"})
+        assert open_store().engines_used() == {HostId("host-1"): both}
+
     def test_writers_and_readers_at_once_see_whole_records(self, store: InstanceStore) -> None:
         failures: list[BaseException] = []
 

@@ -67,7 +67,7 @@ class Cluster:
     def traces(self) -> list[str]:
         """Return what instances leave on disk while they live: sockets, logs, records."""
         found = [f"s/{p.name}" for p in (self.node_dir / "s").glob("*")]
-        found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*")]
+        found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*.json")]
         # A live instance has a socket from the start, and a log from its first output on.
         logs = {p.name for p in (self.node_dir / "log").glob("*")}
         logs -= {p.name for p in (self.node_dir / "s").glob("*")}

@@ -71,7 +71,9 @@ def test_an_instance_is_a_container_and_release_removes_it(
     assert docker("inspect", "--format", '{{index .Config.Labels "aenv.label.run"}}', name) == (
         "seven"
     )
+    assert aenv_ray.init().count_processes() == 1  # "nothing is left" counts containers as well
     ray.get(handle.release.remote(), timeout=60)
+    assert aenv_ray.init().count_processes() == 0
     ray.get(handle.release.remote(), timeout=60)
     assert containers(cluster) == []
     with pytest.raises(InstanceReleased):

@@ -277,6 +277,20 @@ def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
     eventually_empty(lambda: without(cluster.sandboxes(), before), 3 * GONE_S)
 
 
+def test_a_host_killed_for_good_before_its_record_was_written_leaves_nothing(
+    told: Callable[..., Any], cluster: Cluster
+) -> None:
+    """Invariant 3: the store says which engine the host was about to use."""
+    before = cluster.sandboxes()
+    handle = told(actor="dedicated")
+    store = FileInstanceStore(cluster.node_dir / "records")
+    store.delete([handle.instance_id])
+    assert handle.instance_id in store.engines_used()
+    ray.kill(handle._host, no_restart=True)
+    eventually_empty(lambda: without(cluster.sandboxes(), before), 2 * GONE_S)
+    eventually(lambda: handle.instance_id not in store.engines_used())
+
+
 def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
     told: Callable[..., Any], cluster: Cluster
 ) -> None:

@@ -215,7 +215,7 @@ async def restarted(
     await earlier.close()
     engine.away_for = away
     later = open_host(store)
-    await later.open(restarted=True)
+    await later.open()
     return later
 
 
@@ -275,3 +275,20 @@ async def test_a_host_whose_node_is_going_down_starts_nothing(
         await host.start([spec])
     assert engine.started == []
     await host.close()
+
+
+async def test_what_was_made_and_not_recorded_is_ended_on_the_engine_that_made_it(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: GatedEngine
+) -> None:
+    """Invariant 3: a host that dies between the two has left only the engine's name."""
+    store = MemoryInstanceStore()
+    earlier = open_host(store)
+    await earlier.open()
+    await earlier.start([spec])
+    store.delete([spec.instance_id])
+    await earlier.close()
+    assert store.engines_used() == {HOST: frozenset({spec.engine})}
+    later = open_host(store)
+    await later.open()
+    assert await engine.running() == []
+    assert await later.instances() == []

@@ -116,6 +116,13 @@ def shout(megabytes: int) -> int:
 
 
 @register_tool
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@register_tool
 def stages(total: int) -> str:
     """Report progress."""
     for stage in range(1, total + 1):

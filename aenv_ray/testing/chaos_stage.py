@@ -1,0 +1,179 @@
+"""Where chaos plays: a Ray of its own, and what the machine itself says of what runs there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import aenv_ray
+from aenv_ray.config import settings
+from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.docker_files import DIRECTORY_LABEL, SCOPE_LABEL
+from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.errors import FabricUnavailable
+
+GONE_S: Final = 10.0
+"""Invariant 3: nothing outlives its deadline by more than this."""
+END_S: Final = 30.0
+"""How long everything has to end after Ray; Ray itself takes some of it."""
+_ASK_S: Final = 120.0
+_LOOK_S: Final = 0.1
+
+
+class Stage:
+    """A local Ray with directories of its own, from `open` to `close`.
+
+    Args:
+        engine: Of every instance.
+        docker_host: Address of the daemon; None where none is used.
+        image: Of the containers.
+    """
+
+    def __init__(self, engine: str, docker_host: str | None, image: str | None) -> None:
+        self.engine = engine
+        # Short: a socket's path holds 107 bytes.
+        self.root = Path(tempfile.mkdtemp(prefix="aenv-c", dir="/tmp"))
+        self._docker_host = docker_host
+        self._image = image
+        self._node_dir = self.root
+        self.address = ""
+
+    def open(self) -> None:
+        """Start Ray and the fabric."""
+        for name in ("RAY_ADDRESS", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP"):
+            os.environ.pop(name, None)
+        os.environ |= {
+            "AENV_RUNTIME_DIR": str(self.root / "r"),
+            "AENV_DATA_DIR": str(self.root / "d"),
+            "RAY_TMPDIR": str(self.root),
+            "AENV_ENGINE": self.engine,
+        }
+        if self._docker_host is not None:
+            os.environ |= {"DOCKER_HOST": self._docker_host, "AENV_DOCKER_IMAGE": self._image or ""}
+        settings.cache_clear()
+        import ray
+
+        from aenv_ray.actors import ray_api
+
+        context: Any = ray.init(
+            address="local", num_cpus=4, namespace=ray_api.NAMESPACE, include_dashboard=False,
+            log_to_driver=False, _system_config=dict(ray_api.SYSTEM_CONFIG),
+        )  # fmt: skip
+        self.address = context.address_info["gcs_address"]
+        os.environ["RAY_ADDRESS"] = self.address  # for drivers that join
+        aenv_ray.init()
+        self._node_dir = node_directory(settings().runtime_dir, ray_api.session_scope())
+
+    def close(self) -> list[str]:
+        """End Ray, and return what is left of it and of the engines, in words."""
+        import ray
+
+        aenv_ray.shutdown()
+        ray.shutdown()
+        left = await_empty(lambda: [*self._processes().values(), *self._docker_things()], END_S)
+        for pid in self._processes():
+            kill(pid)
+        shutil.rmtree(self.root, ignore_errors=True)
+        return left
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def sandbox_pids(self) -> list[int]:
+        """Return the processes of sandboxes, from the process table."""
+        return sorted(live_processes(self._node_dir))
+
+    def left_over(self) -> list[str]:
+        """Return what runs of sandboxes, in words."""
+        containers = [f"container {one.name}" for one in self.containers()]
+        return [f"process {pid}" for pid in self.sandbox_pids()] + containers
+
+    def containers(self) -> list[Any]:
+        """Return the containers of this stage, whatever their state; by name."""
+        if self._docker_host is None:
+            return []
+        listed = self._daemon().containers.list(all=True, filters={"label": SCOPE_LABEL})
+        return sorted(filter(self._is_ours, listed), key=lambda one: str(one.name))
+
+    def _docker_things(self) -> list[str]:
+        if self._docker_host is None:
+            return []
+        daemon, ours = self._daemon(), {"label": SCOPE_LABEL}
+        nets = [n for n in daemon.networks.list(filters=ours) if self._is_ours_by(n.attrs)]
+        volumes = [v for v in daemon.volumes.list(filters=ours) if self._is_ours_by(v.attrs)]
+        return [
+            *(f"container {one.name}" for one in self.containers()),
+            *(f"network {one.name}" for one in nets),
+            *(f"volume {one.name}" for one in volumes),
+        ]
+
+    def _is_ours(self, container: Any) -> bool:
+        return str(self.root) in container.labels.get(DIRECTORY_LABEL, "")
+
+    def _is_ours_by(self, attributes: dict[str, Any]) -> bool:
+        return str(self.root) in (attributes.get("Labels") or {}).get(DIRECTORY_LABEL, "")
+
+    def _daemon(self) -> Any:
+        from docker import client
+
+        return client.DockerClient(base_url=self._docker_host, timeout=int(_ASK_S))  # type: ignore[no-untyped-call]
+
+    def pids_of(self, module: str) -> list[int]:
+        """Return the processes of this stage that run a module of ours."""
+        return sorted(pid for pid, command in self._processes().items() if module in command)
+
+    def _processes(self) -> dict[int, str]:
+        """Return the processes that name our directory in their arguments or environment."""
+        mark, found = os.fsencode(self.root), {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                command = Path("/proc", name, "cmdline").read_bytes()
+                if not command or int(name) == os.getpid():  # a zombie, or a thread of the kernel
+                    continue
+                if mark in command or mark in Path("/proc", name, "environ").read_bytes():
+                    found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")[:150]
+            except OSError:  # it ended meanwhile, or is not ours to read
+                continue
+        return found
+
+    def actor_pid(self, name: str) -> int:
+        """Return the process of an actor of ours.
+
+        Raises:
+            FabricUnavailable: There is no such actor, or it does not answer.
+        """
+        from aenv_ray.actors import ray_api
+
+        actor = ray_api.find_actor(name)
+        if actor is None:
+            raise FabricUnavailable(f"there is no actor {name}")
+        reference = actor.__ray_call__.remote(lambda _: os.getpid())
+        return int(aenv_ray.init().wait(reference, f"the pid of {name}", _ASK_S))
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process; one that is gone already does nothing."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        say(f"  process {pid} was gone already")
+
+
+def await_empty(look: Callable[[], list[str]], within_s: float) -> list[str]:
+    """Return what `look` finds: nothing as soon as it finds nothing, else after `within_s`."""
+    ends = time.monotonic() + within_s
+    while (found := look()) and time.monotonic() < ends:
+        time.sleep(_LOOK_S)
+    return found
+
+
+def say(text: str) -> None:
+    """Tell people, on standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
