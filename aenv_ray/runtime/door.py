@@ -25,6 +25,7 @@ import pydantic_core
 
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
+from aenv_ray.runtime.host_link import HOST
 from aenv_ray.runtime.results import to_json
 from aenv_ray.runtime.threads import has_children, start_thread
 
@@ -78,6 +79,14 @@ class Connection:
     def start(self) -> None:
         """Answer, in threads of its own, until the peer closes."""
         self._add_thread()
+        HOST.attach(self)
+
+    def send(self, line: bytes) -> None:
+        """Ask the peer; if the leader does so in a call, somebody else reads the answer."""
+        since = self.inline_since
+        if since is not None and self._leader == threading.get_ident():
+            self.relieve(since)
+        self._send(line)
 
     # --- threads ------------------------------------------------------------------------------
 
@@ -157,6 +166,7 @@ class Connection:
             self._closed = True
             self._leader = None
             self._state.notify_all()
+        HOST.detach(self)
         self._sock.close()
 
     # --- reading ------------------------------------------------------------------------------
@@ -234,6 +244,9 @@ class Connection:
             message = pydantic_core.from_json(line)
         except ValueError as exc:
             self._refuse(None, PARSE_ERROR, f"not JSON: {exc}")
+            return None
+        if isinstance(message, dict) and "method" not in message and "id" in message:
+            HOST.on_answer(message)
             return None
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             self._refuse(None, INVALID_REQUEST, "not a JSON-RPC request")
