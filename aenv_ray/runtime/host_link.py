@@ -54,9 +54,14 @@ class HostLink:
             if self._peer is peer:
                 self._peer = None
 
-    def ask(self, method: str, params: dict[str, Any], on_answer: OnAnswer) -> str:
-        """Send a request and return its id; `on_answer` is told its answer, once, in any thread."""
-        request_id = f"h{next(self._ids)}"
+    def new_id(self) -> str:
+        """Return the id of a request to be made: known before, so that it can always be stopped."""
+        return f"h{next(self._ids)}"
+
+    def ask(
+        self, request_id: str, method: str, params: dict[str, Any], on_answer: OnAnswer
+    ) -> None:
+        """Send a request; `on_answer` is told its answer, once, in any thread."""
         # The method first: this must not look like an answer of this runtime.
         request = {"jsonrpc": "2.0", "method": method, "id": request_id, "params": params}
         line = to_json(request) + b"\n"
@@ -65,7 +70,6 @@ class HostLink:
             peer = self._peer
         if peer is not None:
             peer.send(line)
-        return request_id
 
     def cancel(self, request_id: str) -> None:
         """Want no answer any more, and have the host stop what was asked for."""

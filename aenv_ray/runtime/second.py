@@ -159,8 +159,9 @@ def _ask(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, 
         answers.append(answer)
         done.set()
 
-    request_id = HOST.ask("aenv/second", params, on_answer)
-    try:
+    request_id = HOST.new_id()
+    try:  # an interrupt may come as soon as the request is on its way
+        HOST.ask(request_id, "aenv/second", params, on_answer)
         current_call().bind_stop(done.set)  # a thread that waits is interrupted when it wakes
         done.wait(timeout_s + _GRACE_S)
     finally:
@@ -181,9 +182,11 @@ async def _ask_async(method: str, arguments: dict[str, Any], timeout_s: float) -
         if not future.done():
             future.set_result(answer)
 
-    request_id = HOST.ask(
-        "aenv/second", params, lambda answer: loop.call_soon_threadsafe(settle, answer)
-    )
+    def on_answer(answer: dict[str, Any]) -> None:
+        loop.call_soon_threadsafe(settle, answer)
+
+    request_id = HOST.new_id()
+    HOST.ask(request_id, "aenv/second", params, on_answer)
     try:
         async with asyncio.timeout(timeout_s + _GRACE_S):
             return _data(await future)
