@@ -57,6 +57,11 @@ async def acopy(data: str) -> str:
 
 
 @register_tool
+def size(path: str) -> int:
+    return len(second.read_file(path))
+
+
+@register_tool
 def complain() -> list:
     words = []
     for ask in (
@@ -149,11 +154,8 @@ async def test_environment_code_reads_and_writes_files_of_the_second_container(
 
 
 async def test_failures_in_the_second_container_are_ordinary_exceptions(pair: Sandbox) -> None:
-    expected = ["TimeoutError", "FileNotFoundError", "PermissionError", "ValueError"]
     words = await value_of(pair, "complain")
-    assert [word.replace("FileNotFoundError", "OSError") for word in words] == [
-        "TimeoutError", "OSError", "OSError", "ValueError",
-    ], expected  # fmt: skip
+    assert words == ["TimeoutError", "OSError", "OSError", "ValueError"]
 
 
 async def test_many_calls_use_the_second_container_at_once(pair: Sandbox) -> None:
@@ -280,23 +282,12 @@ async def test_a_first_container_that_somebody_removes_takes_the_second_along(
     await eventually(lambda: not docker_node.left_over(), "both are gone")
 
 
-async def test_running_out_of_memory_in_the_second_container_is_said(
-    bench: Bench, docker_node: DockerNode
-) -> None:
+async def test_running_out_of_memory_in_the_second_container_is_said(bench: Bench) -> None:
     """Invariant 2: its limit is its own."""
-    pair = await bench.start(dual_project(bench, memory="64M"), datasource=docker_node.image)
-    # The kernel prefers the largest; process 1 of the container is told to be it.
-    hog = "echo 1000 >/proc/self/oom_score_adj; exec python3 -c 'bytearray(10**9)'"
-    result = await call(pair, "run", {"command": hog})
-    assert result.data["exit_code"] == 137
-    filling = "head -c 60000000 /dev/zero >/shared/x; exec python3 -c 'bytearray(5 * 10**7)'"
-    with contextlib.suppress(SandboxLost, CallOutcomeUnknown):
-        while True:
-            await call(pair, "run", {"command": filling})
-            await call(
-                pair, "run", {"command": "kill -9 1 || head -c 99999999 /dev/zero >/shared/y"}
-            )
-    assert "its second container: it ran out of memory" in await end_of(pair)
+    pair = await bench.start(dual_project(bench, memory="128M"), datasource=shell_image())
+    await value_of(pair, "run", command="head -c 60000000 /dev/zero >/srv/big")
+    with pytest.raises(SandboxLost, match=r"its second container: .*out of memory .*128 MiB"):
+        await call(pair, "size", {"path": "/srv/big"})
 
 
 async def test_the_janitor_ends_both(docker_node: DockerNode, tmp_path: Path) -> None:
