@@ -81,9 +81,12 @@ def registry_of(server: PublicServer) -> Registry:
     listed = _listing(server)
     for entry in listed.get("functions") or []:
         registry.functions[entry["name"]] = _remote(server, entry, "function")
-    for entry in listed.get("reward") or []:
-        reward = _remote(server, entry, "reward")
-        registry.rewards[reward.name] = reward
+    rewards = listed.get("reward") or []
+    for number, entry in enumerate(rewards):
+        # Of several, AEnvironment serves the first alone, and without its name.
+        paths = [] if len(rewards) == 1 else [f"{DEFAULT_REWARD_PATH}/{quote(entry['name'])}"]
+        paths += [DEFAULT_REWARD_PATH] if number == 0 else []
+        registry.rewards[entry["name"]] = _remote(server, entry, "reward", paths)
     registry.name_default_reward(next(iter(registry.rewards), None))
     health = {"name": "health", "endpoint": "/health", "method": "GET", "parameters": {}}
     registry.health = _remote(server, health, "health")
@@ -206,17 +209,25 @@ def _tool_call(server: PublicServer, tool: Mapping[str, Any]) -> Callable[..., A
     return call
 
 
-def _remote(server: PublicServer, entry: Mapping[str, Any], kind: str) -> RemoteFunction:
+def _remote(
+    server: PublicServer, entry: Mapping[str, Any], kind: str, paths: Sequence[str] = ()
+) -> RemoteFunction:
+    """Return the entry that asks for a function; at each path in turn, while it is not found."""
     name, method = str(entry["name"]), str(entry.get("method") or "POST")
-    path = str(entry.get("endpoint") or f"/functions/{quote(name, safe='')}")
+    paths = paths or [str(entry.get("endpoint") or f"/functions/{quote(name, safe='')}")]
 
     def call(**arguments: Any) -> Any:
-        if method == "GET":
-            texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
-            query = f"?{urlencode(texts)}" if texts else ""
-            status, answer = server.ask(method, path + query)
-        else:
-            status, answer = server.ask(method, path, arguments)
+        status, answer = 0, None
+        for path in paths:
+            if method == "GET":
+                texts = {k: v if isinstance(v, str) else json.dumps(v)
+                         for k, v in arguments.items()}  # fmt: skip
+                query = f"?{urlencode(texts)}" if texts else ""
+                status, answer = server.ask(method, path + query)
+            else:
+                status, answer = server.ask(method, path, arguments)
+            if status != 404:
+                break
         return _data(name, kind, status, answer)
 
     return RemoteFunction(
@@ -224,7 +235,7 @@ def _remote(server: PublicServer, entry: Mapping[str, Any], kind: str) -> Remote
         function=call,
         kind=kind,
         description=entry.get("description"),
-        endpoint=DEFAULT_REWARD_PATH if kind == "reward" else path,
+        endpoint=DEFAULT_REWARD_PATH if kind == "reward" else paths[0],
         method=method,
         listed=dict(entry),
     )
