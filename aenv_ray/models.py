@@ -61,6 +61,9 @@ class ContainerConfig(_ProjectSection):
     """Processes and threads at once."""
     read_only_root: bool = Field(default=False, alias="readOnlyRoot")
     """Only the work directory and ``/tmp`` can be written to."""
+    door: Literal["runtime", "public", "commands"] | None = None
+    """Who answers calls: our runtime with the project's code, the image's own server on port 8081,
+    or our runtime without code. None: by what the image and the project have."""
 
 
 class DeployConfig(_ProjectSection):

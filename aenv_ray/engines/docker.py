@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,12 @@ from aenv_ray.engines import docker_files, docker_janitor
 from aenv_ray.engines import docker_spec as specs
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_containers import REMOVED, Containers, hear, listening
-from aenv_ray.engines.docker_files import DockerFiles, container_name
+from aenv_ray.engines.docker_containers import REMOVED, Containers, listening
+from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
+from aenv_ray.engines.docker_instance import Instance, await_boot
 from aenv_ray.engines.docker_plan import Planner
 from aenv_ray.engines.docker_presence import Presence
+from aenv_ray.engines.docker_second import SECOND, SecondContainers
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
@@ -32,29 +34,10 @@ from aenv_ray.models import Isolation
 
 logger = logging.getLogger(__name__)
 
-BOOT_DEADLINE_S: Final = 60.0
-"""A started container says that its project is loaded within this, or is ended."""
 RELEASED: Final = "it was released"
 CAUSE_WAIT_S: Final = 10.0
 """A daemon under load tells late why a container ended."""
 _CLOSE_S: Final = 10.0
-
-
-@dataclass
-class _Instance:
-    """A container of this host."""
-
-    id: InstanceId
-    name: str
-    ended: asyncio.Future[str]
-    """Its cause, once it ended."""
-    container_id: str = ""
-    """The daemon's; an earlier container may have had the same name."""
-    is_started: bool = False
-    sandbox: DoorSandbox | None = None
-    log: str = ""
-    was_out_of_memory: bool = False
-    burial: asyncio.Task[None] | None = None
 
 
 class DockerEngine(Engine):
@@ -74,7 +57,9 @@ class DockerEngine(Engine):
 
     name = "docker"
     capabilities = Capabilities(
-        isolation="container", network_modes=frozenset({"none", "host", "internet"})
+        isolation="container",
+        network_modes=frozenset({"none", "host", "internet"}),
+        second_container=True,
     )
 
     def __init__(
@@ -110,7 +95,8 @@ class DockerEngine(Engine):
             self._client, self._files, self._scope, host_id,
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
         )  # fmt: skip
-        self._instances: dict[str, _Instance] = {}
+        self._seconds = SecondContainers(self._containers, self._files)
+        self._instances: dict[str, Instance] = {}
         self._opening = asyncio.Lock()
         self._is_open = False
         self._removals: set[asyncio.Task[None]] = set()
@@ -132,31 +118,43 @@ class DockerEngine(Engine):
 
     def _on_event(self, event: dict[str, Any]) -> None:
         attributes = event["Actor"]["Attributes"]
-        instance = self._instances.get(attributes.get(docker_files.INSTANCE_LABEL, ""))
-        if instance is None or instance.container_id != event["Actor"]["ID"]:
+        of_first = attributes.get(docker_files.INSTANCE_LABEL, "")
+        instance = self._instances.get(of_first or attributes.get(docker_files.SECOND_LABEL, ""))
+        own = {"": ""} if instance is None else {
+            instance.container_id: instance.name,
+            instance.second_id: second_name(instance.name),
+        }  # fmt: skip
+        name = own.get(event["Actor"]["ID"])
+        if instance is None or name is None:
             return
         match event["Action"]:
             case "oom":
-                instance.was_out_of_memory = True
+                instance.out_of_memory.add(name)
             case "die":
-                self._bury(instance)
-            case "destroy":
-                self._finish(instance, REMOVED)
+                self._bury(instance, name)
+            case "destroy" if not instance.ended.done():
+                self._finish(instance, REMOVED if name == instance.name else SECOND + REMOVED)
+                if instance.has_second:
+                    self._in_background(self._discard(instance))
 
     async def _find_ended(self) -> None:
         """End what ended while the daemon, or its events, were away."""
+        labels = (docker_files.INSTANCE_LABEL, docker_files.SECOND_LABEL)
         rows = {
             row["Names"][0].lstrip("/"): row
-            for row in await self._containers.rows(running_only=False)
+            for label in labels
+            for row in await self._containers.rows(label, running_only=False)
         }
         for instance in list(self._instances.values()):
-            if not instance.is_started:
-                continue  # whoever starts it finds out
-            row = rows.get(instance.name)
-            if row is None:
-                self._finish(instance, "its container was removed while the daemon was away")
-            elif row["State"] != "running":
-                self._bury(instance)
+            for name in instance.started:  # of another, whoever starts it finds out
+                row = rows.get(name)
+                if row is None:
+                    cause = "its container was removed while the daemon was away"
+                    self._finish(instance, cause if name == instance.name else SECOND + cause)
+                    if instance.has_second:
+                        self._in_background(self._discard(instance))
+                elif row["State"] != "running":
+                    self._bury(instance, name)
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -186,6 +184,7 @@ class DockerEngine(Engine):
         name = container_name(self._scope, spec.instance_id)
         around = await self._planner.surroundings(spec, name)
         instance = self._track(spec.instance_id, name)
+        instance.has_second = around.second is not None
         directory = self._files.make_run_directory(name)
         hides_source = spec.config.deploy.hide_source
         try:
@@ -197,8 +196,9 @@ class DockerEngine(Engine):
                     body = specs.container_body(spec, around)
                     instance.container_id = await self._containers.create(name, body)
                     await self._containers.start(name)
-                    instance.is_started = True
-                await self._await_boot(instance, listener)
+                    instance.started.add(name)
+                async with self._seconds.beside(instance, spec, around):
+                    await await_boot(instance, listener)
             if hides_source:
                 await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(
@@ -209,53 +209,37 @@ class DockerEngine(Engine):
             await self._remove_surely(instance)
             raise
 
-    async def _await_boot(self, instance: _Instance, listener: socket.socket) -> None:
-        """Wait until the container says that it is up.
-
-        Raises:
-            SandboxStartFailed: It said why not, died, or said nothing in time.
-        """
-        report = asyncio.create_task(hear(listener))
-        try:
-            async with asyncio.timeout(BOOT_DEADLINE_S):
-                futures: set[asyncio.Future[Any]] = {report, instance.ended}
-                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-                message = report.result() if report.done() else {}
-                if "ready" in message:
-                    return
-                # One that closed without a word is dying; the daemon says how.
-                why = message.get("failed") or await asyncio.shield(instance.ended)
-        except TimeoutError:
-            why = f"it was not up after {BOOT_DEADLINE_S:g} s"
-        finally:
-            report.cancel()
-        raise SandboxStartFailed(f"{instance.id} did not start: {why}", instance_id=instance.id)
-
     # --- running --------------------------------------------------------------------------------
 
-    def _track(self, instance_id: InstanceId, name: str) -> _Instance:
+    def _track(self, instance_id: InstanceId, name: str) -> Instance:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        instance = self._instances[instance_id] = _Instance(instance_id, name, ended)
+        instance = self._instances[instance_id] = Instance(instance_id, name, ended)
         return instance
 
-    def _untrack(self, instance: _Instance) -> None:
+    def _untrack(self, instance: Instance) -> None:
         if self._instances.get(instance.id) is instance:
             del self._instances[instance.id]
 
-    async def _connect(self, instance: _Instance, isolation: Isolation, mode: str) -> DoorSandbox:
+    async def _connect(self, instance: Instance, isolation: Isolation, mode: str) -> DoorSandbox:
         async def find_cause() -> str:
             return await asyncio.shield(instance.ended)
 
-        sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            # A connect to a listening Unix socket does not block: the backlog takes it.
-            sock.connect(str(self._files.run_directory(instance.name) / "door"))
-            await sandbox.connect(sock)
-        except OSError as exc:
-            sock.close()
-            raise lost(instance.id, f"its socket is gone ({exc.strerror})") from exc
-        instance.sandbox = sandbox
+        async def open_door(name: str) -> DoorSandbox:
+            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                # A connect to a listening Unix socket does not block: the backlog takes it.
+                sock.connect(str(self._files.run_directory(name) / "door"))
+                await sandbox.connect(sock)
+            except OSError as exc:
+                sock.close()
+                raise lost(instance.id, f"its socket is gone ({exc.strerror})") from exc
+            return sandbox
+
+        if instance.has_second:
+            instance.second = await open_door(second_name(instance.name))
+        sandbox = instance.sandbox = await open_door(instance.name)
+        sandbox.requests.second = instance.second
         if instance.ended.done():
             sandbox.end(instance.ended.result())
         return sandbox
@@ -266,16 +250,18 @@ class DockerEngine(Engine):
         instance = self._instances.get(instance_id) or self._track(instance_id, name)
         try:
             details = await self._containers.details(name)
-            instance.container_id, instance.is_started = details["Id"], True
+            instance.container_id = details["Id"]
+            instance.started.add(name)
             row_labels = details["Config"]["Labels"]
             if row_labels[docker_files.HOST_LABEL] != self._host_id:
                 raise lost(instance_id, "it belongs to another host")
+            instance.has_second = docker_files.VOLUME_LABEL in row_labels
+            cause = await self._seconds.find(instance) if instance.has_second else None
             if not details["State"]["Running"]:
-                cause = self._containers.cause(
-                    name, details, was_out_of_memory=instance.was_out_of_memory
-                )
-                await self._containers.remove(name)
-                self._files.clean(name)
+                was_out = name in instance.out_of_memory
+                cause = self._containers.cause(name, details, was_out_of_memory=was_out)
+            if cause is not None:
+                await self._discard(instance)
                 raise lost(instance_id, cause)
             return await self._connect(
                 instance,
@@ -292,7 +278,7 @@ class DockerEngine(Engine):
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._open()
         found = []
-        for row in await self._containers.rows(running_only=True):
+        for row in await self._containers.rows(docker_files.INSTANCE_LABEL, running_only=True):
             row_labels, name = row["Labels"], row["Names"][0].lstrip("/")
             deadline = self._files.deadline(name, row_labels[docker_files.DEADLINE_LABEL])
             instance_id = InstanceId(row_labels[docker_files.INSTANCE_LABEL])
@@ -311,6 +297,8 @@ class DockerEngine(Engine):
         if not details["State"]["Running"]:
             raise lost(instance_id, "it does not run")
         self._files.move_deadline(name, deadline)
+        if docker_files.VOLUME_LABEL in details["Config"]["Labels"]:
+            self._files.move_deadline(second_name(name), deadline)
 
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
@@ -336,10 +324,11 @@ class DockerEngine(Engine):
         if instance is not None:
             self._finish(instance, RELEASED)
         async with self._containers.slot():
-            await self._containers.remove(name)
+            has_second = instance is None or instance.has_second  # else it is not known
+            await self._containers.remove_all(name, has_second=has_second)
         self._files.clean(name)
 
-    async def _remove_surely(self, instance: _Instance) -> None:
+    async def _remove_surely(self, instance: Instance) -> None:
         """Remove what failed to start, also when this task is being cancelled."""
         await asyncio.shield(self._in_background(self._discard(instance)))
 
@@ -350,36 +339,37 @@ class DockerEngine(Engine):
         task.add_done_callback(self._removals.discard)
         return task
 
-    async def _discard(self, instance: _Instance) -> None:
+    async def _discard(self, instance: Instance) -> None:
         try:
-            await self._containers.remove(instance.name)
+            await self._containers.remove_all(instance.name, has_second=instance.has_second)
         except FabricUnavailable as exc:
             logger.warning("%s is left to the janitor: %s", instance.name, exc)
             return
         self._files.clean(instance.name)
 
-    def _bury(self, instance: _Instance) -> None:
-        """Find out why a container died, tell, and remove it."""
+    def _bury(self, instance: Instance, name: str) -> None:
+        """Find out why a container of an instance died, tell, and remove what there is of it."""
         if instance.burial is None and not instance.ended.done():
-            instance.burial = self._in_background(self._inquire(instance))
+            instance.burial = self._in_background(self._inquire(instance, name))
 
-    async def _inquire(self, instance: _Instance) -> None:
-        name = instance.name
+    async def _inquire(self, instance: Instance, name: str) -> None:
         try:
             details = await self._containers.details(name)
-            cause = self._containers.cause(
-                name, details, was_out_of_memory=instance.was_out_of_memory
-            )
+            was_out = name in instance.out_of_memory
+            cause = self._containers.cause(name, details, was_out_of_memory=was_out)
             if details["State"]["Status"] != "removing":
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):
             left = self._files.cause(name)
             cause = left or REMOVED
+        expected = cause in (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
+        if name != instance.name and not expected:
+            cause = SECOND + cause
         self._finish(instance, cause)
         await self._containers.let_readers_finish(name)
         await self._discard(instance)
 
-    def _finish(self, instance: _Instance, cause: str) -> None:
+    def _finish(self, instance: Instance, cause: str) -> None:
         """Tell that a sandbox ended; the first cause stays."""
         if instance.ended.done():
             return
@@ -387,8 +377,9 @@ class DockerEngine(Engine):
             cause = f"{cause}; the end of its log:\n{instance.log}"
         instance.ended.set_result(cause)
         self._untrack(instance)
-        if instance.sandbox is not None:
-            instance.sandbox.end(cause)
+        for sandbox in (instance.sandbox, instance.second):
+            if sandbox is not None:
+                sandbox.end(cause)
 
     async def close(self) -> None:  # noqa: D102
         self._presence.leave()
@@ -396,7 +387,8 @@ class DockerEngine(Engine):
         if self._removals:
             await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
         for instance in list(self._instances.values()):
-            if instance.sandbox is not None:
-                await instance.sandbox.close()
+            for sandbox in (instance.sandbox, instance.second):
+                if sandbox is not None:
+                    await sandbox.close()
         self._instances.clear()
         await self._client.close()

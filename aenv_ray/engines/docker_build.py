@@ -124,7 +124,8 @@ class ImageBuilder:
     async def _kit(self, image_id: str) -> Path | None:
         client = DockerClient(self._address)
         try:
-            return (await DockerImages(client, {}, self._cache_dir).find(image_id)).kit
+            images = DockerImages(client, {}, self._cache_dir)
+            return await images.kit(await images.find(image_id))
         finally:
             await client.close()
 

@@ -83,8 +83,12 @@ class Containers:
         """Start a container that was created."""
         await self._client.request("POST", f"/containers/{name}/start")
 
-    async def rows(self, *, running_only: bool) -> list[dict[str, Any]]:
-        """Return the daemon's rows of this host's instances.
+    async def rows(self, kind: str, *, running_only: bool) -> list[dict[str, Any]]:
+        """Return the daemon's rows of this host's containers.
+
+        Args:
+            kind: The label that says which: first or second ones.
+            running_only: Not those that have ended.
 
         Raises:
             FabricUnavailable: The daemon does not answer, or refuses.
@@ -93,7 +97,7 @@ class Containers:
             "label": [
                 f"{docker_files.SCOPE_LABEL}={self._scope}",
                 f"{docker_files.HOST_LABEL}={self._host_id}",
-                docker_files.INSTANCE_LABEL,
+                kind,
             ]
         }
         params = {"filters": filters, "all": 0 if running_only else 1}
@@ -159,6 +163,34 @@ class Containers:
             with contextlib.suppress(DaemonRefused):
                 params = {"condition": "removed"}
                 await self._client.request("POST", f"/containers/{name}/wait", params=params)
+
+    async def remove_all(self, name: str, *, has_second: bool) -> None:
+        """End and remove an instance's containers and what they share; those that are not are none.
+
+        Args:
+            name: Of the first container.
+            has_second: There may be a second one.
+
+        Raises:
+            FabricUnavailable: The daemon could not.
+        """
+        if not has_second:
+            await self.remove(name)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for container in (name, docker_files.second_name(name)):
+                    group.create_task(self.remove(container))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        volume = docker_files.volume_name(name)
+        try:
+            await self._client.request("DELETE", f"/volumes/{volume}", params={"force": 1})
+        except DaemonRefused as exc:
+            if exc.status != 404:
+                raise FabricUnavailable(
+                    f"the Docker daemon could not remove {volume}: {exc.message}"
+                ) from exc
 
     def cause(self, name: str, details: dict[str, Any], *, was_out_of_memory: bool = False) -> str:
         """Return why a container ended, in words.

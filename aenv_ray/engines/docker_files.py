@@ -26,7 +26,12 @@ DEADLINE_LABEL: Final = "aenv.deadline"
 DIRECTORY_LABEL: Final = "aenv.directory"
 ISOLATION_LABEL: Final = "aenv.isolation"
 START_MODE_LABEL: Final = "aenv.start-mode"
+SECOND_LABEL: Final = "aenv.second-of"
+"""On a second container: the instance, whose own container has the other label."""
+VOLUME_LABEL: Final = "aenv.volume"
+"""On both containers of an instance: the volume that goes with the last of them."""
 USER_LABEL_PREFIX: Final = "aenv.label."
+_SECOND: Final = "-second"
 
 
 def docker_scope(scope: str) -> str:
@@ -37,6 +42,21 @@ def docker_scope(scope: str) -> str:
 def container_name(scope: str, instance_id: str) -> str:
     """Return the name of an instance's container; also that of its files."""
     return f"aenv-{short_name(f'{scope}/{instance_id}')}"
+
+
+def second_name(name: str) -> str:
+    """Return the name of the second container of an instance; also that of its files."""
+    return f"{name}{_SECOND}"
+
+
+def first_name(second: str) -> str:
+    """Return the name of the container whose second one has a name."""
+    return second.removesuffix(_SECOND)
+
+
+def volume_name(name: str) -> str:
+    """Return the name of the volume that the two containers of an instance share."""
+    return f"{name}-shared"
 
 
 class DockerFiles:
@@ -123,12 +143,13 @@ class DockerFiles:
         return None
 
     def clean(self, name: str) -> None:
-        """Remove what an instance leaves."""
-        for directory in (self._deadlines, self._causes):
-            (directory / name).unlink(missing_ok=True)
-        for path in (self.run_directory(name), self._projects / name):
-            if path.exists():
-                remove_tree(path)
+        """Remove what an instance leaves, of its second container too."""
+        for container in (name, second_name(name)):
+            for directory in (self._deadlines, self._causes):
+                (directory / container).unlink(missing_ok=True)
+            for path in (self.run_directory(container), self._projects / container):
+                if path.exists():
+                    remove_tree(path)
 
     def names(self) -> set[str]:
         """Return the containers that have files here, whether they exist or not."""

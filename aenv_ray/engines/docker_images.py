@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines import docker_files as labels
-from aenv_ray.engines import docker_kit
+from aenv_ray.engines import docker_kit, docker_python
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import locked
 from aenv_ray.engines.docker_kit import ImagePython
+from aenv_ray.engines.docker_serving import ImageContent
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 from aenv_ray.models import EnvironmentConfig
 
@@ -32,13 +33,18 @@ TOOL_DEADLINE_S: Final = 120.0
 """A container that looks into an image, or compiles for it, has done so within this."""
 _TELL_S: Final = 5.0
 _LOOK: Final = """
-import json, platform, sys
+import importlib.util, json, platform, sys
 print(json.dumps({
     "version": sys.version_info[:2],
     "machine": platform.machine(),
     "libc": "glibc" if platform.libc_ver()[0] == "glibc" else "musl",
+    "aenvironment": importlib.util.find_spec("aenv") is not None,
 }))
 """
+_LOOK_FOR_SHELL: Final = "import json, os; print(json.dumps(os.access('/bin/sh', os.X_OK)))"
+_NO_PROGRAM: Final = ("not found", "no such file", "permission denied", "exec format")
+"""How daemons say that a program cannot be started."""
+_NOBODY: Final = "65534:65534"
 _COMPILE: Final = "import compileall, sys; sys.exit(not compileall.compile_dir('/kit', quiet=1))"
 
 
@@ -51,8 +57,11 @@ class Image:
     user: str
     path: str
     """Its variable ``PATH``."""
-    kit: Path | None
-    """The runtime for it, on this node; None when it carries the same one itself."""
+    directory: str
+    """``WORKDIR``; "" for none."""
+    python: ImagePython | None
+    """The one that starts as ``python3``; None for none."""
+    content: ImageContent
 
 
 def reference_of(config: EnvironmentConfig, default: str | None) -> str:
@@ -70,6 +79,10 @@ def reference_of(config: EnvironmentConfig, default: str | None) -> str:
             "AENV_DOCKER_IMAGE to one with Python 3.11 or newer",
         )
     return reference
+
+
+class _Failed(DaemonRefused):
+    """What ran in an image to look into it started, and failed."""
 
 
 class DockerImages:
@@ -97,12 +110,12 @@ class DockerImages:
         self._finding: dict[str, asyncio.Lock] = {}
 
     async def find(self, reference: str) -> Image:
-        """Return an image that can run a project, pulling it where it is missing.
+        """Return an image, pulling it where it is missing.
 
         A reference that was found stays what it was then, for as long as this host lives.
 
         Raises:
-            SandboxStartFailed: It does not exist, cannot be pulled, or has no suitable Python.
+            SandboxStartFailed: It does not exist, or cannot be pulled.
             FabricUnavailable: The daemon does not answer.
         """
         async with self._finding.setdefault(reference, asyncio.Lock()):
@@ -118,9 +131,27 @@ class DockerImages:
         details = await self._inspect(reference)
         config = details.get("Config") or {}
         variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
-        carries = (config.get("Labels") or {}).get(RUNTIME_LABEL) == docker_kit.fingerprint()
-        kit = None if carries else await self._kit(reference, details["Id"])
-        return Image(details["Id"], config.get("User") or "", variables.get("PATH", ""), kit)
+        facts = await self._facts(details["Id"])
+        python = None
+        if facts.get("version"):
+            major, minor = facts["version"]
+            python = ImagePython((major, minor), facts["machine"], facts["libc"])
+        words = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
+        content = ImageContent(
+            reference=reference,
+            python=python.version if python else None,
+            has_fitting_python=python is not None and python.version >= docker_kit.OLDEST,
+            has_shell=facts["shell"],
+            has_aenvironment=bool(facts.get("aenvironment")),
+            carries_runtime=(config.get("Labels") or {}).get(RUNTIME_LABEL)
+            == docker_kit.fingerprint(),
+            command=tuple(words),
+            ports=frozenset(config.get("ExposedPorts") or ()),
+        )
+        return Image(
+            details["Id"], config.get("User") or "", variables.get("PATH", ""),
+            config.get("WorkingDir") or "", python, content,
+        )  # fmt: skip
 
     async def _inspect(self, reference: str) -> dict[str, Any]:
         path = f"/images/{reference}/json"
@@ -165,53 +196,85 @@ class DockerImages:
 
     # --- looking inside ---------------------------------------------------------------------
 
-    async def _kit(self, reference: str, image_id: str) -> Path:
-        python = await self._python(reference, image_id)
-        if python.version < docker_kit.OLDEST:
-            found = ".".join(map(str, python.version))
+    async def kit(self, image: Image) -> Path | None:
+        """Return the kit that an image's own Python runs; None when it carries the same runtime.
+
+        Raises:
+            SandboxStartFailed: It has no fitting Python, or the kit cannot be made.
+        """
+        if image.content.carries_runtime:
+            return None
+        if image.python is None or not image.content.has_fitting_python:
             raise SandboxStartFailed(
-                f"image {reference} has Python {found}, and the runtime needs 3.11 or newer",
-                hint="base the image on a newer Python",
+                image.content.lack, hint="base the image on Python 3.11 or newer"
             )
 
         async def compile_in(kit: Path) -> None:
-            await self._run(image_id, _COMPILE, f"{os.geteuid()}:{os.getegid()}", kit)
+            command = ["python3", "-P", "-c", _COMPILE]
+            await self._run(image.id, command, f"{os.geteuid()}:{os.getegid()}", {kit: "/kit"})
 
         try:
-            return await docker_kit.ensure(python, self._cache_dir / "kits", compile_in)
+            return await docker_kit.ensure(image.python, self._cache_dir / "kits", compile_in)
         except DaemonRefused as exc:
-            raise SandboxStartFailed(f"image {reference}: {exc.message}") from exc
+            raise SandboxStartFailed(f"image {image.content.reference}: {exc.message}") from exc
 
-    async def _python(self, reference: str, image_id: str) -> ImagePython:
-        note = self._cache_dir / "images" / f"{image_id.partition(':')[2]}.json"
+    async def carried_kit(self) -> Path:
+        """Return the kit that brings its own Python, for any image.
+
+        Raises:
+            SandboxStartFailed: This node's Python cannot be carried.
+        """
+        return await docker_kit.carried(self._cache_dir / "kits")
+
+    async def _facts(self, image_id: str) -> dict[str, Any]:
+        """Return what `_LOOK` says, where the image has a Python, and whether it has a shell."""
+        note = self._cache_dir / "looks" / f"{image_id.partition(':')[2]}.json"
         if await asyncio.to_thread(note.exists):
-            facts = json.loads(await asyncio.to_thread(note.read_text))
-        else:
-            try:
-                facts = json.loads(await self._run(image_id, _LOOK, "65534:65534"))
-            except DaemonRefused as exc:
-                raise SandboxStartFailed(
-                    f"image {reference} has no python3 that starts: {exc.message}",
-                    hint="the docker engine runs projects with the image's Python 3.11 or newer",
-                ) from exc
-            await asyncio.to_thread(_write, note, json.dumps(facts))
-        major, minor = facts["version"]
-        return ImagePython((major, minor), facts["machine"], facts["libc"])
+            return dict(json.loads(await asyncio.to_thread(note.read_text)))
+        facts: dict[str, Any] = {"shell": True}
+        try:
+            command = ["python3", "-P", "-c", _LOOK]
+            facts |= json.loads(await self._run(image_id, command, _NOBODY))
+        except DaemonRefused as exc:
+            if not isinstance(exc, _Failed) and not any(
+                mark in exc.message.lower() for mark in _NO_PROGRAM
+            ):
+                raise  # the daemon's trouble says nothing about the image
+            logger.info("image %s has no python3 that starts: %s", image_id[:19], exc.message)
+            facts["shell"] = await self._has_shell(image_id)
+        await asyncio.to_thread(_write, note, json.dumps(facts))
+        return facts
 
-    async def _run(self, image_id: str, script: str, user: str, kit: Path | None = None) -> str:
-        """Run a script in the image, without network, and return what it printed."""
+    async def _has_shell(self, image_id: str) -> bool:
+        kit = await self.carried_kit()
+        command = [*docker_python.command("/kit/python"), "-c", _LOOK_FOR_SHELL]
+        try:
+            return bool(json.loads(await self._run(image_id, command, _NOBODY, {kit: "/kit"})))
+        except DaemonRefused as exc:
+            raise SandboxStartFailed(
+                f"image {image_id[:19]} runs nothing, not even this node's Python: {exc.message}",
+                hint="is it an image for this node's architecture?",
+            ) from exc
+
+    async def _run(
+        self, image_id: str, command: list[str], user: str, mounts: Mapping[Path, str] | None = None
+    ) -> str:
+        """Run a command in the image, without network, and return what it printed."""
         name = f"aenv-look-{uuid.uuid4().hex[:12]}"
         deadline = self._clock.now() + TOOL_DEADLINE_S
-        mounts = [{"Type": "bind", "Source": str(kit), "Target": "/kit"}] if kit else []
+        binds = [
+            {"Type": "bind", "Source": str(source), "Target": target}
+            for source, target in (mounts or {}).items()
+        ]
         body = {
             "Image": image_id,
-            "Entrypoint": ["python3", "-P", "-c", script],
+            "Entrypoint": command,
             "Cmd": [],
             "User": user,
             "WorkingDir": "/",
             "Labels": {**self._labels, labels.DEADLINE_LABEL: repr(deadline)},
             "HostConfig": {
-                "NetworkMode": "none", "Mounts": mounts, "CapDrop": ["ALL"],
+                "NetworkMode": "none", "Mounts": binds, "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"], "LogConfig": {"Type": "local"},
             },
         }  # fmt: skip
@@ -223,7 +286,7 @@ class DockerImages:
             ended = await self._client.request("POST", f"/containers/{name}/wait")
             words = await self._client.log(name, 50)
             if ended["StatusCode"]:
-                raise DaemonRefused(500, words or f"exit code {ended['StatusCode']}")
+                raise _Failed(500, words or f"exit code {ended['StatusCode']}")
             return words
         finally:
             with contextlib.suppress(DaemonRefused, AenvError):  # the janitor is the second chance

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines import docker_files, docker_network
-from aenv_ray.engines.docker_files import DockerFiles, is_locked
+from aenv_ray.engines.docker_files import DockerFiles, first_name, is_locked
 from aenv_ray.engines.launcher_files import remove_stale, remove_tree
 
 ADOPTION_GRACE_S: Final = 30.0
@@ -86,6 +86,15 @@ class Daemon:
         status, _ = self._ask("DELETE", f"/containers/{container}?force=1&v=1")
         return status in (204, 404)
 
+    def remove_volume(self, name: str) -> None:
+        """Remove a volume; the last of its containers to go takes it with it."""
+        self._ask("DELETE", f"/volumes/{name}")
+
+    def unused_volumes(self, label: str) -> set[str]:
+        """Return the volumes with a label that no container has."""
+        found = self._get("/volumes", {"label": [label], "dangling": ["true"]})
+        return {str(volume["Name"]) for volume in found.get("Volumes") or ()}
+
     def remove_networks(self, label: str) -> None:
         """Remove the networks with a label."""
         for network in self._get("/networks", {"label": [label]}):
@@ -134,14 +143,16 @@ class Janitor:
         self._ended: dict[str, float] = {}
         self._unknown: dict[str, float] = {}
         self._foreign_at = 0.0
+        self._unused: set[str] = set()
         self._quiet_since = self._now()
 
     def sweep(self) -> int:
         """Look once at everything, end what is due, and return how much there was to look at."""
         now = self._now()
         rows = self._daemon.containers(self._label)
+        alive = {_name(row) for row in rows if row["State"] not in ("exited", "dead")}
         for row in rows:
-            cause = self._due(row, now)
+            cause = self._due(row, now, alive)
             if cause is not None:
                 self._end(row, cause)
         names = {_name(row) for row in rows}
@@ -152,6 +163,7 @@ class Janitor:
         if now >= self._foreign_at:
             self._foreign_at = now + _FOREIGN_SWEEP_S
             self._end_overdue_strangers(now)
+            self._remove_unused_volumes()
         if rows or self._files.has_hosts:
             self._quiet_since = now
         return len(rows)
@@ -161,7 +173,7 @@ class Janitor:
         """Whether there was nobody to look after for a while."""
         return self._now() - self._quiet_since > IDLE_EXIT_S
 
-    def _due(self, row: dict[str, Any], now: float) -> str | None:
+    def _due(self, row: dict[str, Any], now: float, alive: set[str]) -> str | None:
         """Return why a container is to be ended now; "" when its end needs no word, None if not."""
         name, labels = _name(row), row["Labels"]
         if now >= self._files.deadline(name, labels[docker_files.DEADLINE_LABEL]):
@@ -171,7 +183,8 @@ class Janitor:
             self._away.pop(host, None)
         elif now - self._away.setdefault(host, now) > self._grace_s:
             return HOST_GONE
-        if row["State"] not in ("exited", "dead"):
+        is_left = docker_files.SECOND_LABEL in labels and first_name(name) not in alive
+        if row["State"] not in ("exited", "dead") and not is_left:
             return None
         return "" if now - self._ended.setdefault(name, now) > BURIAL_GRACE_S else None
 
@@ -179,11 +192,25 @@ class Janitor:
         name = _name(row)
         if cause and row["State"] == "running":
             self._files.note_cause(name, cause)
-        if not self._daemon.remove(row["Id"]):
+        if not self._remove(row):
             return  # the next sweep tries again
         self._ended.pop(name, None)
         if not self._files.is_present(row["Labels"][docker_files.HOST_LABEL]):
             self._files.clean(name)  # else its host wants to know the cause, and cleans up
+
+    def _remove(self, row: dict[str, Any]) -> bool:
+        """Remove a container, and the volume that it shared if it was the last; False if not."""
+        is_gone = self._daemon.remove(row["Id"])
+        if is_gone and docker_files.VOLUME_LABEL in row["Labels"]:
+            self._daemon.remove_volume(row["Labels"][docker_files.VOLUME_LABEL])
+        return is_gone
+
+    def _remove_unused_volumes(self) -> None:
+        """Remove volumes whose containers somebody else removed: unused at two looks, so old."""
+        unused = self._daemon.unused_volumes(self._label)
+        for name in unused & self._unused:
+            self._daemon.remove_volume(name)
+        self._unused = unused
 
     def _clean_up(self, names: set[str], now: float) -> None:
         """Remove files of containers that are gone, once nobody can want them any more."""
@@ -200,12 +227,14 @@ class Janitor:
             directory = Path(row["Labels"].get(docker_files.DIRECTORY_LABEL, "/nowhere"))
             deadline = float(row["Labels"].get(docker_files.DEADLINE_LABEL, "inf"))
             if now >= deadline and not is_locked(DockerFiles(directory).janitor_lock):
-                self._daemon.remove(row["Id"])
+                self._remove(row)
 
     def end_all(self) -> None:
         """End everything of this scope."""
         for row in self._daemon.containers(self._label):
-            self._daemon.remove(row["Id"])
+            self._remove(row)
+        for name in self._daemon.unused_volumes(self._label):
+            self._daemon.remove_volume(name)
         self._daemon.remove_networks(self._label)
         docker_network.remove_rules(self._scope)
 

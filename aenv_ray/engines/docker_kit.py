@@ -2,12 +2,14 @@
 
 A *kit* is a directory on the node, mounted read-only into every container of a fitting image:
 ``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. It is made
-once for each version of the runtime and each kind of Python, under a name that says which.
+once for each version of the runtime and each kind of Python, under a name that says which. One more
+kit, for images without such a Python, holds this node's own in ``python``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import compileall
 import contextlib
 import hashlib
 import importlib.metadata
@@ -22,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.engines import docker_python
 from aenv_ray.engines.docker_files import locked
 from aenv_ray.errors import SandboxStartFailed
 
@@ -76,20 +79,52 @@ async def ensure(
     target = cache_dir / f"{python}-{fingerprint()}"
     if await asyncio.to_thread(target.is_dir):
         return target
-    return await _make_locked(python, target, compile_in)
+
+    async def fill(kit: Path) -> None:
+        await _fill(python, kit)
+        await compile_in(kit)
+
+    return await _make_locked(target, fill)
 
 
-async def _make_locked(
-    python: ImagePython, target: Path, compile_in: Callable[[Path], Awaitable[None]]
-) -> Path:
+async def carried(cache_dir: Path) -> Path:
+    """Return the kit that brings its own Python, making it if need be.
+
+    Args:
+        cache_dir: Where kits are kept.
+
+    Raises:
+        SandboxStartFailed: This node's Python cannot be carried.
+    """
+    target = cache_dir / f"{docker_python.name()}-{fingerprint()}"
+    if await asyncio.to_thread(target.is_dir):
+        return target
+
+    async def fill(kit: Path) -> None:
+        await asyncio.to_thread(_fill_carried, kit)
+
+    return await _make_locked(target, fill)
+
+
+def _fill_carried(kit: Path) -> None:
+    copy_runtime(kit / "runtime")
+    _copy_libraries(kit / "lib")
+    docker_python.copy(kit / "python", [kit / "lib"])
+    # The same Python as this one: what is compiled here counts there.
+    compileall.compile_dir(str(kit), quiet=2, workers=1)
+    _make_readable(kit)
+    for path in docker_python.executables(kit / "python"):
+        path.chmod(0o755)
+
+
+async def _make_locked(target: Path, fill: Callable[[Path], Awaitable[None]]) -> Path:
     lock = contextlib.ExitStack()
     await asyncio.to_thread(lock.enter_context, locked(target.with_suffix(".lock")))
     with lock:
         if not await asyncio.to_thread(target.is_dir):
             partial = Path(tempfile.mkdtemp(prefix=".kit-", dir=target.parent))
             try:
-                await _fill(python, partial)
-                await compile_in(partial)
+                await fill(partial)
                 await asyncio.to_thread(partial.rename, target)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)

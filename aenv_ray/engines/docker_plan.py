@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.engines import docker_files, docker_images, docker_network
+from aenv_ray.engines import docker_files, docker_images, docker_network, docker_serving
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
-from aenv_ray.engines.docker_images import DockerImages
-from aenv_ray.engines.docker_spec import Surroundings
+from aenv_ray.engines.docker_images import DockerImages, Image
+from aenv_ray.engines.docker_serving import Serving
+from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.models import NetworkMode
+
+logger = logging.getLogger(__name__)
 
 
 class Planner:
@@ -82,20 +86,24 @@ class Planner:
 
         Raises:
             ConfigError: The project asks for what this node does not have.
-            SandboxStartFailed: Its image cannot be had, or cannot run it.
+            SandboxStartFailed: An image of it cannot be had, or cannot run it.
             FabricUnavailable: The daemon does not answer.
         """
         deploy = spec.config.deploy
         image = await self._images.find(
             docker_images.reference_of(spec.config, self._default_image)
         )
+        code = await asyncio.to_thread(docker_serving.has_code, spec.project_dir)
+        serving, absence = docker_serving.choose(deploy, image.content, has_code=code)
+        if absence and code:
+            logger.warning("%s: no tools: %s", spec.instance_id, absence)
         runtime = deploy.container.runtime or self._default_runtime or ""
         if runtime and runtime not in self._runtimes:
             raise ConfigError(
                 f"the Docker daemon has no runtime {runtime!r}",
                 hint=f"it has {', '.join(sorted(self._runtimes))}",
             )
-        network = deploy.network or NetworkMode.HOST
+        network = docker_serving.network_mode(spec.config.reference, deploy, serving)
         if network is NetworkMode.INTERNET:
             await self._ensure_network()
         is_internet = network is NetworkMode.INTERNET
@@ -107,14 +115,43 @@ class Planner:
             image_id=image.id,
             image_user=image.user,
             image_path=image.path,
-            kit=image.kit,
+            image_directory=image.directory,
+            kit=await self._kit(image, serving),
+            serving=serving,
+            absence=absence,
+            server=docker_serving.server_command(image.content, tuple(spec.arguments)),
             run_directory=self._files.run_directory(name),
             project_dir=spec.project_dir,
+            network_mode=network,
             network=docker_network.network_name(self._scope) if is_internet else network.value,
             dns=docker_network.RESOLVERS if is_internet else (),
             runtime=runtime,
             has_seccomp=self._has_seccomp,
             has_user_namespace=self._has_user_namespace,
+            second=await self._second(spec, name),
+        )
+
+    async def _kit(self, image: Image, serving: Serving) -> Path | None:
+        if serving is not Serving.RUNTIME:
+            return await self._images.carried_kit()
+        return await self._images.kit(image)
+
+    async def _second(self, spec: SandboxSpec, name: str) -> SecondSurroundings | None:
+        """Return what the second container gets; None for an instance without one."""
+        deploy = spec.config.deploy
+        if not docker_serving.is_dual(deploy):
+            return None
+        reference = docker_serving.second_image(spec.config.reference, deploy, spec.datasource)
+        image = await self._images.find(reference)
+        second = docker_files.second_name(name)
+        return SecondSurroundings(
+            name=second,
+            image_id=image.id,
+            image_user=image.user,
+            image_path=image.path,
+            image_directory=image.directory,
+            kit=await self._images.carried_kit(),
+            run_directory=self._files.run_directory(second),
         )
 
     async def _ensure_network(self) -> None:

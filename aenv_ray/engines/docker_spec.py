@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from aenv_ray import units
 from aenv_ray.engines import docker_files as labels
+from aenv_ray.engines import docker_python
 from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
 from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import DeployConfig, Isolation, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
@@ -20,11 +22,26 @@ from aenv_ray.runtime.jail import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2"}
-BOOT: Final = (
+SHARED: Final = "/shared"
+"""Where the two containers of an instance share files, as in AEnvironment."""
+_BOOT: Final = (
     # The libraries last: what the image has of them is what the environment wants.
     f"import sys; sys.path.insert(0, '{HOME}/runtime'); sys.path.append('{HOME}/lib'); "
-    "from aenv_ray.runtime.container import main; main()"
+    "from aenv_ray.runtime.container import main; main("
 )
+
+
+@dataclass(frozen=True)
+class SecondSurroundings:
+    """What the second container of an instance gets."""
+
+    name: str
+    image_id: str
+    image_user: str
+    image_path: str
+    image_directory: str
+    kit: Path
+    run_directory: Path
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,15 @@ class Surroundings:
     project_dir: Path
     network: str
     """What the daemon calls the network to join: ``none``, ``host``, or a name."""
+    network_mode: NetworkMode = NetworkMode.NONE
+    image_directory: str = ""
+    """``WORKDIR`` of the image; "" for none."""
+    serving: Serving = Serving.RUNTIME
+    absence: str = ""
+    """Why it has no tools, where it has none."""
+    server: tuple[str, ...] = ()
+    """What starts the image's own server."""
+    second: SecondSurroundings | None = None
     dns: tuple[str, ...] = ()
     runtime: str = ""
     """The OCI runtime; "" for the daemon's default."""
@@ -61,7 +87,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     facts = isolation(spec, around)
     host: dict[str, Any] = {
         "NetworkMode": around.network,
-        "Mounts": _mounts(around),
+        "Mounts": _mounts(around, deploy),
         "Tmpfs": _writable(deploy),
         "ReadonlyRootfs": container.read_only_root,
         "CapDrop": ["ALL"],
@@ -86,7 +112,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
         host["NanoCpus"] = round(units.parse_cpu_cores(deploy.cpu) * 1e9)
     return {
         "Image": around.image_id,
-        "Entrypoint": ["python3", "-P", "-c", BOOT],
+        "Entrypoint": _entrypoint(around),
         "Cmd": list(spec.arguments),
         "Env": _environment(spec, around),
         "User": user_of(deploy, around.image_user),
@@ -101,16 +127,90 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     }
 
 
+def second_body(
+    spec: SandboxSpec, around: Surroundings, second: SecondSurroundings
+) -> dict[str, Any]:
+    """Return what the daemon makes the second container of an instance from.
+
+    It has the first one's limits and walls, and joins its network; the project, its variables and
+    the door of the first are not in it.
+    """
+    body = container_body(spec, around)
+    script = _boot("commands", "", second.image_directory or "/", ())
+    command = [*docker_python.command(f"{HOME}/python"), "-c", script]
+    volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
+    mounts = [_bind(second.run_directory, RUN, writable=True), *_kit_mounts(second.kit), *volumes]
+    host = body["HostConfig"] | {"NetworkMode": f"container:{around.name}", "Mounts": mounts}
+    host = {key: value for key, value in host.items() if key not in ("Dns", "CapAdd", "Tmpfs")}
+    if spec.config.deploy.container.read_only_root:
+        host["Tmpfs"] = {"/tmp": _writable(spec.config.deploy)["/tmp"]}
+    own = {key: value for key, value in body["Labels"].items() if key != labels.INSTANCE_LABEL}
+    variables = {
+        "AENV_INSTANCE_ID": spec.instance_id,
+        "WORK_SHARE": SHARED,
+        **({"PATH": second.image_path} if second.image_path else {}),
+    }
+    second_only = {
+        "Image": second.image_id,
+        "Entrypoint": command,
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in variables.items()],
+        # What lies in it belongs to its own user, mostly root, which has no capability here.
+        "User": second.image_user or "0:0",
+        "WorkingDir": second.image_directory or "/",
+        "Labels": own | {labels.SECOND_LABEL: spec.instance_id},
+        "HostConfig": host,
+    }
+    return {key: value for key, value in body.items() if key != "Hostname"} | second_only
+
+
+def _entrypoint(around: Surroundings) -> list[str]:
+    if around.serving is Serving.RUNTIME:
+        return ["python3", "-P", "-c", f"{_BOOT})"]
+    directory = (around.image_directory or "/") if around.serving is Serving.PUBLIC else ""
+    script = _boot(around.serving.value, around.absence, directory, around.server)
+    return [*docker_python.command(f"{HOME}/python"), "-c", script]
+
+
+def _boot(serving: str, absence: str, directory: str, server: Sequence[str]) -> str:
+    return f"{_BOOT}{serving!r}, {absence!r}, {directory!r}, {tuple(server)!r})"
+
+
 def user_of(deploy: DeployConfig, image_user: str) -> str:
     """Return whom a container runs as: the project's word, else the image's, else nobody."""
     return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
 
 
-def _mounts(around: Surroundings) -> list[dict[str, Any]]:
+def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     mounts = [_bind(around.project_dir, PROJECT), _bind(around.run_directory, RUN, writable=True)]
     if around.kit is not None:
-        mounts += [_bind(around.kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
+        parts = _kit_mounts(around.kit)
+        mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]
+    if around.second is not None:
+        mounts.append(_shared_volume(around, deploy))
     return mounts
+
+
+def _kit_mounts(kit: Path) -> list[dict[str, Any]]:
+    return [_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python")]
+
+
+def _shared_volume(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
+    """Return the volume of both containers: in memory and bounded, made with the first of them."""
+    options = f"mode=1777,nosuid,nodev,size={storage_bytes(deploy)}"
+    return {
+        "Type": "volume",
+        "Source": labels.volume_name(around.name),
+        "Target": SHARED,
+        "VolumeOptions": {
+            "NoCopy": True,
+            "Labels": {labels.SCOPE_LABEL: around.scope},
+            "DriverConfig": {
+                "Name": "local",
+                "Options": {"type": "tmpfs", "device": "tmpfs", "o": options},
+            },
+        },
+    }
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:
@@ -136,6 +236,8 @@ def _environment(spec: SandboxSpec, around: Surroundings) -> list[str]:
     chosen = {**spec.config.deploy.variables, **spec.environment_variables}
     if "PATH" not in chosen and around.image_path:
         variables["PATH"] = around.image_path
+    if around.second is not None:
+        variables.setdefault("WORK_SHARE", SHARED)
     variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some costs 20 ms
     return [f"{name}={value}" for name, value in variables.items()]
 
@@ -150,6 +252,8 @@ def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[s
         labels.ISOLATION_LABEL: facts.model_dump_json(),
         labels.START_MODE_LABEL: start_mode(around),
     }
+    if around.second is not None:
+        own[labels.VOLUME_LABEL] = labels.volume_name(around.name)
     users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}
     return {**users, **own}
 
@@ -157,13 +261,18 @@ def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[s
 def start_mode(around: Surroundings) -> str:
     """Return how a container comes to be, for people."""
     carried = "its own runtime" if around.kit is None else "the node's runtime"
-    return f"container: {around.image_id[:19]} with {carried}"
+    if around.serving is Serving.PUBLIC:
+        carried = "its own server (public door)"
+    elif around.serving is Serving.COMMANDS:
+        carried = f"commands and files only: {around.absence}"
+    second = f"; second: {around.second.image_id[:19]}" if around.second is not None else ""
+    return f"container: {around.image_id[:19]} with {carried}{second}"
 
 
 def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
     """Return what separates a container made from these from its node."""
     deploy = spec.config.deploy
-    network = deploy.network or NetworkMode.HOST
+    network = around.network_mode
     storage = f"{storage_bytes(deploy) >> 20} MiB (tmpfs)"
     limits = {
         "processes": f"{deploy.container.pids} per sandbox",
@@ -202,6 +311,11 @@ def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -
         missing.append("user: its users are those of the node, without any capability")
     if not around.has_seccomp:
         missing.append("seccomp: the daemon has no profile")
+    if around.serving is Serving.PUBLIC:
+        missing.append(
+            f"public door: port {PUBLIC_PORT.partition('/')[0]} is open to what runs inside, "
+            "rewards included"
+        )
     if deploy.container.cap_add:
         missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
     return missing

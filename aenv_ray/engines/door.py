@@ -13,6 +13,7 @@ import pydantic_core
 
 from aenv_ray import errors
 from aenv_ray.engines.base import OnProgress, Sandbox, lost
+from aenv_ray.engines.door_requests import RuntimeRequests
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 
@@ -83,6 +84,8 @@ class DoorSandbox(Sandbox):
         self._on_end: list[Callable[[str], None]] = []
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
+        self.requests = RuntimeRequests(self._send)
+        """What the runtime asks of this side."""
 
     async def connect(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
@@ -158,6 +161,7 @@ class DoorSandbox(Sandbox):
             self._loop.remove_writer(self._sock.fileno())
 
     def _hang_up(self) -> None:
+        self.requests.stop()
         sock, self._sock = self._sock, None
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
@@ -174,6 +178,8 @@ class DoorSandbox(Sandbox):
                 waiting.future.set_result(line[id_end + 1 : -1])
             return
         message = pydantic_core.from_json(line)
+        if self.requests.take(message):
+            return
         params = message.get("params") or {}
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):

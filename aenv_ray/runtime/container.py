@@ -4,6 +4,9 @@ The engine mounts the project at `PROJECT`, the runtime below `HOME` and a direc
 instance's own at `RUN`, where it listens on the Unix socket ``boot``. This process loads the
 project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{"ready": facts}`` or
 ``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
+
+In an image that has its own server (`aenv_ray.runtime.relay`) this process starts that and ends
+with it; in one without a fitting Python it serves commands and files, and no code is loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,6 +30,7 @@ from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
+from aenv_ray.runtime.registry import Registry
 
 HOME: Final = "/.aenv"
 """Below it are ``runtime``, ``lib`` and ``run``."""
@@ -38,13 +43,29 @@ _BACKLOG: Final = 16
 _TEXT_LIMIT: Final = 60_000
 
 
-def main() -> NoReturn:
-    """Load the project, say so, and serve until the container ends."""
+def main(
+    serving: str = "runtime", absence: str = "", directory: str = "", server: Sequence[str] = ()
+) -> NoReturn:
+    """Load what is to be served, say so, and serve until the container ends.
+
+    Args:
+        serving: ``runtime``: the project's code; ``public``: the image's own server; ``commands``:
+            commands and files alone.
+        absence: With ``commands``, why there are no tools.
+        directory: Where `server` runs; with ``commands``, where commands do, "" for ``HOME``.
+        server: With ``public``, the command of the image's server.
+    """
     boot = socket.socket(socket.AF_UNIX)
     boot.connect(f"{RUN}/boot")
     try:
-        _shut_in()
-        dispatcher = Dispatcher(load_project(PROJECT))
+        _shut_in(directory if serving == "commands" else "")
+        if serving == "public":
+            from aenv_ray.runtime import relay
+
+            registry = relay.serve(server, directory)
+        else:
+            registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
+        dispatcher = Dispatcher(registry)
         dispatcher.begin()
         listener = _listen(f"{RUN}/door")
     except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
@@ -63,7 +84,7 @@ def main() -> NoReturn:
             sock.close()
 
 
-def _shut_in() -> None:
+def _shut_in(directory: str) -> None:
     """Become what process 1 must be, and keep what it started out of this process."""
     # Process 1 ignores every signal that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
@@ -71,8 +92,8 @@ def _shut_in() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
     sys.argv[0] = PROJECT
-    os.chdir(os.environ["HOME"])
-    if not os.access(".", os.W_OK):
+    os.chdir(directory or os.environ["HOME"])
+    if not directory and not os.access(".", os.W_OK):
         owner = Path().stat()
         raise PermissionError(
             f"the image has {Path.cwd()} already, for user {owner.st_uid} (mode "

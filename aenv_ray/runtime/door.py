@@ -4,7 +4,7 @@ No HTTP, no event loop. The thread that reads a request also runs it, so an answ
 between threads. Who reads meanwhile depends on the function: one that was quick so far, or is not
 known yet, is run by the *leader*, the one thread that reads, before it reads on; for any other the
 leader first hands the reading to a *follower*. A function that turns out to be slow is noticed by
-the `_Relief`, which puts a follower in the leader's place.
+the `Relief`, which puts a follower in the leader's place.
 
 Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``requestId``, and
 ``notifications/progress`` back to callers whose ``_meta`` has a ``progressToken``.
@@ -12,8 +12,6 @@ Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import socket
 import threading
 import time
@@ -25,6 +23,8 @@ import pydantic_core
 
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
+from aenv_ray.runtime.host_link import HOST
+from aenv_ray.runtime.relief import Relief
 from aenv_ray.runtime.results import to_json
 from aenv_ray.runtime.threads import has_children, start_thread
 
@@ -34,9 +34,6 @@ MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """A larger message ends the connection: it is a bug or an attack, not a call."""
 QUICK_S: Final = 0.0005
 """A function whose last call took less than this is run by the leader."""
-RELIEF_S: Final = 0.02
-"""How often the leader is looked at while it runs calls; a stuck one is relieved within two."""
-_RELIEF_IDLE_ROUNDS: Final = 30
 _IDLE_THREADS: Final = 4
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
@@ -70,7 +67,7 @@ class Connection:
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._closed = False
-        self._relief = _Relief(self)
+        self._relief = Relief(self)
         self._inline_kind = ""
         self.inline_since: float | None = None
         """When the leader began the call that it runs itself; None while it reads."""
@@ -78,6 +75,14 @@ class Connection:
     def start(self) -> None:
         """Answer, in threads of its own, until the peer closes."""
         self._add_thread()
+        HOST.attach(self)
+
+    def send(self, line: bytes) -> None:
+        """Ask the peer; if the leader does so in a call, somebody else reads the answer."""
+        since = self.inline_since
+        if since is not None and self._leader == threading.get_ident():
+            self.relieve(since)
+        self._send(line)
 
     # --- threads ------------------------------------------------------------------------------
 
@@ -157,6 +162,7 @@ class Connection:
             self._closed = True
             self._leader = None
             self._state.notify_all()
+        HOST.detach(self)
         self._sock.close()
 
     # --- reading ------------------------------------------------------------------------------
@@ -234,6 +240,9 @@ class Connection:
             message = pydantic_core.from_json(line)
         except ValueError as exc:
             self._refuse(None, PARSE_ERROR, f"not JSON: {exc}")
+            return None
+        if isinstance(message, dict) and "method" not in message and "id" in message:
+            HOST.on_answer(message)
             return None
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             self._refuse(None, INVALID_REQUEST, "not a JSON-RPC request")
@@ -344,51 +353,6 @@ def _kind(message: dict[str, Any]) -> str:
     params = message.get("params")
     name = params.get("name") if isinstance(params, dict) else None
     return f"{message['method']} {name}"
-
-
-class _Relief:
-    """Looks at a leader that runs calls itself, and relieves it when one takes too long.
-
-    Its thread sleeps while nothing is run inline, so an idle instance costs nothing.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._parked = _thread.allocate_lock()
-        self._parked.acquire()
-        self._is_awake = False
-        self._has_thread = False
-
-    def wake(self) -> None:
-        """Have the leader looked at from now on; called by the leader only."""
-        if self._is_awake:
-            return
-        self._is_awake = True
-        if self._has_thread:
-            with contextlib.suppress(RuntimeError):  # it was about to park, and sees us by itself
-                self._parked.release()
-        else:
-            self._has_thread = True
-            start_thread(self._run)
-
-    def _run(self) -> None:
-        connection = self._connection
-        idle_rounds = 0
-        while not connection.is_closed:
-            time.sleep(RELIEF_S)
-            since = connection.inline_since
-            if since is None:
-                idle_rounds += 1
-            else:
-                idle_rounds = 0
-                if time.monotonic() - since > RELIEF_S:
-                    connection.relieve(since)
-            if idle_rounds > _RELIEF_IDLE_ROUNDS:
-                idle_rounds = 0
-                self._is_awake = False
-                if connection.inline_since is None:  # else a call began before it could wake us
-                    self._parked.acquire()
-                self._is_awake = True
 
 
 def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:

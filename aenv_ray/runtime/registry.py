@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from aenv_ray.runtime.faults import Fault
 from aenv_ray.runtime.signature import Signature
@@ -87,6 +87,8 @@ class Registry:
     rewards: dict[str, Registered] = field(default_factory=dict)
     functions: dict[str, Registered] = field(default_factory=dict)
     health: Registered | None = None
+    absence: str = ""
+    """Why there is nothing, where no code could register anything."""
 
     def add_tool(
         self,
@@ -183,6 +185,10 @@ class Registry:
         )
         return self._put(self.functions, entry)
 
+    def name_default_reward(self, name: str | None) -> None:
+        """Have a reward of this name answer unnamed calls; None: no reward does."""
+        self._default_reward = name
+
     def set_health(self, function: Callable[..., Any]) -> Registered:
         """Register the health check; there is at most one.
 
@@ -208,7 +214,7 @@ class Registry:
         Raises:
             Fault: ``tool_not_found``, with the names there are.
         """
-        return _find(self.tools, name, "tool")
+        return self._find(self.tools, name, "tool")
 
     def function(self, name: str) -> Registered:
         """Return the function.
@@ -216,7 +222,7 @@ class Registry:
         Raises:
             Fault: ``tool_not_found``, with the names there are.
         """
-        return _find(self.functions, name, "function")
+        return self._find(self.functions, name, "function")
 
     def reward(self, name: str | None = None) -> Registered:
         """Return the named reward, or the default one.
@@ -224,13 +230,27 @@ class Registry:
         Raises:
             Fault: ``tool_not_found``: no such reward, or the environment has none.
         """
-        if name is None and self._default_reward is None:
+        if name is None and self._default_reward is None and not self.absence:
             raise Fault(
                 "tool_not_found",
                 "the environment registers no reward",
                 "decorate a function with @register_reward",
             )
-        return _find(self.rewards, name or cast(str, self._default_reward), "reward")
+        return self._find(self.rewards, name or self._default_reward or "default", "reward")
+
+    def _find(self, group: Mapping[str, Registered], name: str, kind: str) -> Registered:
+        entry = group.get(name)
+        if entry is not None:
+            return entry
+        if self.absence:
+            raise Fault("tool_not_found", f"no {kind} {name!r}: {self.absence}", tool_name=name)
+        known = ", ".join(sorted(group)) or "none"
+        raise Fault(
+            "tool_not_found",
+            f"there is no {kind} {name!r}",
+            f"the environment's {kind}s are: {known}",
+            tool_name=name,
+        )
 
     def listing(self) -> dict[str, Any]:
         """Return the ``data`` of ``/functions/list``, in AEnvironment's form."""
@@ -301,19 +321,6 @@ def _positive(timeout_s: float | None) -> float | None:
     if timeout_s is not None and timeout_s <= 0:
         raise ValueError(f"timeout {timeout_s!r} is not above zero seconds")
     return timeout_s
-
-
-def _find(group: Mapping[str, Registered], name: str, kind: str) -> Registered:
-    entry = group.get(name)
-    if entry is None:
-        known = ", ".join(sorted(group)) or "none"
-        raise Fault(
-            "tool_not_found",
-            f"there is no {kind} {name!r}",
-            f"the environment's {kind}s are: {known}",
-            tool_name=name,
-        )
-    return entry
 
 
 _REGISTRY = Registry()

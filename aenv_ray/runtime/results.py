@@ -29,6 +29,13 @@ class Image:
     mime_type: str = "image/png"
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A ``CallToolResult`` object that another server made, to be passed on as it is."""
+
+    result: dict[str, Any]
+
+
 def to_json(value: Any) -> bytes:
     """Return `value` as JSON bytes.
 
@@ -90,6 +97,8 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
         result["structuredContent"] = {"result": text}
         result.setdefault("_meta", {})["aenv/wrapped"] = True
         return result
+    if isinstance(value, Passed):
+        return _limited(value.result, limit_bytes)
     blocks = _blocks(value)
     if blocks is not None:
         return _limited({"content": blocks, "isError": False}, limit_bytes)

@@ -9,15 +9,19 @@ import os
 import shutil
 import signal
 import subprocess
+import tarfile
 import tempfile
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from uv import find_uv_bin
+
 from aenv_ray.engines.docker import DockerEngine
 from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
 from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.testing.contract_bench import Bench
 
 ADDRESS = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SUITE = "bookworm"
@@ -52,6 +56,72 @@ def base_image() -> str:
         subprocess.run(
             ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True, timeout=600
         )
+    return name
+
+
+@cache
+def shell_image() -> str:
+    """Return an image that has a static busybox and nothing else: no Python, no C library."""
+    name = f"aenv-test-shell:{SUITE}-1"
+    if docker("images", "--quiet", name):
+        return name
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory, "root.tar")
+        subprocess.run(
+            ["mmdebstrap", "--variant=extract", "--include=busybox-static", SUITE, str(root)],
+            check=True, capture_output=True, timeout=600,
+        )  # fmt: skip
+        plain = Path(directory, "plain.tar")
+        with tarfile.open(root) as source, tarfile.open(plain, "w") as target:
+            member = next(m for m in source if m.name.endswith("/busybox") and m.isfile())
+            program = source.extractfile(member)
+            member.name = "bin/busybox"
+            target.addfile(member, program)
+            for applet in ("sh", "cat", "echo", "head", "id", "ls", "mkdir", "sleep", "wget", "nc"):
+                link = tarfile.TarInfo(f"bin/{applet}")
+                link.type, link.linkname, link.mode = tarfile.SYMTYPE, "busybox", 0o777
+                target.addfile(link)
+        change = "ENV PATH=/bin"
+        docker("import", "--change", change, "--change", "WORKDIR /srv", str(plain), name)
+    return name
+
+
+def bare_project(bench: Bench, image: str, **container: Any) -> Path:
+    """Return a project without code that runs in an image."""
+    deploy = {"network": "none", "container": {"image": image, **container}}
+    return bench.project({"notes.txt": ""}, {"deployConfig": deploy})
+
+
+AENVIRONMENT = "aenvironment==0.1.7"
+_AENVIRONMENT_FILE = """\
+FROM {base}
+COPY site /usr/local/lib/python3.11/dist-packages
+WORKDIR /app
+COPY tools.py /app/src/tools.py
+ENV PYTHONPATH=/app/src
+EXPOSE 8081
+ENTRYPOINT ["python3", "-m", "aenv.main", "/app/src"]
+"""
+
+
+@cache
+def aenvironment_image() -> str:
+    """Return an image as AEnvironment makes them, with its published package, unmodified."""
+    tools = Path(__file__).with_name("aenvironment_tools.py").read_bytes()
+    content = json.dumps([base_image(), AENVIRONMENT, _AENVIRONMENT_FILE]).encode() + tools
+    name = f"aenv-test-aenvironment:{hashlib.sha256(content).hexdigest()[:12]}"
+    if docker("images", "--quiet", name):
+        return name
+    with tempfile.TemporaryDirectory() as directory:
+        context = Path(directory)
+        subprocess.run(
+            [find_uv_bin(), "pip", "install", "--quiet", "--target", str(context / "site"),
+             "--python-version", "3.11", "--only-binary", ":all:", AENVIRONMENT],
+            check=True, capture_output=True, timeout=600,
+        )  # fmt: skip
+        (context / "tools.py").write_bytes(tools)
+        (context / "Dockerfile").write_text(_AENVIRONMENT_FILE.format(base=base_image()))
+        docker("build", "--quiet", "--tag", name, directory)
     return name
 
 
@@ -94,6 +164,7 @@ class DockerNode:
     def left_over(self) -> list[str]:
         """Return the containers and files of instances, by the daemon and the file system."""
         found = self.containers()
+        found += docker("volume", "ls", "--quiet", "--filter", f"label={self.label}").split()
         for name in ("i", "projects", "deadlines", "causes"):
             found += [str(path) for path in self.root.glob(f"r/*/{name}/*")]
         return found

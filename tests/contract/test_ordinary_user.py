@@ -57,7 +57,8 @@ def test_the_contract_holds_for_an_ordinary_user() -> None:
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-        "--basetemp", str(home / "t"), "-k", f"({TESTS}) and not Fake and not Without and not Docker",
+        "--basetemp", str(home / "t"),
+        "-k", f"({TESTS}) and not Fake and not Without and not Docker",
         "tests/contract/test_engines.py", "tests/contract/test_isolation.py",
     ]  # fmt: skip
     try:

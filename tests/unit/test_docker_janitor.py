@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.engines.docker_files import DockerFiles, container_name
+from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
 from aenv_ray.engines.docker_janitor import (
     BURIAL_GRACE_S,
     IDLE_EXIT_S,
@@ -29,6 +29,7 @@ class FakeDaemon(Daemon):
     def __init__(self) -> None:
         super().__init__("/nowhere")
         self.rows: list[dict[str, Any]] = []
+        self.volumes: set[str] = set()
 
     def put(self, name: str, deadline: float, state: str = "running", **labels: str) -> None:
         own = {"aenv.scope": "ours", "aenv.host": "host", "aenv.deadline": repr(deadline)}
@@ -49,6 +50,16 @@ class FakeDaemon(Daemon):
     def remove(self, container: str) -> bool:
         self.rows = [row for row in self.rows if row["Id"] != container]
         return True
+
+    def remove_volume(self, name: str) -> None:
+        if name not in self._used():
+            self.volumes.discard(name)
+
+    def unused_volumes(self, label: str) -> set[str]:
+        return self.volumes - self._used()
+
+    def _used(self) -> set[str]:
+        return {row["Labels"].get("aenv.volume") for row in self.rows}
 
 
 @pytest.fixture
@@ -184,6 +195,44 @@ def test_presence_is_a_lock_and_its_mark_goes_with_it(files: DockerFiles) -> Non
     assert not files.is_present("host")
     files.forget_absent_hosts()
     assert not files.has_hosts
+
+
+def _put_pair(daemon: FakeDaemon, deadline: float, state: str = "running") -> None:
+    daemon.volumes.add("aenv-a-shared")
+    shared = {"aenv.volume": "aenv-a-shared"}
+    daemon.put("aenv-a", deadline, state, **shared)
+    daemon.put(second_name("aenv-a"), deadline, **shared, **{"aenv.second-of": "x-1"})
+
+
+def test_two_containers_end_together_and_take_their_volume_along(
+    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+) -> None:
+    _put_pair(daemon, clock.now() + 5.0)
+    clock.advance(5.0)
+    janitor.sweep()
+    assert (daemon.names(), daemon.volumes) == ([], set())
+
+
+def test_a_second_container_does_not_outlive_its_first(
+    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+) -> None:
+    _put_pair(daemon, clock.now() + 1000.0, state="exited")
+    janitor.sweep()
+    assert len(daemon.names()) == 2, "its host wants its last words"
+    clock.advance(BURIAL_GRACE_S + 1.0)
+    janitor.sweep()
+    assert (daemon.names(), daemon.volumes) == ([], set())
+
+
+def test_a_volume_whose_containers_somebody_removed_goes_at_the_second_look(
+    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+) -> None:
+    daemon.volumes.add("aenv-a-shared")
+    janitor.sweep()
+    assert daemon.volumes, "its container may just be being made"
+    clock.advance(60.0)
+    janitor.sweep()
+    assert not daemon.volumes
 
 
 def test_names_differ_by_scope_and_instance() -> None:

@@ -15,7 +15,7 @@ from aenv_ray.engines.docker_kit import ImagePython
 from aenv_ray.engines.docker_spec import Surroundings, container_body, isolation
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import EnvironmentConfig
+from aenv_ray.models import EnvironmentConfig, NetworkMode
 
 
 def surroundings(**fields: Any) -> Surroundings:
@@ -96,7 +96,8 @@ def test_a_callers_label_cannot_pose_as_one_of_ours() -> None:
 
 
 def test_the_facts_say_what_is_missing() -> None:
-    facts = isolation(spec({"network": "host"}), surroundings(has_seccomp=False))
+    around = surroundings(has_seccomp=False, network_mode=NetworkMode.HOST)
+    facts = isolation(spec({"network": "host"}), around)
     assert "net" not in facts.namespaces
     assert any(item.startswith("network: host") for item in facts.missing)
     assert any(item.startswith("seccomp") for item in facts.missing)

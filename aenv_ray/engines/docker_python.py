@@ -1,0 +1,116 @@
+"""This node's own Python, to run the runtime in images that have none.
+
+A *carried* Python is a directory with the interpreter, its standard library and every shared
+library that they load, the dynamic linker among them. Mounted read-only it runs in any image of
+this machine's architecture, whatever C library the image has, and without one too. It is for our
+runtime alone: nothing in the image finds it unless it looks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.errors import SandboxStartFailed
+
+LINKER: Final = "ld.so"
+_LEFT_OUT: Final = shutil.ignore_patterns(
+    "__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3",
+    "site-packages", "dist-packages", "config-*", "pydoc_data", "*.a", "_tkinter*", "_test*",
+    "_xx*", "_ctypes_test*", "_curses*", "readline*", "_gdbm*", "_dbm*", "nis*",
+)  # fmt: skip
+"""Of the standard library: what the runtime never imports."""
+_LDD_DEADLINE_S: Final = 60.0
+_LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+
+
+def command(python: str) -> list[str]:
+    """Return what starts a carried Python that is mounted at `python`.
+
+    It reads no ``PYTHON…`` variable of the image and none of its libraries.
+    """
+    return [
+        f"{python}/{LINKER}", "--inhibit-cache", "--library-path", f"{python}/libraries",
+        f"{python}/bin/python3", "-I", "-X", "utf8",
+    ]  # fmt: skip
+
+
+@cache
+def name() -> str:
+    """Return what changes when the Python to carry does."""
+    digest = hashlib.sha256(f"{sys.version}\0{_stdlib()}".encode()).hexdigest()[:8]
+    return f"carried-{platform.python_version()}-{platform.machine()}-{digest}"
+
+
+def copy(target: Path, extensions: Sequence[Path]) -> None:
+    """Make the directory; blocks.
+
+    Args:
+        target: Does not exist yet.
+        extensions: Directories with further extension modules, whose libraries are wanted too.
+
+    Raises:
+        SandboxStartFailed: This process's Python cannot be carried.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library = target / "lib" / version
+    shutil.copytree(_stdlib(), library, ignore=_LEFT_OUT)
+    modules = Path(sysconfig.get_config_var("DESTSHARED"))
+    if not (library / "lib-dynload").is_dir() and modules.is_dir():
+        shutil.copytree(modules, library / "lib-dynload", ignore=_LEFT_OUT)
+    binary = target / "bin" / "python3"
+    binary.parent.mkdir()
+    shutil.copyfile(_binary(), binary)
+    objects = [_binary(), *sorted((library / "lib-dynload").glob("*.so"))]
+    objects += [path for directory in extensions for path in sorted(directory.rglob("*.so"))]
+    libraries = target / "libraries"
+    libraries.mkdir()
+    for path in _shared_libraries(objects):
+        shutil.copyfile(path, libraries / path.name)
+    linkers = sorted(libraries.glob("ld-*"))
+    if not linkers:
+        raise SandboxStartFailed(
+            "this node's Python names no dynamic linker, so it cannot be carried into an image",
+            hint="use an image with Python 3.11 or newer",
+        )
+    linkers[0].rename(target / LINKER)
+    for path in (binary, target / LINKER):
+        path.chmod(0o755)
+
+
+def executables(target: Path) -> tuple[Path, ...]:
+    """Return the files of a carried Python that must stay executable."""
+    return target / LINKER, target / "bin" / "python3"
+
+
+def _binary() -> Path:
+    return Path(os.path.realpath(sys.executable))
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _shared_libraries(objects: Sequence[Path]) -> list[Path]:
+    """Return the shared libraries that objects load, the dynamic linker included."""
+    try:
+        done = subprocess.run(
+            ["ldd", *map(str, objects)], capture_output=True, text=True, check=False,
+            timeout=_LDD_DEADLINE_S, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise SandboxStartFailed(
+            f"this node's Python cannot be carried into an image: ldd: {exc}",
+            hint="use an image with Python 3.11 or newer",
+        ) from exc
+    return [Path(path) for path in dict.fromkeys(_LIBRARY.findall(done.stdout))]

@@ -1,0 +1,80 @@
+"""Requests of a runtime to its host: answered once, and sent again when the host is replaced."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aenv_ray.runtime.host_link import HostLink
+
+
+class Host:
+    """A peer that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+
+    def send(self, line: bytes) -> None:
+        self.got += [json.loads(part) for part in line.splitlines()]
+
+
+def ask(link: HostLink, answers: list[dict[str, Any]]) -> str:
+    request_id = link.new_id()
+    link.ask(request_id, "m", {"x": 1}, answers.append)
+    return request_id
+
+
+def test_an_answer_is_told_once() -> None:
+    link, host, answers = HostLink(), Host(), []
+    link.attach(host)
+    request_id = ask(link, answers)
+    assert host.got == [{"jsonrpc": "2.0", "method": "m", "id": request_id, "params": {"x": 1}}]
+    answer = {"id": request_id, "result": {}}
+    link.on_answer(answer)
+    link.on_answer(answer)
+    assert answers == [answer]
+
+
+def test_what_has_no_answer_is_asked_again_of_the_next_host() -> None:
+    link, first, second, answers = HostLink(), Host(), Host(), []
+    link.attach(first)
+    answered, waiting = ask(link, answers), ask(link, answers)
+    link.on_answer({"id": answered, "result": {}})
+    link.detach(first)
+    later = ask(link, answers)
+    assert [request["id"] for request in first.got] == [answered, waiting]
+    link.attach(second)
+    assert [request["id"] for request in second.got] == [waiting, later]
+
+
+def test_a_host_that_was_replaced_is_not_the_one_that_leaves() -> None:
+    link, first, second = HostLink(), Host(), Host()
+    link.attach(first)
+    link.attach(second)
+    link.detach(first)
+    ask(link, [])
+    assert len(second.got) == 1
+
+
+def test_cancelling_tells_the_host_and_nobody_waits_any_more() -> None:
+    link, host, answers = HostLink(), Host(), []
+    link.attach(host)
+    request_id = ask(link, answers)
+    link.cancel(request_id)
+    link.cancel(request_id)
+    (note,) = host.got[1:]
+    assert (note["method"], note["params"]) == (
+        "notifications/cancelled",
+        {"requestId": request_id},
+    )
+    link.on_answer({"id": request_id, "result": {}})
+    assert answers == []
+
+
+def test_there_is_no_host_while_code_is_loaded() -> None:
+    link = HostLink()
+    assert not link.was_open
+    host = Host()
+    link.attach(host)
+    link.detach(host)
+    assert link.was_open
