@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -75,6 +76,22 @@ class CreateOptions:
             )
             for _ in range(count)
         ]
+
+
+def group_size(count: Any) -> int:
+    """Return how many instances a caller asks for.
+
+    Raises:
+        ConfigError: It is no whole number from 1 on.
+    """
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise ConfigError(
+            f"count {count!r} is no whole number", hint="say how many instances: 1, 2, 3 …"
+        )
+    number = operator.index(count)
+    if number < 1:
+        raise ConfigError(f"count {count!r} is not at least 1")
+    return number
 
 
 def _member(kind: Any, value: str, what: str) -> Any:
