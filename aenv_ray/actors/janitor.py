@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final
 
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_actor import make_engine_factory
 from aenv_ray.config import settings
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore
+from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord
 
+END_DEADLINE_S: Final = 20.0
+"""For one instance; below what the controller gives a node, so that it hears why."""
+AT_ONCE: Final = 16
+"""Instances that are ended at a time: each has a connection of its own to its engine."""
 
-def end_orphans(instance_ids: Collection[str]) -> list[str]:
+
+def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
     """End this node's instances whose host is gone for good; run it on the node.
 
     Args:
@@ -29,6 +36,9 @@ def end_orphans(instance_ids: Collection[str]) -> list[str]:
 
     Returns:
         The ids of what was ended.
+
+    Raises:
+        FabricUnavailable: One or more could not be ended; the others are.
     """
     directory = node_directory(settings().runtime_dir, ray_api.session_scope())
     store = FileInstanceStore(directory / "records")
@@ -41,10 +51,49 @@ def end_orphans(instance_ids: Collection[str]) -> list[str]:
         if record.host_id not in present
         and (record.density is ActorDensity.DEDICATED or record.id in instance_ids)
     ]
-    for record in orphans:
-        asyncio.run(_end(record))
+
+    async def end(record: InstanceRecord) -> None:
+        await _end(record)
         store.delete([record.id])
-    return [record.id for record in orphans]
+
+    ended, failed = asyncio.run(end_each(orphans, end))
+    if failed:
+        raise FabricUnavailable(
+            f"{len(failed)} of {len(orphans)} ownerless instances could not be ended; the first: "
+            f"{failed[0]}"
+        )
+    return ended
+
+
+async def end_each(
+    records: Sequence[InstanceRecord], end: Callable[[InstanceRecord], Awaitable[None]]
+) -> tuple[list[InstanceId], list[str]]:
+    """End each record by itself: one that cannot be ended keeps no other from it.
+
+    Args:
+        records: What to end.
+        end: Ends one; stopped after `END_DEADLINE_S`.
+
+    Returns:
+        The ids of what was ended, and for each other one its id with the reason.
+    """
+    ended: list[InstanceId] = []
+    failed: list[str] = []
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(record: InstanceRecord) -> None:
+        try:
+            async with places, asyncio.timeout(END_DEADLINE_S):
+                await end(record)
+        except Exception as exc:  # noqa: BLE001  # the caller tells of it, and tries again
+            failed.append(f"{record.id}: {exc!r}")
+        else:
+            ended.append(record.id)
+
+    async with asyncio.TaskGroup() as group:
+        for record in records:
+            group.create_task(one(record))
+    return ended, failed
 
 
 async def _end(record: InstanceRecord) -> None:

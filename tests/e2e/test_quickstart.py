@@ -172,7 +172,10 @@ def test_ctrl_c_during_the_first_creates_starts_no_other_ray(root: Path) -> None
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        assert any("up after" in line for line in process.stderr)
+        said: list[str] = []
+        while not said or "up after" not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], said
         sessions = list(root.glob("ray/session_2*"))
         # The first creates wait for the template, which is loaded once the launcher's socket is up.
         wait_until(lambda: list(root.glob("r/**/*.sock")) or process.poll() is not None, 60)
