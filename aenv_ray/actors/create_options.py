@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aenv_ray import ids, project, units
+from aenv_ray import ids, project, texts, units
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
@@ -37,10 +37,9 @@ class CreateOptions:
         self.idle_timeout = None if idle_timeout == "" else idle_timeout
         self.engine = engine
         self.environment_variables = _strings(environment_variables, "environment_variables")
-        for name in self.environment_variables:
-            if not name or "=" in name:
-                raise ConfigError(f"environment_variables[{name!r}] is no name of a variable")
+        texts.checked_variables(self.environment_variables, what="environment_variables")
         self.arguments = _texts(arguments, "arguments")
+        texts.check_total((len(text.encode()) for text in self.arguments), "arguments")
         self.labels = _strings(labels, "labels")
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
@@ -123,8 +122,7 @@ def _text(value: Any, what: str) -> str:
             f"{what} is {type(value).__name__}, not text",
             hint="convert it with str(), or leave it out",
         )
-    if "\0" in value:
-        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
+    texts.check_text(value, what)
     return value
 
 
