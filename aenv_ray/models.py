@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from aenv_ray import ids, units
+from aenv_ray import ids, texts, units
 
 
 class _Frozen(BaseModel):
@@ -85,9 +85,7 @@ class DeployConfig(_ProjectSection):
     engine: str | None = None
     hide_source: bool = Field(default=False, alias="hideSource")
     """Hide the project's own files from its instances, where solutions and graders lie in them."""
-    environment_variables: dict[str, str] = Field(
-        default_factory=dict, alias="environmentVariables"
-    )
+    environment_variables: dict[str, str] = Field({}, alias="environmentVariables")
     env: dict[str, str] = Field(default_factory=dict)
     """Older spelling of ``environmentVariables``; that one wins."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
@@ -118,6 +116,12 @@ class DeployConfig(_ProjectSection):
             return None
         units.parse_duration_s(value)
         return value
+
+    @field_validator("environment_variables", "env")
+    @classmethod
+    def _check_variables(cls, value: dict[str, str], info: Any) -> dict[str, str]:
+        field = "env" if info.field_name == "env" else "environmentVariables"
+        return texts.checked_variables(value, what=f"deployConfig.{field}")
 
     @property
     def variables(self) -> dict[str, str]:

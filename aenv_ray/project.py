@@ -271,6 +271,11 @@ def resolve(reference: str | Path) -> Project:
         EnvironmentNotFound: There is no such environment, version or directory.
         ConfigError: The reference or the project's config is malformed.
     """
+    if not isinstance(reference, str | Path):
+        raise ConfigError(
+            f"environment {reference!r} is neither text nor a path",
+            hint="write name@version, or the path of a project",
+        )
     if isinstance(reference, Path) or _looks_like_path(reference):
         return load(reference)
     name, version = ids.split_reference(reference)

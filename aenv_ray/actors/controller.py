@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
+from aenv_ray.actors.orphans import Orphans
 from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest, shared_host_names
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
@@ -38,6 +39,9 @@ class Controller:
 
     def __init__(self) -> None:
         self._hosts = HostDirectory()
+        self._orphans = Orphans(
+            self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
+        )
         self._where: dict[str, str] = {}
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
@@ -261,7 +265,7 @@ class Controller:
         left -= self._creating
         if left:
             # No host knows them: never made, long gone, or their host was killed for good.
-            await self._end_orphans({self._hosts.nodes.get(i) for i in left}, left)
+            await self._orphans.end({self._hosts.nodes.get(i) for i in left}, left)
         for instance_id in instance_ids:
             self._where.pop(instance_id, None)
             if instance_id not in left:
@@ -286,23 +290,11 @@ class Controller:
             return []
         return known
 
-    async def _end_orphans(self, nodes: Collection[str | None], ids: Collection[str]) -> None:
-        """End what hosts that are gone for good left on nodes; None: on any node."""
-        alive = await asyncio.to_thread(ray_api.alive_nodes)
-        chosen = alive.keys() if None in nodes else alive.keys() & nodes
-        async with asyncio.TaskGroup() as group:
-            for node in chosen:
-                group.create_task(self._end_orphans_on(node, ids))
-
-    async def _end_orphans_on(self, node: str, ids: Collection[str]) -> None:
+    async def _end_orphans_on(self, node: str, ids: list[str]) -> None:
         task = janitor_task().options(scheduling_strategy=ray_api.pinned(node))
-        try:
-            with ray_api.translated(f"ending what is ownerless on node {node[:8]}"):
-                async with asyncio.timeout(CONTROL_DEADLINE_S):
-                    await task.remote(list(ids))
-        except (AenvError, TimeoutError) as exc:
-            # The node's launcher ends it: nobody adopts it, and it has a deadline.
-            logger.warning("node %s: %s", node[:8], exc)
+        with ray_api.translated(f"ending what is ownerless on node {node[:8]}"):
+            async with asyncio.timeout(CONTROL_DEADLINE_S):
+                await task.remote(ids)
 
     # --- owners -----------------------------------------------------------------------------
 
@@ -312,6 +304,7 @@ class Controller:
             await self._guarded("what an earlier controller left", self._take_over())
         while True:
             await self._guarded("ended jobs", self._end_jobs())
+            await self._guarded("what could not be ended", self._orphans.end_again())
             await self._guarded("hosts that are gone", self._end_hosts())
             await asyncio.sleep(LOOK_S)
 
@@ -323,7 +316,7 @@ class Controller:
 
     async def _take_over(self) -> None:
         await self.list_instances()
-        await self._end_orphans({None}, ())
+        await self._orphans.end({None}, ())
 
     async def _end_hosts(self) -> None:
         before = dict(self._dedicated)  # what is made while Ray lists may not be in its list
@@ -333,7 +326,7 @@ class Controller:
                 self._dedicated[name] = self._hosts.nodes.get(name)
         gone = {name: node for name, node in before.items() if name not in names}
         if gone:
-            await self._end_orphans(set(gone.values()), ())
+            await self._orphans.end(set(gone.values()), ())
         for name in gone:
             self._forget(name)
             self._dedicated.pop(name, None)

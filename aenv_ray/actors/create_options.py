@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aenv_ray import ids, project, units
+from aenv_ray import ids, project, texts, units
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
@@ -36,10 +37,9 @@ class CreateOptions:
         self.idle_timeout = None if idle_timeout == "" else idle_timeout
         self.engine = engine
         self.environment_variables = _strings(environment_variables, "environment_variables")
-        for name in self.environment_variables:
-            if not name or "=" in name:
-                raise ConfigError(f"environment_variables[{name!r}] is no name of a variable")
+        texts.checked_variables(self.environment_variables, what="environment_variables")
         self.arguments = _texts(arguments, "arguments")
+        texts.check_total((len(text.encode()) for text in self.arguments), "arguments")
         self.labels = _strings(labels, "labels")
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
@@ -77,6 +77,22 @@ class CreateOptions:
         ]
 
 
+def group_size(count: Any) -> int:
+    """Return how many instances a caller asks for.
+
+    Raises:
+        ConfigError: It is no whole number from 1 on.
+    """
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise ConfigError(
+            f"count {count!r} is no whole number", hint="say how many instances: 1, 2, 3 …"
+        )
+    number = operator.index(count)
+    if number < 1:
+        raise ConfigError(f"count {count!r} is not at least 1")
+    return number
+
+
 def _member(kind: Any, value: str, what: str) -> Any:
     try:
         return kind(value)
@@ -106,8 +122,7 @@ def _text(value: Any, what: str) -> str:
             f"{what} is {type(value).__name__}, not text",
             hint="convert it with str(), or leave it out",
         )
-    if "\0" in value:
-        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
+    texts.check_text(value, what)
     return value
 
 

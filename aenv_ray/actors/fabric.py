@@ -5,16 +5,17 @@ These functions block; in async code, call them in a thread or use `aenv_ray.Env
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from aenv_ray import project
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions, group_size
+from aenv_ray.actors.gate import Gate, gated
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity
 from aenv_ray.actors.shared_hosts import Share, SharedHosts
 from aenv_ray.errors import (
     AenvError,
@@ -33,6 +34,10 @@ CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create: it may build a virtual environment first."""
 TELL_S: Final = 5.0
 """A create that takes longer says what it waits for, this often."""
+LOOK_S: Final = 0.5
+"""A wait sees within this time that the connection is shut down."""
+LEAVE_S: Final = 5.0
+"""How long `shutdown` waits for threads that still use the connection: longer than a look."""
 
 
 class _Made(NamedTuple):
@@ -50,44 +55,50 @@ class Fabric:
         from aenv_ray.actors import controller, ray_api
 
         self.ray = ray_api
+        self.gate = Gate()
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller()
         self._shared = SharedHosts(self.controller, self.wait)
         self._noticed: set[str] = set()
         self.wait(self.controller.ping.remote(), "the controller", 120.0)
 
-    def wait(self, reference: Any, what: str, deadline_s: float = CREATE_DEADLINE_S) -> Any:
+    @gated
+    def wait(
+        self,
+        reference: Any,
+        what: str,
+        deadline_s: float = CREATE_DEADLINE_S,
+        tell: Callable[[float], None] | None = None,
+    ) -> Any:
         """Return what a reference becomes, with our errors instead of Ray's.
 
+        `tell` is called every `TELL_S` with the seconds waited so far.
+
         Raises:
-            FabricUnavailable: The actor behind it is gone, or `deadline_s` passed.
+            FabricUnavailable: The actor is gone, `deadline_s` passed, or `shutdown` was called.
             AenvError: What the actor raised.
         """
-        import ray
 
-        with self.ray.translated(what):
-            try:
-                return ray.get(reference, timeout=deadline_s)
-            except ray.exceptions.GetTimeoutError as exc:
-                raise FabricUnavailable(f"{what} did not answer within {deadline_s:g} s") from exc
+        def look(waited_s: float) -> None:
+            self.gate.check()
+            if tell is not None and waited_s % TELL_S == 0:
+                tell(waited_s)
+
+        return self.ray.wait(reference, what, deadline_s, look, look_s=LOOK_S)
 
     def _wait_telling(self, reference: Any, what: str, source: project.Project) -> Any:
         """Wait as `wait` does, saying now and then what takes so long."""
-        import ray
 
-        waited_s = 0.0
-        while waited_s < CREATE_DEADLINE_S - TELL_S:
-            # One `ray.get` in the usual case: a `ray.wait` before it is another round of waking up.
-            with self.ray.translated(what), contextlib.suppress(ray.exceptions.GetTimeoutError):
-                return ray.get(reference, timeout=TELL_S)
-            waited_s += TELL_S
+        def tell(waited_s: float) -> None:
             installs = (source.path / "requirements.txt").is_file()
             doing = "the node installs its requirements" if installs else "the cluster is busy"
             logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
-        return self.wait(reference, what, TELL_S)
+
+        return self.wait(reference, what, tell=tell)
 
     # --- creating -------------------------------------------------------------------------------
 
+    @gated
     def create(
         self, source: project.Project, count: int, options: CreateOptions
     ) -> list[EnvHandle]:
@@ -96,6 +107,10 @@ class Fabric:
         Raises:
             AenvError: As `aenv_ray.create`; nothing is left then.
         """
+        if options.actor is ActorDensity.SHARED:
+            self._shared.check_size(count)
+        elif count > DEDICATED_PER_NODE:
+            check_capacity(count, DEDICATED_PER_NODE * len(self.ray.alive_nodes()))
         self._notice(source)
         specs = options.specs(source, count, job_id=self.ray.job_id())
         tried = [spec.instance_id for spec in specs]
@@ -105,13 +120,15 @@ class Fabric:
             else:
                 made = self._create_shared(source, specs, tried)
         except BaseException:
-            # Cancelled or half done: whatever came to be must not live on.
-            self.controller.release.remote(tried)
+            # Cancelled or half done: whatever came to be must not live on. Where Ray ended, so did
+            # that, and sending anything would start another Ray.
+            if self.ray.is_connected():
+                self.controller.release.remote(tried)
             raise
         failures = [one.outcome for one in made if isinstance(one.outcome, AenvError)]
         if failures:
             whole = [m.spec.instance_id for m in made if isinstance(m.outcome, InstanceInfo)]
-            self.wait(self.controller.release.remote(whole), "releasing a failed group")
+            self.release(whole)
             raise _named(failures[0], len(failures), count)
         return [
             EnvHandle(one.spec.instance_id, one.spec.reference, one.host, self.controller)
@@ -180,6 +197,7 @@ class Fabric:
 
     # --- finding --------------------------------------------------------------------------------
 
+    @gated
     def get(self, instance_id: str) -> EnvHandle:
         """Return a handle to a live instance."""
         reference = self.controller.locate.remote(instance_id)
@@ -190,13 +208,21 @@ class Fabric:
             )
         return EnvHandle(info.id, info.reference, host, self.controller)
 
+    @gated
     def count_processes(self) -> int:
         """Return how many processes and containers of sandboxes run, as each node itself says."""
         return int(self.wait(self.controller.count_processes.remote(), "counting", 60.0))
 
+    @gated
     def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
         return list(self.wait(self.controller.list_instances.remote(), "listing instances", 60.0))
+
+    @gated
+    def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End instances; from every state, any number of times."""
+        reference = self.controller.release.remote(list(instance_ids))
+        self.wait(reference, f"releasing {len(instance_ids)} instances")
 
 
 def _named(error: AenvError, failed: int, count: int) -> AenvError:
@@ -211,6 +237,7 @@ def _named(error: AenvError, failed: int, count: int) -> AenvError:
 
 _fabric: Fabric | None = None
 _fabric_lock = threading.Lock()
+_shutdowns = 0
 
 
 def init(address: str | None = None) -> Fabric:
@@ -222,24 +249,55 @@ def init(address: str | None = None) -> Fabric:
     Raises:
         FabricUnavailable: Ray or the controller does not answer.
     """
-    global _fabric
     with _fabric_lock:
-        import ray
+        return _connected(address)
 
-        if _fabric is None or not ray.is_initialized():
-            _fabric = Fabric(address)
-        return _fabric
+
+def _connected(address: str | None) -> Fabric:
+    """Return the connection, made when there is none; the caller holds the lock."""
+    global _fabric
+    import ray
+
+    if _fabric is None or not ray.is_initialized():
+        _fabric = Fabric(address)
+    return _fabric
+
+
+def connector() -> Callable[[], Fabric]:
+    """Return an `init` for work that may run late, as in a thread of a pool.
+
+    It raises FabricUnavailable where `shutdown` was called since: such work starts no Ray anew.
+    """
+    asked_at = _shutdowns
+
+    def connect() -> Fabric:
+        with _fabric_lock:
+            if _shutdowns != asked_at:
+                raise FabricUnavailable(
+                    "the fabric was shut down meanwhile", hint="aenv_ray.init() connects again"
+                )
+            return _connected(None)
+
+    return connect
 
 
 def shutdown() -> None:
-    """Forget the connection; a local Ray that `init` started ends, with every instance on it."""
-    global _fabric
+    """Forget the connection; a local Ray that `init` started ends, with every instance on it.
+
+    What other threads still do with the connection ends first, with FabricUnavailable.
+    """
+    global _fabric, _shutdowns
     with _fabric_lock:
         fabric, _fabric = _fabric, None
-    if fabric is not None and fabric.owns_ray:
-        import ray
+        _shutdowns += 1
+        if fabric is None:
+            return
+        if not fabric.gate.close(LEAVE_S):
+            logger.warning("a thread still uses the fabric that is shut down")
+        if fabric.owns_ray:
+            import ray
 
-        ray.shutdown()
+            ray.shutdown()
 
 
 def create(
@@ -305,12 +363,13 @@ def create_many(
         options: The other options of `create`.
 
     Raises:
+        ConfigError: `count` is no whole number from 1 on.
+        CapacityExceeded: The cluster never holds so many, or has no room for them now.
         AenvError: As `create`; nothing is left then.
     """
-    if count < 1:
-        raise ConfigError(f"count {count!r} is not at least 1")
     parsed = CreateOptions(actor=actor, **options)
-    return init().create(project.resolve(environment), count, parsed)
+    number, source = group_size(count), project.resolve(environment)
+    return init().create(source, number, parsed)
 
 
 def get(instance_id: str) -> EnvHandle:
@@ -328,7 +387,14 @@ def list_instances() -> list[InstanceInfo]:
 
 
 def release_many(handles: Sequence[EnvHandle]) -> None:
-    """End instances in one round trip to each node; from every state, any number of times."""
-    fabric = init()
-    ids_of = [handle.instance_id for handle in handles]
-    fabric.wait(fabric.controller.release.remote(ids_of), f"releasing {len(ids_of)} instances")
+    """End instances in one round trip to each node; from every state, any number of times.
+
+    Raises:
+        ConfigError: Something in it is no handle; nothing is ended then.
+    """
+    for handle in handles:
+        if not isinstance(handle, EnvHandle):
+            raise ConfigError(
+                f"{handle!r} is not a handle of an instance", hint="pass what create returned"
+            )
+    init().release([handle.instance_id for handle in handles])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, ParamSpec
 
 from aenv_ray import units
+from aenv_ray.actors.call_parameters import (
+    call_id_of,
+    call_pairs,
+    exec_arguments,
+    object_of,
+    write_arguments,
+)
 from aenv_ray.actors.wire import call_message
 from aenv_ray.errors import ConfigError, ToolNotFound
-from aenv_ray.ids import CallId, InstanceId, new_call_id
+from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
 
 P = ParamSpec("P")
@@ -83,8 +89,7 @@ class EnvHandle:
         call_id: str | None = None,
     ) -> bytes:
         seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        call = CallId(call_id) if call_id else new_call_id()
-        return call_message(self.instance_id, method, params, call, seconds)
+        return call_message(self.instance_id, method, params, call_id_of(call_id), seconds)
 
     # --- tools, functions, rewards --------------------------------------------------------------
 
@@ -104,7 +109,8 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> Any:
-        params = {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
+        bare = bare_tool_name(name, self.reference)
+        params = {"name": bare, "arguments": object_of(bare, arguments)}
         return self._call("tools/call", params, timeout_s, call_id)
 
     @property
@@ -125,8 +131,8 @@ class EnvHandle:
         call_id: str | None = None,
     ) -> Any:
         items = [
-            {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
-            for name, arguments in calls
+            {"name": bare_tool_name(name, self.reference), "arguments": arguments}
+            for name, arguments in call_pairs(calls)
         ]
         return self._call(
             "aenv/call_tools", {"calls": items, "parallel": parallel}, timeout_s, call_id
@@ -147,7 +153,8 @@ class EnvHandle:
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        params = {"name": bare_tool_name(name, self.reference), "arguments": arguments or {}}
+        bare = bare_tool_name(name, self.reference)
+        params = {"name": bare, "arguments": object_of(bare, arguments)}
         return self._host.stream.remote(self._message("tools/call", params, timeout_s))
 
     @property
@@ -175,7 +182,7 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> Any:
-        params = {"name": name, "arguments": arguments or {}}
+        params = {"name": name, "arguments": object_of(name, arguments)}
         return self._call("aenv/function", params, timeout_s, call_id)
 
     @property
@@ -194,7 +201,7 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> Any:
-        params = {"name": name, "arguments": arguments or {}}
+        params = {"name": name, "arguments": object_of(name or "reward", arguments)}
         return self._call("aenv/reward", params, timeout_s, call_id)
 
     @property
@@ -202,7 +209,7 @@ class EnvHandle:
         """``(arguments=None, timeout_s=60)`` → ``{"status": "healthy" | …, …}``."""
         return RemoteMethod(
             lambda arguments=None, timeout_s=None: self._call(
-                "aenv/health", {"arguments": arguments or {}}, timeout_s
+                "aenv/health", {"arguments": object_of("health", arguments)}, timeout_s
             )
         )
 
@@ -225,16 +232,9 @@ class EnvHandle:
         stdin: bytes | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        arguments: dict[str, Any] = {
-            "command": command if isinstance(command, str) else list(command)
-        }
-        if cwd is not None:
-            arguments["cwd"] = cwd
-        if env is not None:
-            arguments["env"] = dict(env)
-        if stdin is not None:
-            arguments["stdin"] = base64.b64encode(stdin).decode()
-        return self._call("aenv/exec", {"arguments": arguments}, timeout_s or EXEC_TIMEOUT_S)
+        arguments = exec_arguments(command, cwd, env, stdin)
+        seconds = EXEC_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._call("aenv/exec", {"arguments": arguments}, seconds)
 
     @property
     def read_file(self) -> RemoteMethod[...]:
@@ -258,13 +258,7 @@ class EnvHandle:
     def _write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> Any:
-        payload = data.encode() if isinstance(data, str) else data
-        arguments = {
-            "path": path,
-            "data": base64.b64encode(payload).decode(),
-            "append": append,
-            "mode": mode,
-        }
+        arguments = write_arguments(path, data, append, mode, self.instance_id)
         return self._call("aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S)
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import ray
@@ -60,6 +60,11 @@ def ensure_ray(address: str | None = None) -> bool:
         ) from exc
     del context
     return address is None
+
+
+def is_connected() -> bool:
+    """Whether this process is connected to Ray; using Ray when it is not starts a new one."""
+    return bool(ray.is_initialized())
 
 
 def job_id() -> str:
@@ -146,6 +151,43 @@ def kill(actor: Any) -> None:
 def end_current_actor() -> None:
     """End the actor that runs this code, for good."""
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def wait(
+    reference: Any,
+    what: str,
+    deadline_s: float,
+    look: Callable[[float], None],
+    *,
+    look_s: float,
+) -> Any:
+    """Return what a reference becomes, in a thread that may block.
+
+    Args:
+        reference: From a ``.remote(...)``.
+        what: What is waited for, for the message.
+        deadline_s: Seconds to wait at most.
+        look: Called with the seconds waited so far, every `look_s`; what it raises ends the wait.
+        look_s: Seconds between two looks.
+
+    Raises:
+        FabricUnavailable: The actor behind it is gone, or `deadline_s` passed.
+        AenvError: What the actor raised.
+    """
+    waited_s = 0.0
+    with translated(what):
+        while True:
+            # `ray.get` comes first: a `ray.wait` before it would be another round of waking up.
+            once_s = min(look_s, deadline_s - waited_s)
+            try:
+                return ray.get(reference, timeout=once_s)
+            except ray_exceptions.GetTimeoutError as exc:
+                waited_s += once_s
+                if waited_s >= deadline_s:
+                    raise FabricUnavailable(
+                        f"{what} did not answer within {deadline_s:g} s"
+                    ) from exc
+            look(waited_s)
 
 
 def cancel(reference: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from aenv_ray import project
-from aenv_ray.actors.placement import HostLoad, spread
+from aenv_ray.actors.placement import HOST_CAPACITY, HostLoad, check_capacity, spread
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.models import InstanceSpec
 
@@ -48,6 +48,19 @@ class SharedHosts:
         self._placed: dict[str, int] = {}
         self._shipped: set[tuple[str, str]] = set()
         self._looked_at = 0.0
+
+    def check_size(self, count: int) -> None:
+        """Refuse a group that all hosts together do not hold, be they empty.
+
+        Raises:
+            CapacityExceeded: They do not.
+            FabricUnavailable: No node has a host.
+        """
+        if count <= HOST_CAPACITY:
+            return  # any one host holds it: the usual case costs nothing
+        with self._lock:
+            self._look(FIRST_PATIENCE_S)
+            check_capacity(count, sum(load.capacity for load, _ in self._hosts))
 
     def place(
         self, specs: Sequence[InstanceSpec], *, avoid: Collection[str] | None = None

@@ -15,6 +15,12 @@ import pydantic_core
 from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire
 from aenv_ray.ids import CallId, InstanceId
 from aenv_ray.models import ExecResult, FileEntry, ToolResult
+from aenv_ray.runtime.door import MAX_MESSAGE_BYTES
+
+MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
+"""A call's parameters as JSON; the rest is for the message around them."""
+MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
+"""A file's bytes in one call, which are base64 there; the rest is for the path."""
 
 
 def _exec(data: Mapping[str, Any]) -> ExecResult:
@@ -84,7 +90,7 @@ def call_message(
     """Return the bytes of a call.
 
     Raises:
-        ToolInputInvalid: The arguments cannot be JSON.
+        ToolInputInvalid: The arguments cannot be JSON, or are too large for one message.
         ConfigError: The timeout is not a number of seconds above zero.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
@@ -97,6 +103,15 @@ def call_message(
         raise ToolInputInvalid(
             f"the arguments of {name or method!r} cannot be JSON: {exc}", tool_name=name
         ) from None
+    if len(encoded) > MAX_CALL_BYTES:
+        # The runtime would end the connection, and with it every call of the instance.
+        name = params.get("name")
+        raise ToolInputInvalid(
+            f"the arguments of {name or method!r} are {len(encoded):,} bytes of JSON, more than "
+            f"the {MAX_CALL_BYTES:,} that one call carries",
+            tool_name=name,
+            hint="write what is large to a file of the sandbox, in pieces, and pass its path",
+        )
     return CallMessage(instance_id, method, float(timeout_s), encoded).encode()
 
 

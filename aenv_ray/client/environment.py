@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
+from aenv_ray.actors.call_parameters import call_pairs, object_of
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
@@ -240,7 +241,8 @@ class Environment:
         """
         name = bare_tool_name(tool_name, self.env_name)
         seconds = self.timeout if timeout is None else timeout
-        return await self._run(lambda i: i.call_tool(name, arguments or {}, seconds))
+        given = object_of(name, arguments)
+        return await self._run(lambda i: i.call_tool(name, given, seconds))
 
     async def call_tools(
         self,
@@ -253,7 +255,7 @@ class Environment:
         Each item is a result or the error that kept the call from having one.
         """
         seconds = self.timeout if timeout is None else timeout
-        named = [(bare_tool_name(name, self.env_name), arguments) for name, arguments in calls]
+        named = [(bare_tool_name(name, self.env_name), given) for name, given in call_pairs(calls)]
         return await self._run(lambda i: i.call_tools(named, parallel, seconds))
 
     async def list_functions(self) -> dict[str, Any]:
@@ -273,9 +275,8 @@ class Environment:
             FunctionFailed: It raised.
         """
         seconds = self.timeout if timeout is None else timeout
-        return await self._run(
-            lambda i: i.call_function(function_name, arguments or {}, seconds, method)
-        )
+        given = object_of(function_name, arguments)
+        return await self._run(lambda i: i.call_function(function_name, given, seconds, method))
 
     async def call_reward(
         self,
@@ -289,15 +290,17 @@ class Environment:
             FunctionFailed: It raised, or returned NaN: never a made-up number.
         """
         seconds = self.timeout if timeout is None else timeout
-        return await self._run(lambda i: i.call_reward(arguments or {}, name, seconds))
+        given = object_of(name or "reward", arguments)
+        return await self._run(lambda i: i.call_reward(given, name, seconds))
 
     async def check_health(
         self, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
         """Return ``{"success": True, "data": {"status": …}}``."""
         seconds = self.timeout if timeout is None else timeout
+        given = object_of("health", arguments)
         instance = await self._ready()
-        body: dict[str, Any] = await instance.check_health(arguments or {}, seconds)
+        body: dict[str, Any] = await instance.check_health(given, seconds)
         return body
 
     async def exec(

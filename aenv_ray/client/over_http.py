@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from aenv_ray.actors.call_parameters import object_of
 from aenv_ray.client.http_answers import (
     MethodNotAllowed,
     from_rpc,
@@ -129,7 +130,7 @@ class HttpInstance:
         """
         params = {
             "name": name,
-            "arguments": dict(arguments),
+            "arguments": dict(object_of(name, arguments)),
             "_meta": {"aenv/timeout_s": timeout_s},
         }
         async with self._attributed(name, timeout_s):
@@ -295,7 +296,8 @@ class HttpInstance:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                query = {key: query_text(value) for key, value in (arguments or {}).items()}
+                given = object_of("health", arguments)
+                query = {key: query_text(value) for key, value in given.items()}
                 response = await self._http.get(f"{self.url}/health", params=query)
         except TimeoutError:
             raise DeadlineExceeded(

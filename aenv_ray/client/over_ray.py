@@ -10,7 +10,7 @@ from typing import Any, Final
 from aenv_ray import project
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.create_options import CreateOptions
-from aenv_ray.actors.fabric import init
+from aenv_ray.actors.fabric import connector
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
@@ -50,7 +50,8 @@ class RayInstance:
         Raises:
             InstanceNotFound: No host has it.
         """
-        return cls(await asyncio.to_thread(lambda: init().get(instance_id)))
+        connect = connector()
+        return cls(await asyncio.to_thread(lambda: connect().get(instance_id)))
 
     async def _wait(self, reference: Any, what: str, deadline_s: float) -> Any:
         with ray_api.translated(what, instance_id=self.handle.instance_id):
@@ -70,7 +71,7 @@ class RayInstance:
         return list(await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0))
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+        self, name: str, arguments: Mapping[str, Any] | None, timeout_s: float
     ) -> ToolResult:
         """Call a tool; a tool that raises is a result."""
         reference = self.handle.call_tool.remote(name, arguments, timeout_s)
@@ -188,19 +189,26 @@ class _Creation:
     def __init__(self, environment: str, options: CreateOptions) -> None:
         self._environment = environment
         self._options = options
+        self._connect = connector()
         self._lock = threading.Lock()
         self._made: EnvHandle | None = None
         self._is_abandoned = False
 
     def run(self) -> EnvHandle:
-        """Make the instance."""
-        fabric = init()
-        (made,) = fabric.create(project.resolve(self._environment), 1, self._options)
-        with self._lock:
-            self._made = made
-            is_abandoned = self._is_abandoned
-        if is_abandoned:
-            fabric.wait(made.release.remote(), f"releasing {made.instance_id}, which nobody wants")
+        """Make the instance.
+
+        Raises:
+            AenvError: As `aenv_ray.create`.
+            FabricUnavailable: The fabric was shut down since the create was asked for.
+        """
+        fabric = self._connect()
+        with fabric.gate:
+            (made,) = fabric.create(project.resolve(self._environment), 1, self._options)
+            with self._lock:
+                self._made = made
+                is_abandoned = self._is_abandoned
+            if is_abandoned:
+                fabric.wait(made.release.remote(), f"releasing {made.instance_id}")
         return made
 
     def abandon(self) -> None:

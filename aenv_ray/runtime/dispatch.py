@@ -248,7 +248,7 @@ class Dispatcher:
             entry = self._builtins[method]
         else:
             raise Fault("config_error", f"there is no method {method!r}", rpc_code=METHOD_NOT_FOUND)
-        arguments = params.get("arguments") or {}
+        arguments = {} if (given := params.get("arguments")) is None else given
         if not isinstance(arguments, dict):
             raise Fault(
                 "tool_input_invalid",

@@ -65,7 +65,7 @@ class EpisodeEnv:
         """
         started = time.perf_counter()
         try:
-            result = await self._noting(self._instance.call_tool(name, arguments or {}, timeout_s))
+            result = await self._noting(self._instance.call_tool(name, arguments, timeout_s))
         except ToolError as exc:
             self._note(name, arguments, exc.message, True, exc.code, started)
             raise
@@ -86,7 +86,8 @@ class EpisodeEnv:
         self._steps.append(
             Step(
                 tool=name,
-                arguments=dict(arguments or {}),
+                # What is no object was refused; the text says so.
+                arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
                 text=text,
                 is_error=is_error,
                 error=error,

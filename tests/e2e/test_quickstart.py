@@ -161,3 +161,32 @@ def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path, form: str) -> Non
     assert stdout == ""
     assert "Traceback" not in stderr
     wait_until(lambda: not processes_of(root), 20)
+
+
+def test_ctrl_c_during_the_first_creates_starts_no_other_ray(root: Path) -> None:
+    """A terminal's SIGINT goes to the whole group while threads still create: 130, and nothing."""
+    process = subprocess.Popen(
+        [*QUICKSTART, "--rollouts", "1000", "--concurrency", "16"],
+        env=environment_of(root), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said: list[str] = []
+        while not said or "up after" not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        sessions = list(root.glob("ray/session_2*"))
+        # The first creates wait for the template, which is loaded once the launcher's socket is up.
+        wait_until(lambda: list(root.glob("r/**/*.sock")) or process.poll() is not None, 60)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert len(sessions) == 1
+    assert list(root.glob("ray/session_2*")) == sessions, "another Ray was started"
+    wait_until(lambda: not processes_of(root), 20)

@@ -12,6 +12,7 @@ import ray
 import aenv_ray
 from aenv_ray.errors import (
     AenvError,
+    CapacityExceeded,
     ConfigError,
     EnvironmentNotFound,
     InstanceNotFound,
@@ -94,6 +95,36 @@ def test_a_group_has_at_least_one(count: int) -> None:
     """`create_many` of nothing is a mistake."""
     with pytest.raises(ConfigError, match="count"):
         aenv_ray.create_many(PROBE, count)
+
+
+@pytest.mark.parametrize("count", ["3", 1.5, True, None])
+def test_a_count_that_is_no_number(count: Any) -> None:
+    """Said by `create_many` itself, not by what it calls."""
+    with pytest.raises(ConfigError, match="count"):
+        aenv_ray.create_many(PROBE, count)
+
+
+@pytest.mark.parametrize("actor", ["shared", "dedicated"])
+def test_a_group_beyond_the_clusters_capacity(actor: str) -> None:
+    """Refused before its ten million specs are made, which would take minutes and gigabytes."""
+    with pytest.raises(CapacityExceeded, match="10000000 instances do not fit"):
+        aenv_ray.create_many(PROBE, 10**7, actor=actor)
+
+
+def test_an_environment_that_is_no_name() -> None:
+    """None and numbers are mistakes of the caller, in `create` and in `create_many`."""
+    for wrong in (None, 5):
+        with pytest.raises(ConfigError, match="environment"):
+            aenv_ray.create(wrong)  # type: ignore[arg-type]  # the point of the test
+        with pytest.raises(ConfigError, match="environment"):
+            aenv_ray.create_many(wrong, 2)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_call_too_large_for_a_message_leaves_the_instance(env: Any) -> None:
+    """The caller is told; the connection, and with it the instance, stays."""
+    with pytest.raises(ToolInputInvalid, match="more than"):
+        env.call_tool.remote("echo", {"text": "x" * 135_000_000})
+    assert ray.get(env.call_tool.remote("add", {"a": 1, "b": 2})).data == 3
 
 
 def test_an_unknown_option_is_a_mistake_of_the_program() -> None:

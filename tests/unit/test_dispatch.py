@@ -173,6 +173,9 @@ def test_a_call_must_name_its_tool(name: Any) -> None:
         ({"a": 1, "c": 2}, "c: Extra inputs are not permitted"),
         ([1, 2], "are list, not an object"),
         ("a=1", "are str, not an object"),
+        ([], "are list, not an object"),
+        (0, "are int, not an object"),
+        ("", "are str, not an object"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_and_nothing_runs(arguments: Any, words: str) -> None:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.placement import HostLoad, emptiest, shared_host_names, spread
+from aenv_ray.actors.placement import (
+    HOST_CAPACITY,
+    HostLoad,
+    check_capacity,
+    emptiest,
+    shared_host_names,
+    spread,
+)
+from aenv_ray.actors.shared_hosts import SharedHosts
 from aenv_ray.errors import CapacityExceeded
 
 HOSTS = st.lists(
@@ -51,6 +59,35 @@ def test_the_fullest_stays_as_empty_as_possible(hosts: list[HostLoad], count: in
 def test_the_same_question_has_the_same_answer(hosts: list[HostLoad], count: int) -> None:
     if count <= sum(host.free for host in hosts):
         assert spread(count, hosts) == spread(count, list(reversed(hosts)))
+
+
+class Controller:
+    """Tells of two hosts, one of them full, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.shared_hosts = self
+
+    def remote(self, patience_s: float) -> list[tuple[HostLoad, None]]:
+        assert patience_s > 0
+        self.asked += 1
+        return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
+
+
+def test_a_group_that_no_empty_cluster_holds_is_refused_before_it_is_made() -> None:
+    controller = Controller()
+    hosts = SharedHosts(controller, lambda answer, what: answer)
+    hosts.check_size(HOST_CAPACITY)
+    assert controller.asked == 0, "any one host holds it"
+    hosts.check_size(2 * HOST_CAPACITY)  # once what is there is released, it fits
+    with pytest.raises(
+        CapacityExceeded, match=f"10000000 .* {2 * HOST_CAPACITY} at most"
+    ) as raised:
+        hosts.check_size(10**7)
+    assert raised.value.hint
+    check_capacity(5, 5)
+    with pytest.raises(CapacityExceeded):
+        check_capacity(6, 5)
 
 
 def test_a_host_over_its_capacity_has_no_room() -> None:

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.wire import CallMessage, WireResult, call_message, decode, decode_json
+from aenv_ray.actors.wire import (
+    MAX_CALL_BYTES,
+    CallMessage,
+    WireResult,
+    call_message,
+    decode,
+    decode_json,
+)
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, ToolInputInvalid, ToolNotFound
 from aenv_ray.ids import CallId, InstanceId
 from aenv_ray.models import ExecResult, FileEntry, ToolResult
@@ -85,6 +92,14 @@ def test_arguments_that_hold_themselves_are_refused() -> None:
 def test_the_method_names_a_call_without_a_tool() -> None:
     with pytest.raises(ToolInputInvalid, match="arguments of 'aenv/exec'"):
         call_message(INSTANCE, "aenv/exec", {"command": Opaque()}, CallId("c"), 1.0)
+
+
+def test_arguments_beyond_one_message_are_refused_with_size_and_limit() -> None:
+    """The runtime ends a connection over its limit, and the instance would be lost with it."""
+    with pytest.raises(ToolInputInvalid, match=rf"{MAX_CALL_BYTES:,}") as caught:
+        message({"text": "x" * MAX_CALL_BYTES})
+    assert caught.value.tool_name == "tool"
+    assert "file" in str(caught.value.hint)
 
 
 def test_numbers_that_json_has_not_become_words() -> None:

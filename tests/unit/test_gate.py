@@ -1,0 +1,72 @@
+"""What uses a connection is out of it before Ray ends, and nothing goes in after."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from aenv_ray.actors import fabric
+from aenv_ray.actors.gate import Gate, gated
+from aenv_ray.errors import FabricUnavailable
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    @gated
+    def outer(self) -> str:
+        return self.inner("done")
+
+    @gated
+    def inner(self, text: str) -> str:
+        return text
+
+
+def test_work_passes_an_open_gate_and_may_enter_again_inside() -> None:
+    worker = Worker()
+    assert worker.outer() == "done"
+    assert worker.gate.close(0.0), "all has left"
+
+
+def test_a_closed_gate_lets_nothing_in_and_says_the_way_out() -> None:
+    worker = Worker()
+    assert worker.gate.close(0.0)
+    with pytest.raises(FabricUnavailable, match="shut down") as caught:
+        worker.outer()
+    assert "init()" in str(caught.value.hint)
+
+
+def test_closing_waits_for_what_is_inside_which_is_told_at_its_next_step() -> None:
+    gate, entered, may_look = Gate(), threading.Event(), threading.Event()
+    told: list[FabricUnavailable] = []
+
+    def work() -> None:
+        with gate:
+            entered.set()
+            assert may_look.wait(30)
+            try:
+                gate.check()
+            except FabricUnavailable as exc:
+                told.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(30)
+    assert not gate.close(0.0), "the thread is still inside"
+    may_look.set()
+    assert gate.close(30.0)
+    assert told
+    thread.join(30)
+
+
+def test_work_that_runs_after_the_shutdown_does_not_connect_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread of a pool that starts late must not bring up a Ray that nobody ends."""
+    monkeypatch.setattr(fabric, "_fabric", None)
+    connect = fabric.connector()
+    fabric.shutdown()
+    with pytest.raises(FabricUnavailable, match="shut down"):
+        connect()
