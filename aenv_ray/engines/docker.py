@@ -74,7 +74,9 @@ class DockerEngine(Engine):
 
     name = "docker"
     capabilities = Capabilities(
-        isolation="container", network_modes=frozenset({"none", "host", "internet"})
+        isolation="container",
+        network_modes=frozenset({"none", "host", "internet"}),
+        slow_start=True,
     )
 
     def __init__(
