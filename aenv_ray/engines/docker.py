@@ -306,12 +306,15 @@ class DockerEngine(Engine):
     ) -> None:
         await self._open()
         name = container_name(self._scope, instance_id)
-        try:
-            details = await self._containers.details(name)
-        except DaemonRefused as exc:
-            raise lost(instance_id, "it does not run") from exc
-        if not details["State"]["Running"]:
-            raise lost(instance_id, "it does not run")
+        instance = self._instances.get(instance_id)
+        sandbox = None if instance is None else instance.sandbox
+        if sandbox is None or sandbox.end_cause is not None:  # else its connection is the proof
+            try:
+                details = await self._containers.details(name)
+            except DaemonRefused as exc:
+                raise lost(instance_id, "it does not run") from exc
+            if not details["State"]["Running"]:
+                raise lost(instance_id, "it does not run")
         self._files.move_deadline(name, deadline)
 
     # --- ends -----------------------------------------------------------------------------------
