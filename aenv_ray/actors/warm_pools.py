@@ -18,7 +18,7 @@ from aenv_ray.actors.host_starts import HostStarts, OnMade
 from aenv_ray.actors.pool import MAX_AGE_S, PoolKey, Pools, pool_key
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import InstanceId, new_instance_id, split_reference
@@ -281,10 +281,10 @@ class WarmPools:
         finally:
             now, ids = self._clock.now(), [record.id for record, _ in made]
             self._pools.refilled(key, ids, now, count=count, has_failed=has_failed)
-            self._store.put([record for record, _ in made])
             for record, sandbox in made:
                 self._keep(record, sandbox)
             self._tell_change()
+            self._store.put([record for record, _ in made if record.id in self._shelf])
 
     def _note_failure(self, key: PoolKey, failure: AenvError | None) -> None:
         self._failures.pop(key, None)
@@ -316,7 +316,9 @@ class WarmPools:
             by_engine.setdefault(record.spec.engine, []).append(instance_id)
             self._store.delete([instance_id])
         for name, group in by_engine.items():
+            self._engines.owe(name, group)  # also when this is cancelled before their turn
+        for name, group in by_engine.items():
             try:
                 await self._engines.stop(name, group)
-            except FabricUnavailable as exc:  # owed: the host's sweep tries again
+            except AenvError as exc:
                 logger.warning("%d that nobody took are still to be ended: %s", len(group), exc)

@@ -18,6 +18,7 @@ from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.errors import (
     DeadlineExceeded,
+    FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
     SandboxStartFailed,
@@ -51,6 +52,8 @@ class SpyEngine(FakeEngine):
         self.gate = asyncio.Event()
         self.gate.set()
         self.at_gate = asyncio.Event()
+        self.away_for = 0
+        """How many more stops meet nobody."""
 
     async def start_many(self, specs: Any) -> Any:
         self.at_gate.set()
@@ -63,6 +66,12 @@ class SpyEngine(FakeEngine):
             self.kill(instance_id)
         self.deadlines[instance_id] = deadline
         await super().set_deadline(instance_id, deadline)
+
+    async def stop(self, instance_ids: Any) -> None:
+        if self.away_for:
+            self.away_for -= 1
+            raise FabricUnavailable("the node's launcher is away")
+        await super().stop(instance_ids)
 
     async def ids(self) -> set[InstanceId]:
         return {sandbox.instance_id for sandbox in await self.running()}
@@ -357,6 +366,15 @@ async def test_what_starts_while_nobody_wants_it_any_more_is_ended_when_it_is_up
     assert draining.result() == 0
     assert len(engine.made) == 2
     assert (await engine.ids(), store.list()) == (set(), [])
+
+
+async def test_an_end_that_failed_is_tried_again(host: Host, engine: SpyEngine, spec: Spec) -> None:
+    """Invariant 3: what is not in the pool any more is not forgotten."""
+    await keep(host, spec(), 2)
+    engine.away_for = 1
+    assert await keep(host, spec(), 0) == 0
+    await host.sweep()
+    assert (await engine.ids(), engine.away_for) == (set(), 0)
 
 
 async def test_a_failure_is_told_to_whoever_waits_for_it(
