@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         shutdown,
     )
     from aenv_ray.actors.handle import EnvHandle
+    from aenv_ray.actors.warming import warm
     from aenv_ray.client import Environment, SyncEnvironment
     from aenv_ray.errors import AenvError
     from aenv_ray.models import ToolResult
@@ -45,6 +46,7 @@ _HOMES = {
     "release_many": "aenv_ray.actors.fabric",
     "sample": "aenv_ray.sampling",
     "shutdown": "aenv_ray.actors.fabric",
+    "warm": "aenv_ray.actors.warming",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "release_many",
     "sample",
     "shutdown",
+    "warm",
 ]
 
 

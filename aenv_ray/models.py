@@ -83,6 +83,8 @@ class DeployConfig(_ProjectSection):
     network: NetworkMode | None = None
     """None (an old project): `NetworkMode.HOST`, with a notice."""
     engine: str | None = None
+    warm: int | None = Field(default=None, ge=0, le=4096)
+    """Sandboxes that each shared host which runs it keeps ready. None: by recent demand."""
     hide_source: bool = Field(default=False, alias="hideSource")
     """Hide the project's own files from its instances, where solutions and graders lie in them."""
     environment_variables: dict[str, str] = Field({}, alias="environmentVariables")
@@ -264,12 +266,15 @@ class InstanceRecord(_Frozen):
     node_id: str
     density: ActorDensity
     created_at: float
-    """Seconds since the epoch."""
     deadline: float
-    """Seconds since the epoch."""
+    """Seconds since the epoch, like `created_at`."""
     isolation: Isolation
     start_mode: str
     generation: int = 0
+    is_pooled: bool = False
+    """Nobody has it yet."""
+    requested_id: ids.InstanceId | None = None
+    """Of one from a pool: the id that its creator asked for."""
 
     @property
     def id(self) -> ids.InstanceId:
@@ -299,7 +304,7 @@ class InstanceInfo(_Frozen):
     isolation: Isolation
     start_mode: str
     """``template``: forked from a process that has the code loaded; ``bare``: loaded after the
-    fork, with the reason; ``fresh``: a new process."""
+    fork, with the reason; ``fresh``: a new process; after ``warm, `` when it was in a pool."""
     calls: int
     """Calls answered so far."""
     generation: int

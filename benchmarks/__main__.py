@@ -20,6 +20,7 @@ from aenv_ray.engines.census import live_processes
 from benchmarks import containers
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
+from benchmarks.pools import pools
 
 ECHO = Path(__file__).parent / "echo_environment"
 ARGUMENTS = {"text": "hi"}
@@ -33,6 +34,9 @@ BUDGET = {
     "process_create_p50_ms": "<= 6 ms",
     "process_creates_per_s": ">= 300 with namespaces",
     "process_creates_per_s_no_namespaces": ">= 500",
+    "process_warm_acquire_p50_ms": "<= 5 ms",
+    "warm_acquire_p50_ms": "<= 5 ms",
+    "pool_burst_100_s": "<= 0.9 s",
     "live_instances": f"{LIVE}, all answering",
     "pss_mib_per_instance": "<= 4 MiB",
     **containers.BUDGET,
@@ -179,6 +183,7 @@ def main() -> None:
         creates(figures, options.quick)
         if not no_containers:
             containers.containers(figures, ECHO, options.image, options.quick)
+        pools(figures, options.quick)
         live(figures)
     finally:
         aenv_ray.shutdown()

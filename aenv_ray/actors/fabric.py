@@ -58,7 +58,7 @@ class Fabric:
         self.gate = Gate()
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller()
-        self._shared = SharedHosts(self.controller, self.wait)
+        self.shared = SharedHosts(self.controller, self.wait)
         self._noticed: set[str] = set()
         self.wait(self.controller.ping.remote(), "the controller", 120.0)
 
@@ -127,12 +127,13 @@ class Fabric:
             raise
         failures = [one.outcome for one in made if isinstance(one.outcome, AenvError)]
         if failures:
-            whole = [m.spec.instance_id for m in made if isinstance(m.outcome, InstanceInfo)]
+            whole = [m.outcome.id for m in made if isinstance(m.outcome, InstanceInfo)]
             self.release(whole)
             raise _named(failures[0], len(failures), count)
-        return [
-            EnvHandle(one.spec.instance_id, one.spec.reference, one.host, self.controller)
+        return [  # one from a pool has an id of its own
+            EnvHandle(one.outcome.id, one.spec.reference, one.host, self.controller)
             for one in made
+            if isinstance(one.outcome, InstanceInfo)
         ]
 
     def _create_dedicated(self, source: project.Project, specs: list[InstanceSpec]) -> list[_Made]:
@@ -170,9 +171,9 @@ class Fabric:
         made: list[_Made] = []
         refusals: dict[str, AenvError] = {}
         begun: list[tuple[Share, Any]] = []
-        for share in self._shared.place(specs, avoid=avoid):
+        for share in self.shared.place(specs, avoid=avoid):
             try:
-                self._shared.ship(share, source)
+                self.shared.ship(share, source)
                 begun.append((share, share.host.control.remote("start", share.specs)))
             except FabricUnavailable as exc:
                 refusals[share.name] = exc

@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from aenv_ray.actors.host_engines import EngineFactory, HostEngines
 from aenv_ray.actors.host_projects import HostProjects
+from aenv_ray.actors.host_starts import HostStarts
 from aenv_ray.actors.instance import EndReason, InstanceLife
 from aenv_ray.actors.placement import HOST_CAPACITY
 from aenv_ray.actors.residents import REMEMBERED_ENDS, Residents
+from aenv_ray.actors.warm_pools import WarmPools
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.base import Sandbox, SandboxSpec
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -30,13 +32,9 @@ from aenv_ray.errors import (
     SandboxLost,
 )
 from aenv_ray.hub.store import InstanceStore
+from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import (
-    ActorDensity,
-    InstanceInfo,
-    InstanceRecord,
-    InstanceSpec,
-)
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ LINGER_S: Final = 30.0
 
 
 class Host:
-    """Launches and owns instances.
+    """Launches and owns instances, and keeps sandboxes ready for more.
 
     Args:
         host_id: Stays the same over restarts.
@@ -63,6 +61,7 @@ class Host:
         count_processes: Counts this node's sandboxes, by the operating system and the daemon.
         on_empty: Told when a dedicated host has outlived its instance.
         is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
+        requests_path: Where what it is asked to keep ready outlives it; None: nowhere.
     """
 
     def __init__(
@@ -78,10 +77,12 @@ class Host:
         count_processes: Callable[[], int] = lambda: 0,
         on_empty: Callable[[], None] | None = None,
         is_node_up: Callable[[], bool] = lambda: True,
+        requests_path: Path | None = None,
     ) -> None:
         self._id = host_id
         self._node_id = node_id
         self._density = density
+        self._capacity = 1 if density is ActorDensity.DEDICATED else HOST_CAPACITY
         self._clock = clock or SystemClock()
         self._engines = HostEngines(make_engine)
         self._store = store
@@ -89,6 +90,12 @@ class Host:
         self._lives = self._residents.lives
         self._sandboxes = self._residents.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
+        around = (self._engines, self._projects, self._clock)
+        self._starts = HostStarts(host_id, node_id, density, *around, self._residents.will_use)
+        requests = WarmRequestFile(requests_path)
+        self._pools = WarmPools(
+            *around, self._starts, store, requests, self._room, lambda: bool(self._starting)
+        )
         self._count_processes = count_processes
         self._on_empty = on_empty
         self._is_node_up = is_node_up
@@ -101,15 +108,16 @@ class Host:
     # --- life of the host -------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Take over the instances that an earlier host of this id left, then sweep for ever.
+        """Take over what an earlier host of this id left, then sweep for ever.
 
         An earlier host may have died between making a sandbox and recording it: what nobody
         recorded is ended, on the engines that it used, and its `start` runs again.
         """
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
+        self._pools.open()
         for record in records:
-            await self._residents.adopt(record, deadline)
+            await (self._pools if record.is_pooled else self._residents).adopt(record, deadline)
         used = self._store.engines_used().get(self._id, frozenset())
         await self._residents.end_unrecorded(records, used)
         self._residents.note_if_empty()
@@ -125,6 +133,7 @@ class Host:
         """Disconnect; instances run on for a host of the same id."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self._pools.close()
         await self._engines.close()
 
     def load(self) -> tuple[int, int]:
@@ -135,8 +144,12 @@ class Host:
         """
         if not self._is_node_up():  # Ray lets an actor live on for a second without its node
             raise FabricUnavailable(f"node {self._node_id[:8]} is going down: its raylet is gone")
-        capacity = 1 if self._density is ActorDensity.DEDICATED else HOST_CAPACITY
-        return len(self._sandboxes) + len(self._starting), capacity
+        return len(self._sandboxes) + len(self._starting), self._capacity
+
+    def _room(self) -> int:
+        """Return how many sandboxes may be kept ready."""
+        present = len(self._sandboxes) + len(self._starting)
+        return self._capacity - present if self._is_node_up() else 0
 
     # --- projects ---------------------------------------------------------------------------
 
@@ -196,7 +209,7 @@ class Host:
         error: AenvError = FabricUnavailable("the start was cancelled")
         started: dict[InstanceId, InstanceInfo | AenvError] = {}
         try:
-            started = await self._start_on_engines(specs)
+            started = await self._make(specs)
             started |= await self._end_doomed(list(started))
         except AenvError as exc:
             error = exc
@@ -215,36 +228,26 @@ class Host:
         await self._residents.end(doomed, EndReason.RELEASED, "it was released")
         return {i: self._lives[i].end_error() for i in doomed if i in self._lives}
 
-    async def _start_on_engines(
+    async def _make(
         self, specs: Sequence[InstanceSpec]
     ) -> dict[InstanceId, InstanceInfo | AenvError]:
-        by_engine: dict[str, list[tuple[InstanceSpec, SandboxSpec]]] = {}
+        """Take instances from the pools, and start those that are not there."""
         results: dict[InstanceId, InstanceInfo | AenvError] = {}
-        now = self._clock.now()
-        for spec in specs:
-            try:
-                sandbox_spec = self._projects.sandbox_spec(spec, now)
-                self._engines.get(spec.engine)
-            except AenvError as exc:
-                results[spec.instance_id] = exc
-                continue
-            by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
         records: list[InstanceRecord] = []
-        for name, pairs in by_engine.items():
-            self._residents.will_use(self._id, name)
-            outcomes = await self._engines.get(name).start_many([s for _, s in pairs])
-            for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
-                if isinstance(outcome, AenvError):
-                    results[spec.instance_id] = outcome
-                    continue
-                record = InstanceRecord(
-                    spec=spec, host_id=self._id, node_id=self._node_id, density=self._density,
-                    created_at=now, deadline=sandbox_spec.deadline, isolation=outcome.isolation,
-                    start_mode=outcome.start_mode,
-                )  # fmt: skip
-                records.append(record)
-                results[spec.instance_id] = self._residents.add(record, outcome)
-        self._store.put([record for record in records if record.id in self._sandboxes])
+
+        def take_in(record: InstanceRecord, sandbox: Sandbox) -> None:
+            results[record.requested_id or record.id] = self._residents.add(record, sandbox)
+            records.append(record)
+
+        left = specs
+        try:
+            if self._density is ActorDensity.SHARED:
+                left = await self._pools.take(specs, take_in)
+                others = len(self._sandboxes) + len(self._starting) - len(results)
+                await self._pools.give_way(others + self._pools.size - self._capacity)
+            results |= await self._starts.start(left, take_in)
+        finally:
+            self._store.put([record for record in records if record.id in self._sandboxes])
         return results
 
     async def call(self, message: CallMessage) -> WireResult:
@@ -307,7 +310,7 @@ class Host:
                 instance_id=instance_id,
                 hint="it was released long ago, or never created",
             )
-        sandbox = self._sandboxes.get(instance_id)
+        sandbox = self._sandboxes.get(life.record.id)
         if sandbox is None:
             raise life.end_error()
         return life, sandbox
@@ -320,10 +323,9 @@ class Host:
         Raises:
             AenvError: The instance has ended.
         """
-        life, sandbox = await self._enter(instance_id)
+        life, _ = await self._enter(instance_id)
         record = life.renewed(ttl_s, self._clock.now())
-        del sandbox
-        await self._engines.get(record.spec.engine).set_deadline(instance_id, record.deadline)
+        await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
         life.record = record
         self._store.put([record])
         return life.info()
@@ -352,8 +354,13 @@ class Host:
         ended = set(jobs)
         mine = [i for i in self._sandboxes if self._lives[i].record.spec.job_id in ended]
         ids = [InstanceId(i) for i in mine]
+        self._pools.forget_jobs(ended)
         await self._residents.end(ids, EndReason.OWNER, "the Ray job that owned it ended")
         return ids
+
+    async def warm(self, request: WarmRequest, wait_s: float | None) -> int:
+        """See `WarmPools.ask`."""
+        return await self._pools.ask(request, wait_s)
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -366,6 +373,8 @@ class Host:
     async def sweep(self) -> None:
         """End what is due, and tell when a dedicated host has nothing left to do."""
         await self._residents.end_due()
+        if self._density is ActorDensity.SHARED:
+            await self._pools.tick()
         empty_since = self._residents.empty_since
         waited = empty_since is not None and self._clock.now() - empty_since > LINGER_S
         if waited and self._density is ActorDensity.DEDICATED and self._on_empty is not None:

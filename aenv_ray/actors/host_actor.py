@@ -128,6 +128,7 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "release_jobs": Host.release_jobs,
     "renew": Host.renew,
     "start": Host.start,
+    "warm": Host.warm,
 }
 
 
@@ -151,6 +152,7 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         count_processes=count_sandboxes,
         on_empty=ray_api.end_current_actor,
         is_node_up=lambda: raylet_pid() == raylet,
+        requests_path=directory / "pools" / f"{host_id}.json",
     )
     await host.open()
     return host

@@ -8,7 +8,7 @@ from pathlib import Path
 from aenv_ray import project
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.errors import InternalError
-from aenv_ray.models import InstanceSpec
+from aenv_ray.models import EnvironmentConfig, InstanceSpec
 
 
 class HostProjects:
@@ -53,6 +53,14 @@ class HostProjects:
             labels=spec.labels,
             datasource=spec.datasource,
         )
+
+    def config(self, digest: str) -> EnvironmentConfig:
+        """Return a project's configuration.
+
+        Raises:
+            InternalError: The project is not there any more.
+        """
+        return self._get(digest).config
 
     def _get(self, digest: str) -> project.Project:
         if digest not in self._read:

@@ -31,7 +31,8 @@ class Residents:
         clock: For deadlines.
 
     Attributes:
-        lives: Those that live, and those that ended not too long ago.
+        lives: Those that live, and those that ended not too long ago; those from a pool also by
+            the id that was asked for.
         sandboxes: Of those that live.
         empty_since: Since when none lives; None while one does, and before the first.
     """
@@ -53,10 +54,17 @@ class Residents:
 
     def add(self, record: InstanceRecord, sandbox: Sandbox) -> InstanceInfo:
         """Take in a new instance; the caller puts its record into the store."""
-        life = InstanceLife(record, self._clock.now())
-        self.lives[record.id] = life
+        life = self._note_life(record)
         self._keep(record.id, sandbox)
         return life.info()
+
+    def _note_life(self, record: InstanceRecord) -> InstanceLife:
+        life = InstanceLife(record, self._clock.now())
+        self.lives[record.id] = life
+        if record.requested_id is not None:
+            # Its creator may ask again, or give up, before it knows the id that it got.
+            self.lives[record.requested_id] = life
+        return life
 
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
         """Take over an instance that an earlier host of this id left.
@@ -66,8 +74,7 @@ class Residents:
             deadline: On the loop's clock: until then its node is asked for it.
         """
         record = record.model_copy(update={"generation": record.generation + 1})
-        life = InstanceLife(record, self._clock.now())
-        self.lives[record.id] = life
+        self._note_life(record)
         try:
             sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)
         except AenvError as exc:
@@ -112,7 +119,7 @@ class Residents:
         self._store.delete([instance_id])
         self.note_if_empty()
         while len(self.lives) - len(self.sandboxes) > REMEMBERED_ENDS:
-            oldest = next(i for i in self.lives if i not in self.sandboxes)
+            oldest = next(i for i, life in self.lives.items() if life.ended is not None)
             del self.lives[oldest]
 
     def note_if_empty(self) -> None:
@@ -125,9 +132,9 @@ class Residents:
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
             life = self.lives.get(instance_id)
-            if life is not None and instance_id in self.sandboxes:
-                by_engine.setdefault(life.record.spec.engine, []).append(instance_id)
-                self._note_end(instance_id, reason, cause)
+            if life is not None and life.record.id in self.sandboxes:
+                by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
+                self._note_end(life.record.id, reason, cause)
         for name, group in by_engine.items():
             await self._engines.stop(name, group)
 

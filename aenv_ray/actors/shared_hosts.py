@@ -87,6 +87,16 @@ class SharedHosts:
                 self._look(FIRST_PATIENCE_S)
                 return self._divide(specs, avoid or ())
 
+    def look(self) -> list[tuple[HostLoad, Any]]:
+        """Return all shared hosts as they are now.
+
+        Raises:
+            FabricUnavailable: No node has a host.
+        """
+        with self._lock:
+            self._look(FIRST_PATIENCE_S)
+            return list(self._hosts)
+
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
         loads = [
             HostLoad(h.name, h.node_id, min(self._placed[h.name], h.capacity), h.capacity)

@@ -44,6 +44,8 @@ class Capabilities:
     second_container: bool = False
     snapshot: bool = False
     pause: bool = False
+    slow_start: bool = False
+    """A start takes so long that hosts anticipate demand (design D9)."""
 
 
 @dataclass(frozen=True)

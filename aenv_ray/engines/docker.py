@@ -60,6 +60,7 @@ class DockerEngine(Engine):
         isolation="container",
         network_modes=frozenset({"none", "host", "internet"}),
         second_container=True,
+        slow_start=True,
     )
 
     def __init__(
@@ -290,14 +291,20 @@ class DockerEngine(Engine):
     ) -> None:
         await self._open()
         name = container_name(self._scope, instance_id)
-        try:
-            details = await self._containers.details(name)
-        except DaemonRefused as exc:
-            raise lost(instance_id, "it does not run") from exc
-        if not details["State"]["Running"]:
-            raise lost(instance_id, "it does not run")
+        instance = self._instances.get(instance_id)
+        sandbox = None if instance is None else instance.sandbox
+        if instance is not None and sandbox is not None and sandbox.end_cause is None:
+            has_second = instance.has_second  # its connection is the proof that it runs
+        else:
+            try:
+                details = await self._containers.details(name)
+            except DaemonRefused as exc:
+                raise lost(instance_id, "it does not run") from exc
+            if not details["State"]["Running"]:
+                raise lost(instance_id, "it does not run")
+            has_second = docker_files.VOLUME_LABEL in details["Config"]["Labels"]
         self._files.move_deadline(name, deadline)
-        if docker_files.VOLUME_LABEL in details["Config"]["Labels"]:
+        if has_second:
             self._files.move_deadline(second_name(name), deadline)
 
     def logs(  # noqa: D102

@@ -36,7 +36,9 @@ def probe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     target = tmp_path / "probe"
     shutil.copytree(PROBE, target, ignore=shutil.ignore_patterns("__pycache__"))
     config = json.loads((target / "config.json").read_text())
-    config["deployConfig"] |= {"engine": "docker", "container": {"image": base_image()}}
+    # No pools by demand: the tests count containers.
+    container = {"image": base_image()}
+    config["deployConfig"] |= {"engine": "docker", "container": container, "warm": 0}
     (target / "config.json").write_text(json.dumps(config))
     return target
 

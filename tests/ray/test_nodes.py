@@ -129,6 +129,19 @@ def test_a_group_is_spread_over_the_nodes(
     assert second.sandboxes() == []
 
 
+def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: Console) -> None:
+    """Design D9: `warm` counts for the whole cluster, and a group finds its share on each node."""
+    assert console.value("aenv_ray.warm(PROBE, 4, wait=True)") == 4
+    for node in (nodes.head, second):
+        assert len(node.sandboxes()) == 2
+    console.do("group = aenv_ray.create_many(PROBE, 4)")
+    modes = console.value("[ray.get(h.info.remote()).start_mode for h in group]")
+    assert [mode.startswith("warm, ") for mode in modes] == [True] * 4
+    assert console.value(CALLS.format("group")) == [1] * 4
+    console.do(RELEASE.format("group"))
+    assert console.value("aenv_ray.warm(PROBE, 0)") == 0
+
+
 def test_a_node_that_joins_late_is_used(passing: Callable[..., Node], console: Console) -> None:
     """A driver that knows the cluster's hosts looks again for those of new nodes."""
     console.do("aenv_ray.create(PROBE, actor='shared').release.remote()")

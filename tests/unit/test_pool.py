@@ -1,0 +1,393 @@
+"""Which sandboxes are kept ready, as decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count as numbers
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.actors import pool
+from aenv_ray.actors.pool import PoolKey, Pools, is_plain, pool_key
+from aenv_ray.clock import FakeClock
+from aenv_ray.hub.warm_requests import WarmRequest
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import InstanceSpec
+
+ROOM = 10_000
+
+
+def spec(**fields: Any) -> InstanceSpec:
+    values: dict[str, Any] = {
+        "instance_id": InstanceId("env-1"), "reference": "env@1.0.0", "digest": "d", "ttl_s": 60.0,
+        "job_id": "j1",
+    }  # fmt: skip
+    return InstanceSpec(**{**values, **fields})
+
+
+class World:
+    """Pools, a clock, and engines that start everything at once."""
+
+    def __init__(self) -> None:
+        self.pools = Pools()
+        self.clock = FakeClock()
+        self.started: list[InstanceId] = []
+        self._ids: Iterator[int] = numbers()
+
+    def ask(self, count: int, idle_timeout_s: float = 600.0, **fields: Any) -> PoolKey:
+        request = WarmRequest(spec=spec(**fields), count=count, idle_timeout_s=idle_timeout_s)
+        return self.pools.ask(request, self.clock.now())
+
+    def demand(self, count: int, warm: int | None = None, *, slow: bool = True, **f: Any) -> None:
+        self.pools.demanded(spec(**f), count, self.clock.now(), warm=warm, is_slow=slow)
+
+    def refill(self, room: int = ROOM, *, is_busy: bool = False, fails: bool = False) -> int:
+        """Start what is decided now, once; return how many."""
+        now = self.clock.now()
+        decided = self.pools.refills(now, room=room, is_busy=is_busy)
+        for key, count in decided.items():
+            made = [] if fails else [InstanceId(f"env-{next(self._ids)}") for _ in range(count)]
+            self.started += made
+            self.pools.refilled(key, made, now, count=count, has_failed=fails)
+        return decided.total()
+
+    def settle(self, seconds: float = 60.0) -> list[InstanceId]:
+        """Let time pass as a host does; return what was ended."""
+        ended: list[InstanceId] = []
+        for _ in range(int(seconds / 0.5)):
+            ended += self.pools.surplus(self.clock.now())
+            while self.refill():
+                pass
+            self.clock.advance(0.5)
+        return ended
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# --- which pool serves whom ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"environment_variables": {"A": "1"}}, {"arguments": ("-v",)}, {"labels": {"a": "1"}},
+        {"datasource": "s3://x"}, {"engine": "docker"}, {"digest": "other"},
+    ],
+)  # fmt: skip
+def test_what_the_code_may_have_read_makes_a_pool_of_its_own(fields: dict[str, Any]) -> None:
+    """A sandbox cannot be given other variables, arguments or labels once it runs."""
+    assert pool_key(spec(**fields)) != pool_key(spec())
+    assert is_plain(spec(**fields)) == (not {"engine", "digest"}.isdisjoint(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ttl_s": 1.0}, {"idle_timeout_s": 2.0}, {"owner": "me"}, {"job_id": None},
+        {"instance_id": "env-2"},
+    ],
+)  # fmt: skip
+def test_what_is_the_takers_alone_makes_none(fields: dict[str, Any]) -> None:
+    assert pool_key(spec(**fields)) == pool_key(spec())
+    assert is_plain(spec(**fields))
+
+
+def test_a_key_tells_no_secret() -> None:
+    """Invariant 10."""
+    assert "hush" not in pool_key(spec(environment_variables={"TOKEN": "hush"}))
+
+
+def test_the_order_of_variables_does_not_matter() -> None:
+    one = spec(environment_variables={"A": "1", "B": "2"})
+    assert pool_key(one) == pool_key(spec(environment_variables={"B": "2", "A": "1"}))
+
+
+# --- what was asked for --------------------------------------------------------------------------
+
+
+def test_what_was_asked_for_is_started_and_handed_out_oldest_first(world: World) -> None:
+    key = world.ask(3)
+    world.settle(5.0)
+    assert world.pools.ready(key) == 3
+    assert world.pools.missing(key, world.clock.now()) == 0
+    assert world.pools.take(key, 2) == world.started[:2]
+    assert world.pools.take(key, 2) == world.started[2:]
+    assert world.pools.take(key, 2) == []
+
+
+def test_what_was_taken_is_made_up_for(world: World) -> None:
+    key = world.ask(3)
+    world.settle(5.0)
+    world.pools.take(key, 3)
+    world.settle(5.0)
+    assert world.pools.ready(key) == 3
+    assert len(world.started) == 6
+
+
+def test_a_request_replaces_the_earlier_one_of_its_job(world: World) -> None:
+    key = world.ask(5)
+    world.settle(5.0)
+    world.ask(2)
+    assert len(world.pools.surplus(world.clock.now())) == 3
+    assert world.pools.ready(key) == 2
+    assert [request.count for request in world.pools.requests()] == [2]
+
+
+def test_asking_for_none_drains_at_once_and_holds_against_demand(world: World) -> None:
+    key = world.ask(4)
+    world.settle(5.0)
+    world.ask(0)
+    assert sorted(world.pools.surplus(world.clock.now())) == sorted(world.started)
+    world.demand(100, warm=3)
+    assert world.settle() == []
+    assert world.pools.ready(key) == 0
+
+
+def test_requests_of_several_jobs_add_up_and_end_with_their_jobs(world: World) -> None:
+    """Design D9: a pool ends with the Ray job that asked for it, unless it is detached."""
+    key = world.ask(2)
+    world.ask(3, job_id="j2")
+    world.ask(1, job_id=None)
+    world.settle(5.0)
+    assert world.pools.ready(key) == 6
+    assert world.pools.forget_jobs(["j2", "unknown"])
+    assert not world.pools.forget_jobs(["j2"])
+    world.settle(5.0)
+    assert world.pools.ready(key) == 3
+    world.pools.forget_jobs(["j1"])
+    world.settle(5.0)
+    assert world.pools.ready(key) == 1
+
+
+def test_an_idle_pool_drains_and_comes_back_with_the_next_create(world: World) -> None:
+    key = world.ask(2, idle_timeout_s=100.0)
+    assert world.settle(99.0) == []
+    world.demand(1, slow=False)
+    assert world.settle(99.0) == []
+    assert len(world.settle(2.0)) == 2
+    assert world.pools.ready(key) == 0
+    world.demand(1, slow=False)
+    world.settle(5.0)
+    assert world.pools.ready(key) == 2
+
+
+# --- config and demand ---------------------------------------------------------------------------
+
+
+def test_the_config_keeps_some_ready_from_the_first_create_on(world: World) -> None:
+    world.demand(1, warm=2, slow=False)
+    world.settle(5.0)
+    assert world.pools.ready(pool_key(spec())) == 2
+    assert len(world.settle(pool.IDLE_S)) == 2
+
+
+def test_the_config_keeps_none_for_what_one_caller_alone_gave(world: World) -> None:
+    """Else a variable for each task would leave a pool for each task."""
+    for number in range(50):
+        world.demand(1, warm=2, slow=False, environment_variables={"TASK": str(number)})
+    world.settle(5.0)
+    assert world.started == []
+
+
+def test_a_request_wins_over_the_config(world: World) -> None:
+    world.demand(1, warm=5)
+    key = world.ask(1)
+    world.settle(5.0)
+    assert world.pools.ready(key) == 1
+
+
+def test_steady_demand_for_what_starts_slowly_is_anticipated(world: World) -> None:
+    for _ in range(20):
+        world.demand(1)
+        world.settle(1.0)
+    key = pool_key(spec())
+    assert world.pools.ready(key) == int(20 * pool.LEAD_S / pool.DEMAND_WINDOW_S)
+    assert len(world.settle(2 * pool.DEMAND_WINDOW_S)) == 2
+    assert world.pools.size == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "slow", "warm", "kept"),
+    [
+        (9, True, None, 0),
+        (10, True, None, 1),
+        (100_000, True, None, pool.MOST_BY_DEMAND),
+        (100_000, False, None, 0),
+        (100_000, True, 0, 0),
+    ],
+    ids=["too little", "enough", "bounded", "starts are fast", "the config says none"],
+)
+def test_how_much_a_demand_keeps_ready(
+    world: World, count: int, slow: bool, warm: int | None, kept: int
+) -> None:
+    world.demand(count, warm, slow=slow)
+    world.settle(5.0)
+    assert world.pools.ready(pool_key(spec())) == kept
+
+
+def test_demand_that_sinks_ends_nothing_until_there_is_none(world: World) -> None:
+    """Ending one to start it again a moment later costs two starts."""
+    world.demand(40)
+    world.settle(pool.DEMAND_WINDOW_S - 1.0)
+    world.demand(1)
+    assert world.settle(pool.DEMAND_WINDOW_S - 1.0) == []
+    assert len(world.settle(5.0)) == 4
+
+
+def test_the_demand_of_a_job_that_ended_keeps_nothing(world: World) -> None:
+    world.demand(40)
+    world.demand(1, warm=2, digest="other")
+    world.settle(2.0)
+    world.pools.forget_jobs(["j1"])
+    world.settle(1.0)
+    assert world.pools.size == 0
+
+
+def test_what_an_earlier_host_kept_by_demand_is_kept_for_a_while(world: World) -> None:
+    """Nobody knows the demand after a restart; it shows soon, or there is none."""
+    world.pools.adopted(spec(), world.clock.now())
+    assert world.settle(pool.DEMAND_WINDOW_S - 1.0) == []
+    assert world.pools.take(pool_key(spec()), 1) == ["env-1"]
+    world.pools.adopted(spec(), world.clock.now())
+    assert world.settle(pool.DEMAND_WINDOW_S + 1.0) == ["env-1"]
+
+
+# --- rates and limits ----------------------------------------------------------------------------
+
+
+def test_refills_are_few_at_once_and_fewer_while_somebody_waits(world: World) -> None:
+    world.ask(100)
+    now = world.clock.now()
+    assert world.pools.refills(now, room=ROOM, is_busy=True).total() == 1
+    assert world.pools.refills(now, room=ROOM, is_busy=True).total() == 0
+    assert world.pools.refills(now, room=ROOM, is_busy=False).total() == pool.MOST_UNDER_WAY - 1
+    assert world.pools.refills(now, room=ROOM, is_busy=False).total() == 0
+
+
+def test_refills_keep_to_a_rate(world: World) -> None:
+    world.ask(1000)
+    at_once = 0
+    while started := world.refill():
+        at_once += started
+    assert at_once == pool.REFILL_BURST
+    world.settle(10.0)
+    most = pool.REFILL_BURST + 10.0 * pool.REFILLS_PER_S
+    assert 0.9 * most <= len(world.started) <= most
+
+
+def test_pools_take_no_more_than_the_room_there_is(world: World) -> None:
+    world.ask(10)
+    assert world.refill(room=2) == 2
+    assert world.refill(room=0) == 0
+    assert world.refill(room=-5) == 0
+
+
+def test_a_large_pool_does_not_keep_a_small_one_waiting(world: World) -> None:
+    world.ask(1000)
+    world.settle(3.0)
+    small = world.ask(1, digest="other")
+    world.settle(1.0)
+    assert world.pools.ready(small) == 1
+
+
+def test_a_pool_whose_starts_fail_pauses_ever_longer(world: World) -> None:
+    world.ask(1)
+    pauses = []
+    last = world.clock.now()
+    while len(pauses) < 9:
+        if world.refill(fails=True):
+            pauses.append(world.clock.now() - last)
+            last = world.clock.now()
+        world.clock.advance(1.0)
+    assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    world.ask(1)
+    assert world.refill() == 1, "whoever asks again means it"
+
+
+def test_one_that_died_is_not_handed_out_and_is_made_up_for(world: World) -> None:
+    key = world.ask(2)
+    world.settle(2.0)
+    world.pools.gone(world.started[0])
+    world.pools.gone(InstanceId("unknown"))
+    assert world.pools.take(key, 2) == world.started[1:2]
+    world.settle(2.0)
+    assert world.pools.ready(key) == 2
+
+
+def test_one_that_nobody_took_for_long_is_replaced(world: World) -> None:
+    key = world.ask(1, idle_timeout_s=1e9)
+    world.settle(2.0)
+    world.clock.advance(pool.MAX_AGE_S)
+    assert world.pools.surplus(world.clock.now()) == world.started[:1]
+    world.settle(2.0)
+    assert world.pools.take(key, 1) == world.started[1:2]
+
+
+def test_the_largest_pool_gives_way_first(world: World) -> None:
+    large, small = world.ask(5), world.ask(2, digest="other")
+    world.settle(5.0)
+    assert len(world.pools.give_way(3)) == 3
+    assert (world.pools.ready(large), world.pools.ready(small)) == (2, 2)
+    assert len(world.pools.give_way(9)) == 4
+    assert world.pools.give_way(1) == world.pools.give_way(-1) == []
+
+
+def test_a_wall_clock_that_is_set_back_stops_nothing(world: World) -> None:
+    world.ask(10)
+    world.refill()
+    world.clock.advance(-5000.0)
+    world.settle(5.0)
+    assert len(world.started) == 10
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 12), st.sampled_from("ab")),
+        st.tuples(st.just("demand"), st.integers(1, 60), st.sampled_from("ab")),
+        st.tuples(st.just("take"), st.integers(1, 12), st.sampled_from("ab")),
+        st.tuples(st.just("die"), st.integers(0, 12), st.sampled_from("ab")),
+        st.tuples(st.just("pass"), st.integers(1, 40), st.sampled_from("ab")),
+        st.tuples(st.just("room"), st.integers(0, 20), st.sampled_from("ab")),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_each_sandbox_leaves_the_pools_once(events: list[tuple[str, int, str]]) -> None:
+    """Fresh: none is handed out twice, after its death, or after it was chosen to end."""
+    world, left = World(), Counter[str]()
+    for what, number, digest in events:
+        key = pool_key(spec(digest=digest))
+        if what == "ask":
+            world.ask(number, digest=digest)
+        elif what == "demand":
+            world.demand(number, digest=digest)
+        elif what == "take":
+            taken = world.pools.take(key, number)
+            assert len(taken) <= number
+            left.update(taken)
+        elif what == "die":
+            alive = [i for i in world.started if i not in left]
+            left.update(alive[:number])
+            for instance_id in alive[:number]:
+                world.pools.gone(instance_id)
+        elif what == "pass":
+            left.update(world.settle(float(number)))
+        else:
+            left.update(world.pools.give_way(number))
+        assert world.pools.size == len(world.started) - len(left)
+    assert set(left.values()) <= {1}
+    assert left.keys() <= set(world.started)
+    world.pools.forget_jobs(["j1"])
+    left.update(world.settle(1.0))
+    assert sorted(left.elements()) == sorted(world.started), "nothing outlives its jobs"
