@@ -108,7 +108,7 @@ class Fabric:
             AenvError: As `aenv_ray.create`; nothing is left then.
         """
         if options.actor is ActorDensity.SHARED:
-            self._shared.check_size(count)
+            self.shared.check_size(count)
         elif count > DEDICATED_PER_NODE:
             check_capacity(count, DEDICATED_PER_NODE * len(self.ray.alive_nodes()))
         self._notice(source)

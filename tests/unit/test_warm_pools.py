@@ -294,7 +294,7 @@ async def test_a_start_that_is_sent_again_to_a_new_host_takes_no_second_one(
     taken = await start_one(first, wanted)
     await first.close()
     later = open_host(store)
-    await later.open(restarted=True)
+    await later.open()
     again = await start_one(later, wanted)
     assert (again.id, again.generation) == (taken.id, 1)
     assert is_warm(again)
@@ -451,7 +451,7 @@ async def test_a_restarted_host_keeps_its_pools_and_goes_on_filling_them(
     await first.close()
     engine.kill(min(kept))
     later = open_host(store)
-    await later.open(restarted=True)
+    await later.open()
     assert await later.instances() == []
     assert await later.warm(WarmRequest(spec=spec(), count=3, idle_timeout_s=600.0), WAIT_S) == 3
     outcomes = await later.start([spec() for _ in range(3)])
@@ -472,7 +472,7 @@ async def test_a_restarted_host_knows_what_it_was_asked_for(
     await first.close()
     await engine.stop(engine.made)
     later = open_host(store)
-    await later.open(restarted=True)
+    await later.open()
     await later.sweep()
     await eventually(lambda: pooled(store), "one is ready")
     assert is_warm(await start_one(later, spec(environment_variables={"A": "1"})))
