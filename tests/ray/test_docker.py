@@ -82,7 +82,7 @@ def test_a_second_container_outlives_the_death_of_its_host(
         return str(ray.get(handle.call_tool.remote("inside", {"command": command})).data)
 
     assert inside("echo kept >/tmp/kept; hostname") != ""
-    kill(actor_pid(handle))
+    kill(actor_pid(ray_api.find_actor(ray.get(handle.info.remote()).host)))
     assert inside("cat /tmp/kept") == "kept\n"
     assert "; second: sha256:" in ray.get(handle.info.remote()).start_mode
 
