@@ -74,8 +74,8 @@ class Connection:
 
     def start(self) -> None:
         """Answer, in threads of its own, until the peer closes."""
+        HOST.attach(self)  # before the first call, which may want it
         self._add_thread()
-        HOST.attach(self)
 
     def send(self, line: bytes) -> None:
         """Ask the peer; if the leader does so in a call, somebody else reads the answer."""

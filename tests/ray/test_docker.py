@@ -60,6 +60,35 @@ def make_container(
     eventually_empty(lambda: containers(cluster))
 
 
+SECOND = """
+from aenv_ray.runtime import register_tool, second
+
+
+@register_tool
+def inside(command: str) -> str:
+    return second.exec(command).text()
+"""
+
+
+def test_a_second_container_outlives_the_death_of_its_host(
+    probe: Path, make_container: Callable[..., Any], cluster: Cluster
+) -> None:
+    config = json.loads((probe / "config.json").read_text())
+    config["deployConfig"] |= {"podTemplate": "DualContainer", "network": "none"}
+    (probe / "config.json").write_text(json.dumps(config))
+    (probe / "src" / "seconds.py").write_text(SECOND)
+    handle = make_container(actor="dedicated", datasource=base_image())
+
+    def inside(command: str) -> str:
+        ray.get(handle.info.remote(), timeout=60)  # the host is back
+        return str(ray.get(handle.call_tool.remote("inside", {"command": command})).data)
+
+    assert inside("echo kept >/tmp/kept; hostname") != ""
+    kill(actor_pid(ray_api.find_actor(ray.get(handle.info.remote()).host)))
+    assert inside("cat /tmp/kept") == "kept\n"
+    assert "; second: sha256:" in ray.get(handle.info.remote()).start_mode
+
+
 def test_an_instance_is_a_container_and_release_removes_it(
     make_container: Callable[..., Any], cluster: Cluster, density: str
 ) -> None:

@@ -12,7 +12,13 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_build import split_tag
 from aenv_ray.engines.docker_client import socket_path
 from aenv_ray.engines.docker_kit import ImagePython
-from aenv_ray.engines.docker_spec import Surroundings, container_body, isolation
+from aenv_ray.engines.docker_spec import (
+    SecondSurroundings,
+    Surroundings,
+    container_body,
+    isolation,
+    second_body,
+)
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import EnvironmentConfig, NetworkMode
@@ -140,3 +146,49 @@ def test_a_daemon_of_another_machine_is_refused(address: str) -> None:
 def test_references_are_split_at_their_tag() -> None:
     assert split_tag("localhost:5000/a/b:1") == ("localhost:5000/a/b", "1")
     assert split_tag("localhost:5000/a/b") == ("localhost:5000/a/b", "latest")
+
+
+def second_surroundings(**fields: Any) -> SecondSurroundings:
+    usual: dict[str, Any] = {
+        "name": "aenv-x-second", "image_id": "sha256:2", "image_user": "", "image_path": "/bin",
+        "image_directory": "/testbed", "kit": Path("/carried"),
+        "run_directory": Path("/d/i/aenv-x-second"),
+    }  # fmt: skip
+    return SecondSurroundings(**{**usual, **fields})
+
+
+def test_a_second_container_has_the_walls_of_the_first_and_less_inside() -> None:
+    second = second_surroundings()
+    around = surroundings(second=second)
+    container = {"capAdd": ["NET_RAW"], "pids": 64}
+    asked = spec(
+        {"network": "none", "memory": "1G", "container": container},
+        environment_variables={"KEY": "secret"},
+    )
+    body = second_body(asked, around, second)
+    host = body["HostConfig"]
+    assert (host["CapDrop"], "CapAdd" in host) == (["ALL"], False)
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert (host["Memory"], host["PidsLimit"]) == (1 << 30, 64)
+    assert host["NetworkMode"] == "container:aenv-x"
+    targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
+    kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
+    assert targets == {"/.aenv/run": False, "/shared": None, **kit}
+    assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
+    assert body["WorkingDir"] == "/testbed"
+    assert "Hostname" not in body, "the daemon refuses one beside another's network"
+
+
+def test_two_containers_are_told_apart_by_their_labels() -> None:
+    second = second_surroundings()
+    around = surroundings(second=second)
+    asked = spec({"network": "none"})
+    first_labels = container_body(asked, around)["Labels"]
+    second_labels = second_body(asked, around, second)["Labels"]
+    assert (first_labels["aenv.instance"], "aenv.second-of" in first_labels) == (
+        "x-00000001", False,
+    )  # fmt: skip
+    assert "aenv.instance" not in second_labels
+    assert second_labels["aenv.second-of"] == "x-00000001"
+    assert first_labels["aenv.volume"] == second_labels["aenv.volume"] == "aenv-x-shared"
+    assert "aenv.volume" not in body_of({})["Labels"]
