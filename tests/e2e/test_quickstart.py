@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.sampling import Episode
+from tests.contract.docker_node import base_image, docker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray]
 
@@ -71,12 +72,29 @@ def wait_until(condition: Callable[[], Any], deadline_s: float) -> None:
         threading.Event().wait(0.05)
 
 
-def quickstart(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def quickstart(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*QUICKSTART, *arguments],
-        env=environment_of(root), cwd=root, capture_output=True, text=True, timeout=110,
+        env=environment_of(root) | variables, cwd=root, capture_output=True, text=True, timeout=110,
         check=False,
     )  # fmt: skip
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(240)
+def test_in_containers_it_says_so_and_counts_them(root: Path) -> None:
+    """Invariant 3: with AENV_ENGINE=docker, what is left is asked of the daemon."""
+    done = quickstart(
+        root, "--rollouts", "4", "--concurrency", "2", "--out", "episodes.jsonl",
+        AENV_ENGINE="docker", AENV_DOCKER_IMAGE=base_image(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "engine: docker" in done.stderr
+    assert "reward mean              1.000\n" in done.stdout
+    assert "instances left           0\n" in done.stdout
+    form = '{{.Names}} {{.Label "aenv.directory"}}'
+    rows = docker("ps", "--all", "--filter", "label=aenv.scope", "--format", form)
+    assert [row for row in rows.splitlines() if str(root) in row] == []
 
 
 @pytest.mark.parametrize(
