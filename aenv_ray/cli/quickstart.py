@@ -69,7 +69,7 @@ def quickstart(
                 console.say(_connected())
             else:
                 fabric.init()
-            finished = _run(sampling, quiet=as_json)
+            finished = _run_all(sampling, quiet=as_json)
             left = _instances_left()
         finally:
             fabric.shutdown()
@@ -77,7 +77,11 @@ def quickstart(
     if as_json:
         print(json.dumps(summary))
     else:
-        _print_table(finished, left, out)
+        _print_table(finished, left)
+    if sampling.output_failure is not None:
+        raise sampling.output_failure
+    if not as_json:
+        console.say(f"one JSON line for each episode: {out}")
     if finished.infra_failed or left:
         raise typer.Exit(1)
 
@@ -134,6 +138,16 @@ def _connected() -> str:
     return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: {engine}"
 
 
+def _run_all(sampling: Sampling, *, quiet: bool) -> Summary:
+    """Return the summary of all episodes, also when their file could not be written."""
+    try:
+        return _run(sampling, quiet=quiet)
+    except ConfigError as exc:
+        if exc is not sampling.output_failure:
+            raise
+        return sampling.summary()
+
+
 def _run(sampling: Sampling, *, quiet: bool) -> Summary:
     if quiet:
         return sampling.run()
@@ -168,7 +182,7 @@ def _instances_left() -> int:
     return left
 
 
-def _print_table(summary: Summary, left: int, out: Path) -> None:
+def _print_table(summary: Summary, left: int) -> None:
     def ms(value: float | None) -> str:
         return "-" if value is None else f"{value:.1f} ms"
 
@@ -190,4 +204,3 @@ def _print_table(summary: Summary, left: int, out: Path) -> None:
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
     sys.stdout.flush()
-    console.say(f"one JSON line for each episode: {out}")

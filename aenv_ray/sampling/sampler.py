@@ -22,6 +22,7 @@ from aenv_ray.sampling.episode import (
     load_tasks,
     reward_number,
 )
+from aenv_ray.sampling.episode_file import EpisodeFile
 from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, Policy, act
 from aenv_ray.sampling.summary import Summary, summarize
 
@@ -56,6 +57,9 @@ class Sampling:
         self._infra_retries = infra_retries
         self._options = options
         self._out = out
+        self.output_failure: ConfigError | None = None
+        """Why the output file lacks episodes; raised once all have been given. None: it does not.
+        """
         self._episodes: list[Episode] = []
         self._started = 0.0
         self._wall_s = 0.0
@@ -126,7 +130,11 @@ class Sampling:
             loop.close()
 
     def run(self) -> Summary:
-        """Run all episodes and return the summary."""
+        """Run all episodes and return the summary.
+
+        Raises:
+            ConfigError: Not all were written to the output file; `episodes` and `summary` have all.
+        """
         for _ in self:
             pass
         return self.summary()
@@ -138,15 +146,14 @@ class Sampling:
             raise ConfigError("a sampling runs once", hint="call sample() again")
         self._started = time.perf_counter()
         waiting = list(enumerate(self._tasks))[::-1]
-        output = self._out.open("w", encoding="utf-8") if self._out else None
+        output = EpisodeFile(self._out) if self._out else None
 
         async def work() -> None:
             while waiting:
                 index, task = waiting.pop()
                 episode = await self._episode(index, task)
                 if output is not None:
-                    output.write(episode.model_dump_json() + "\n")
-                    output.flush()
+                    output.write(episode)
                 self._episodes.append(episode)
                 self._wall_s = time.perf_counter() - self._started
                 finished.put_nowait(episode)
@@ -160,6 +167,9 @@ class Sampling:
         finally:
             if output is not None:
                 output.close()
+                self.output_failure = output.failure
+        if self.output_failure is not None:
+            raise self.output_failure
 
     async def _episode(self, index: int, task: Task) -> Episode:
         """Run one episode, anew after an infrastructure failure as often as allowed."""
@@ -268,7 +278,8 @@ def sample(
         tasks: Tasks, objects of their shape, or a JSON Lines file.
         concurrency: Episodes, and so instances, at a time; at least 1.
         infra_retries: New starts of an episode after an infrastructure failure.
-        out: File that gets one JSON object a line for each finished episode.
+        out: File that gets one JSON object a line for each finished episode. When it cannot be
+            written any more the run goes on, and ends with ConfigError after its last episode.
         actor: Density of the instances; shared is a hundred times cheaper.
         options: Further options of `aenv_ray.create`.
 

@@ -148,6 +148,17 @@ def test_an_unwritable_out_fails_before_anything_starts(root: Path) -> None:
     assert not list(root.glob("session_*"))
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+def test_a_full_disk_loses_no_summary(root: Path) -> None:
+    """Exit code 3 names the file; the rollouts run to their end and are summed up."""
+    done = quickstart(root, "--rollouts", "4", "--concurrency", "2", "--json", "--out", "/dev/full")
+    assert done.returncode == 3, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rollouts"], summary["reward_mean"], summary["instances_left"]) == (4, 1.0, 0)
+    assert "error: /dev/full cannot be written: No space left on device" in done.stderr
+    assert "report it" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "option", [("--rollouts", "0"), ("--concurrency", "-1"), ("--policy", "x")]
 )
