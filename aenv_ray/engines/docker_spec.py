@@ -18,7 +18,7 @@ from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
 from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import DeployConfig, Isolation, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
-from aenv_ray.runtime.jail import DEFAULT_STORAGE_BYTES, NOBODY, WORK
+from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2"}

@@ -14,7 +14,7 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation, NetworkMode
-from aenv_ray.runtime.jail import WORK, JailSpec
+from aenv_ray.runtime.jail_spec import WORK, JailSpec
 
 NETWORK_MODES: Final = frozenset({"none", "host"})
 _OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})

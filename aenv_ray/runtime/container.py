@@ -30,6 +30,7 @@ from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
+from aenv_ray.runtime.orphans import reap_adopted
 from aenv_ray.runtime.registry import Registry
 
 HOME: Final = "/.aenv"
@@ -88,7 +89,7 @@ def _shut_in(directory: str) -> None:
     """Become what process 1 must be, and keep what it started out of this process."""
     # Process 1 ignores every signal that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
-    signal.signal(signal.SIGCHLD, _reap_orphans)
+    signal.signal(signal.SIGCHLD, reap_adopted)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
     sys.argv[0] = PROJECT
@@ -107,19 +108,6 @@ def _shut_in(directory: str) -> None:
     # What tools start cannot trace this process or read its memory, where the graders are.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     linux.set_process_name("aenv-instance")
-
-
-def _reap_orphans(*_: object) -> None:
-    """Reap what was left behind by others, and no child that a tool itself waits for.
-
-    The kernel hands orphans to the main thread, which starts no processes of its own; children
-    that tools start belong to the threads that started them.
-    """
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(OSError):
-        for pid in map(int, listing.read_text().split()):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
 
 
 def _listen(path: str) -> socket.socket:

@@ -11,31 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import site
 import socket
 import sys
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from aenv_ray.runtime import linux, seccomp
-
-WORK: Final = "/home/agent"
-"""Work directory and HOME inside a jail."""
-PROJECT: Final = "/project"
-"""Where a jail shows the project, read-only."""
-SANDBOX_ID: Final = 1000
-"""User and group that a sandbox sees itself as."""
-NOBODY: Final = 65534
-"""Whom a sandbox is outside, when the launcher is root: nobody, who owns nothing."""
-DEFAULT_STORAGE_BYTES: Final = 1024**3
-MAX_PROCESSES: Final = 1024
-"""Processes and threads of one sandbox, where the kernel counts per user namespace (5.14)."""
-MAX_FILES: Final = 4096
+from aenv_ray.runtime.jail_spaces import Networks, close_high
+from aenv_ray.runtime.jail_spec import (
+    DEFAULT_STORAGE_BYTES,
+    MAX_FILES,
+    MAX_PROCESSES,
+    NOBODY,
+    PROJECT,
+    SANDBOX_ID,
+    WORK,
+    JailSpec,
+    JailUnavailable,
+)
 
 _BOX: Final = "/.box"
 _COVERED: Final = ("/tmp/", "/var/tmp/", f"{WORK}/")
@@ -47,42 +44,6 @@ _PASSWD: Final = (
     f"nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
 )
 _GROUP: Final = f"root:x:0:\nagent:x:{SANDBOX_ID}:\nnogroup:x:{NOBODY}:\n"
-
-
-@dataclass(frozen=True)
-class JailSpec:
-    """What a template's instances get; JSON data, from the launcher."""
-
-    project: str
-    """Unpacked project directory."""
-    network: str = "none"
-    """``none`` or ``host``."""
-    hide_source: bool = False
-    storage_bytes: int | None = None
-    memory_bytes: int | None = None
-    cpu_cores: float | None = None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What really separates the instances of a template from the node."""
-
-    kind: str
-    namespaces: tuple[str, ...] = ()
-    network: str = "host"
-    read_only_host: bool = False
-    seccomp: bool = False
-    no_new_privileges: bool = False
-    limits: dict[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-
-    def data(self) -> dict[str, Any]:
-        """Return them as JSON data."""
-        return asdict(self)
-
-
-class JailUnavailable(Exception):
-    """The kernel refuses what a jail needs; the message says which call and why."""
 
 
 # --- once for each template ------------------------------------------------------------------
@@ -259,100 +220,6 @@ def _namespaces(spec: JailSpec) -> int:
     return flags | linux.CLONE_NEWNET if spec.network == "none" else flags
 
 
-class Networks:
-    """The network namespaces of a template's instances; a clean one is used again.
-
-    Making one costs 0.4 ms and the kernel more than that to take it down again; joining one costs
-    3 µs. An instance cannot configure its network, so what it leaves behind is sockets only: a
-    namespace that still has any, if only in TIME_WAIT, is not used again.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-
-    def enter(self) -> int:
-        """Move this process into the network namespace of the next instance.
-
-        Returns:
-            A descriptor of it, for `leave`; -1 when there was none to spare.
-        """
-        while self._free:
-            fd = self._free.pop()
-            linux.setns(fd, linux.CLONE_NEWNET)
-            if _has_no_sockets():
-                return fd
-            os.close(fd)
-        linux.unshare(linux.CLONE_NEWNET)
-        linux.raise_loopback()
-        return open_high("/proc/self/ns/net")
-
-    def leave(self, fd: int) -> None:
-        """Note that the instance in the namespace behind `fd` ended."""
-        if fd >= 0 and len(self._free) < _MAX_FREE_NETWORKS:
-            self._free.append(fd)
-        elif fd >= 0:
-            os.close(fd)
-
-
-def open_high(path: str) -> int:
-    """Open a file on a descriptor that `close_high` closes; -1 when none is to be had."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return move_high(fd)
-    except OSError:
-        return -1
-    finally:
-        os.close(fd)
-
-
-def move_high(fd: int) -> int:
-    """Return a copy of `fd` on a descriptor that `close_high` closes.
-
-    Raises:
-        OSError: The limit of open files is reached.
-    """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD)
-
-
-def close_high() -> None:
-    """Close, in a forked process, all that the template keeps: one system call."""
-    os.closerange(_FIRST_HIGH_FD, _LAST_FD)
-
-
-_FIRST_HIGH_FD: Final = 1000
-_LAST_FD: Final = 1 << 20
-_MAX_FREE_NETWORKS: Final = 1024
-
-
-def _has_no_sockets() -> bool:
-    with open("/proc/net/sockstat", "rb") as file:
-        words = file.read().split()
-    in_use = [int(words[i + 1]) for i, word in enumerate(words) if word in (b"inuse", b"tw")]
-    return not any(in_use)
-
-
-class Home:
-    """The template's own namespaces, to come back to after each fork.
-
-    Raises:
-        JailUnavailable: There are too few descriptors for them.
-    """
-
-    def __init__(self, spec: JailSpec) -> None:
-        kinds = {"mnt": linux.CLONE_NEWNS, "ipc": linux.CLONE_NEWIPC}
-        if spec.network == "none":
-            kinds["net"] = linux.CLONE_NEWNET
-        kinds["pid"] = linux.CLONE_NEWPID
-        self._fds = [(open_high(f"/proc/self/ns/{name}"), kind) for name, kind in kinds.items()]
-        if any(fd < 0 for fd, _ in self._fds):
-            raise JailUnavailable(f"the limit of open files is below {_FIRST_HIGH_FD + len(kinds)}")
-
-    def come_back(self) -> None:
-        """Return to the template's namespaces."""
-        for fd, kind in self._fds:
-            linux.setns(fd, kind)
-
-
 def build(spec: JailSpec, networks: Networks) -> int:
     """Make the namespaces and mounts of the next instance around this template process.
 
@@ -488,36 +355,3 @@ def _limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (bound, bound))
-
-
-def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
-    """Return what holds for instances of a template.
-
-    Args:
-        spec: What was asked for.
-        jailed: Whether the namespaces are there.
-        reason: Why not, when they are not.
-    """
-    limits = {"processes": f"{MAX_PROCESSES} per sandbox", "open files": str(MAX_FILES)}
-    if spec.memory_bytes:
-        limits["memory"] = f"{spec.memory_bytes >> 20} MiB of data per process (rlimit)"
-    if spec.cpu_cores:
-        limits["cpu"] = f"{spec.cpu_cores:g} cores (affinity, rounded up)"
-    if not jailed:
-        unjailed = (f"no namespaces: {reason}", "the node's files are readable", "network: host")
-        limits["processes"] = f"{MAX_PROCESSES} per user"
-        return Facts(
-            "none", network="host", seccomp=seccomp.is_supported() and sys.platform == "linux",
-            no_new_privileges=sys.platform == "linux", limits=limits, missing=unjailed,
-        )  # fmt: skip
-    limits["storage"] = f"{(spec.storage_bytes or DEFAULT_STORAGE_BYTES) >> 20} MiB (tmpfs)"
-    namespaces = ["user", "mount", "pid", "ipc", "uts"]
-    missing: tuple[str, ...] = ()
-    if spec.network == "none":
-        namespaces.append("net")
-    else:
-        missing = ("network: host, so it reaches the node's services, Ray included",)
-    return Facts(
-        "namespaces", tuple(namespaces), spec.network, read_only_host=True,
-        seccomp=seccomp.is_supported(), no_new_privileges=True, limits=limits, missing=missing,
-    )  # fmt: skip

@@ -33,19 +33,20 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from aenv_ray.runtime import jail, linux
+from aenv_ray.runtime import jail, jail_spaces, linux
 from aenv_ray.runtime.calls import kill_tree
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
+from aenv_ray.runtime.jail_spec import PROJECT, WORK, JailSpec, JailUnavailable, facts
 from aenv_ray.runtime.loader import load_project
+from aenv_ray.runtime.orphans import children_of_main_thread, reap_adopted
+from aenv_ray.runtime.preload import preload, variables_read
 from aenv_ray.runtime.registry import get_registry
 from aenv_ray.runtime.rehearsal import Rehearsal
 
@@ -56,20 +57,6 @@ SPARE_NAME: Final = "aenv-spare"
 """What the process table calls a process that is no instance yet."""
 INSTANCE_NAME: Final = "aenv-instance"
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
-
-
-class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in the stubs
-    """`os.environ` and `os.environb` that remember what the project read while it was imported."""
-
-    reads: set[str] = set()  # noqa: RUF012  # one process, one environment
-
-    def __getitem__(self, key: str | bytes) -> Any:
-        self.reads.add(os.fsdecode(key))
-        return super().__getitem__(key)  # which of the two kinds of key is the right one it knows
-
-    def __iter__(self) -> Any:
-        self.reads.add("*")
-        return super().__iter__()
 
 
 @dataclass
@@ -86,7 +73,7 @@ class Template:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._spec = jail.JailSpec("")
+        self._spec = JailSpec("")
         self._jailed = False
         self._preloaded = False
         self._covers_late = False
@@ -94,8 +81,8 @@ class Template:
         self._children: dict[int, _Child] = {}
         self._made = 0
         self._owed = 0
-        self._home: jail.Home | None = None
-        self._networks = jail.Networks()
+        self._home: jail_spaces.Home | None = None
+        self._networks = jail_spaces.Networks()
         self._dispatcher: Dispatcher | None = None
         self._rehearsal = Rehearsal()
         self._wake_read, self._wake_write = os.pipe()
@@ -105,21 +92,21 @@ class Template:
         for stream in (sys.stdout, sys.stderr):  # before code that may put others in their place
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
         setup = self._receive()[0]["setup"]
-        self._spec = jail.JailSpec(**setup["jail"])
+        self._spec = JailSpec(**setup["jail"])
         try:
             self._isolate(setup)
-        except jail.JailUnavailable as exc:
+        except JailUnavailable as exc:
             # Half-way in, this process cannot go back: the launcher starts another without a jail.
             self._send({"jail_unavailable": str(exc)})
             return
-        facts = jail.facts(self._spec, jailed=self._jailed, reason=setup["reason"])
-        report: dict[str, Any] = {"isolation": facts.data(), "pid": os.getpid()}
+        isolation = facts(self._spec, jailed=self._jailed, reason=setup["reason"])
+        report: dict[str, Any] = {"isolation": isolation.data(), "pid": os.getpid()}
         self._preloaded = bool(setup["preload"])
         if self._preloaded:
             try:
-                report |= self._load()
+                report |= preload(self._project)
             except ProjectLoadError as exc:
-                self._send({"failed": str(exc), "env_reads": sorted(TrackingEnviron.reads)})
+                self._send({"failed": str(exc), "env_reads": variables_read()})
                 return
             self._dispatcher = Dispatcher(get_registry())
         elif self._spec.hide_source:
@@ -144,7 +131,7 @@ class Template:
         if setup["isolated"]:
             self._enter_template(setup)
             self._jailed = True
-            self._project = jail.PROJECT
+            self._project = PROJECT
         else:
             self._project = self._spec.project
             linux.become_subreaper()
@@ -157,27 +144,7 @@ class Template:
             _follow(pid)
         linux.die_with_parent()
         jail.settle_template(os.environ["envNAME"])  # noqa: SIM112  # AEnvironment's name for it
-        self._home = jail.Home(self._spec)
-
-    def _load(self) -> dict[str, Any]:
-        before = _special_fds()
-        TrackingEnviron.reads.clear()
-        for environ in (os.environ, os.environb):
-            environ.__class__ = TrackingEnviron
-        try:
-            load_project(self._project)
-        finally:
-            for environ in (os.environ, os.environb):
-                environ.__class__ = os._Environ
-        reason = ""
-        if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
-            reason = "its code starts threads when it is imported"
-        elif _children_of_main_thread():
-            reason = "its code starts processes when it is imported"
-        elif opened := _special_fds() - before:
-            kinds = sorted({target.partition(":")[0] for target in opened})
-            reason = f"its code opens {', '.join(kinds)} when it is imported"
-        return {"bare_reason": reason, "env_reads": sorted(TrackingEnviron.reads)}
+        self._home = jail_spaces.Home(self._spec)
 
     # --- serving ----------------------------------------------------------------------------
 
@@ -264,7 +231,7 @@ class Template:
     def _kill_orphans(self) -> None:
         """End what dead instances left behind: as subreaper, this process inherits it."""
         known = {child.pid for child in self._children.values()}
-        for pid in _children_of_main_thread():
+        for pid in children_of_main_thread():
             if pid not in known:
                 kill_tree(pid)
 
@@ -303,10 +270,10 @@ class Template:
         """Close what is the template's, enter the jail, give up all rights."""
         linux.set_process_name(SPARE_NAME)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, _reap_adopted)
+        signal.signal(signal.SIGCHLD, reap_adopted)
         os.close(self._wake_read)
         os.close(self._wake_write)
-        jail.close_high()
+        jail_spaces.close_high()
         if self._jailed:
             jail.enter(self._spec)
         else:
@@ -340,7 +307,7 @@ class Template:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
-        home = jail.WORK
+        home = WORK
         if not self._jailed:
             home = assignment["work_dir"]
             os.chdir(home)
@@ -375,40 +342,11 @@ def _follow(pid: int) -> NoReturn:
             os._exit(max(0, os.waitstatus_to_exitcode(status)) & 0xFF)
 
 
-def _special_fds() -> set[str]:
-    """Return the open sockets and pipes, by what they point to: each has a number of its own."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith(("socket:", "pipe:")):
-                found.add(target)
-    return found
-
-
 def _keep_standard_descriptors() -> None:
     """Open again what the project closed of 0, 1 and 2: no socket may get these numbers."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-def _children_of_main_thread() -> Iterable[int]:
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    with contextlib.suppress(OSError):
-        return [int(pid) for pid in listing.read_text().split()]
-    return []
-
-
-def _reap_adopted(*_: object) -> None:
-    """Reap orphans that this process adopted, and no child that a tool itself waits for.
-
-    The kernel hands orphans to the main thread, which starts no processes of its own; children
-    that tools start belong to the threads that started them.
-    """
-    for pid in _children_of_main_thread():
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
 
 
 def main() -> None:
