@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
-from aenv_ray.models import EnvironmentConfig
+from aenv_ray.project_config import EnvironmentConfig
 
 CONFIG_NAME: Final = "config.json"
 BUILTIN_DIR: Final = Path(__file__).parent / "envs"

@@ -26,7 +26,12 @@ from aenv_ray.errors import (
     InstanceNotFound,
 )
 from aenv_ray.ids import InstanceId, new_instance_id
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceSpec,
+    InstanceStatus,
+)
 
 logger = logging.getLogger("aenv_ray")
 

@@ -34,7 +34,12 @@ from aenv_ray.errors import (
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceRecord,
+    InstanceSpec,
+)
 
 logger = logging.getLogger(__name__)
 

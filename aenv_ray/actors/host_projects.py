@@ -8,7 +8,8 @@ from pathlib import Path
 from aenv_ray import project
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.errors import InternalError
-from aenv_ray.models import EnvironmentConfig, InstanceSpec
+from aenv_ray.models import InstanceSpec
+from aenv_ray.project_config import EnvironmentConfig
 
 
 class HostProjects:

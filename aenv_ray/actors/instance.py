@@ -11,7 +11,12 @@ from aenv_ray.errors import (
     InstanceReleased,
     SandboxLost,
 )
-from aenv_ray.models import InstanceInfo, InstanceRecord, InstanceStatus, Lifetime
+from aenv_ray.models import (
+    InstanceInfo,
+    InstanceRecord,
+    InstanceStatus,
+    Lifetime,
+)
 
 
 class EndReason(StrEnum):

@@ -27,7 +27,12 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
 )
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ToolResult,
+)
 
 T = TypeVar("T")
 

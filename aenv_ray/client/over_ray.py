@@ -13,7 +13,12 @@ from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.fabric import connector
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.errors import AenvError, DeadlineExceeded
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ToolResult,
+)
 
 _HOST_GRACE_S: Final = 90.0
 """Beyond a call's own deadline: how long a host may take to be restarted and adopt (D7)."""

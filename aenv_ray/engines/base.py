@@ -26,7 +26,8 @@ import pydantic_core
 
 from aenv_ray.errors import AenvError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import EnvironmentConfig, Isolation
+from aenv_ray.models import Isolation
+from aenv_ray.project_config import EnvironmentConfig
 
 OnProgress = Callable[[float, float | None, str | None], None]
 """Told ``progress``, ``total`` (None when unknown) and a message."""

@@ -22,7 +22,7 @@ from aenv_ray.engines.docker_files import locked
 from aenv_ray.engines.docker_kit import ImagePython
 from aenv_ray.engines.docker_serving import ImageContent
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
-from aenv_ray.models import EnvironmentConfig
+from aenv_ray.project_config import EnvironmentConfig
 
 logger = logging.getLogger(__name__)
 

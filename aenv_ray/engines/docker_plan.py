@@ -16,7 +16,7 @@ from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
-from aenv_ray.models import NetworkMode
+from aenv_ray.project_config import NetworkMode
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.errors import ConfigError, SandboxStartFailed
-from aenv_ray.models import DeployConfig, NetworkMode
+from aenv_ray.project_config import DeployConfig, NetworkMode
 
 PUBLIC_PORT: Final = "8081/tcp"
 PUBLIC_SERVER: Final = ("python3", "-m", "aenv.main", "/app/src", "--port", "8081")

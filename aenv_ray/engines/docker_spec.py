@@ -16,7 +16,8 @@ from aenv_ray.engines import docker_python
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
 from aenv_ray.engines.process_plan import instance_environment
-from aenv_ray.models import DeployConfig, Isolation, NetworkMode
+from aenv_ray.models import Isolation
+from aenv_ray.project_config import DeployConfig, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
 from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 

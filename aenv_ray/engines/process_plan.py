@@ -13,7 +13,8 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.errors import ConfigError, SandboxStartFailed
-from aenv_ray.models import Isolation, NetworkMode
+from aenv_ray.models import Isolation
+from aenv_ray.project_config import NetworkMode
 from aenv_ray.runtime.jail_spec import WORK, JailSpec
 
 NETWORK_MODES: Final = frozenset({"none", "host"})

@@ -17,7 +17,8 @@ from aenv_ray.actors import wire
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import Engine, OnProgress, Sandbox, SandboxSpec
 from aenv_ray.ids import InstanceId, new_call_id
-from aenv_ray.models import EnvironmentConfig, ExecResult, ToolResult
+from aenv_ray.models import ExecResult, ToolResult
+from aenv_ray.project_config import EnvironmentConfig
 
 ENVIRONMENT: Final = Path(__file__).parent / "contract_environment"
 LONG_S: Final = 30.0

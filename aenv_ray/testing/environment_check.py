@@ -26,7 +26,7 @@ from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
 from aenv_ray.engines.process import ProcessEngine
 from aenv_ray.errors import AenvError
 from aenv_ray.ids import HostId
-from aenv_ray.models import EnvironmentConfig
+from aenv_ray.project_config import EnvironmentConfig
 from aenv_ray.runtime.dispatch import HEALTHY
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")

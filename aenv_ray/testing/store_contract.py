@@ -18,7 +18,12 @@ import pytest
 
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec, Isolation
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceRecord,
+    InstanceSpec,
+    Isolation,
+)
 
 ODD_IDS = (
     "env-abc", "../../etc/passwd", "/absolute", "a\nb", "ü-ß", "", ".", "x" * 500, "a:b*c?d",

@@ -18,7 +18,7 @@ from aenv_ray.engines.docker_serving import (
     server_command,
 )
 from aenv_ray.errors import ConfigError, SandboxStartFailed
-from aenv_ray.models import DeployConfig
+from aenv_ray.project_config import DeployConfig
 
 
 def content(**fields: Any) -> ImageContent:

@@ -21,7 +21,7 @@ from aenv_ray.engines.docker_spec import (
 )
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import EnvironmentConfig, NetworkMode
+from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 
 
 def surroundings(**fields: Any) -> Surroundings:

@@ -22,7 +22,12 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId, new_instance_id
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceSpec,
+    InstanceStatus,
+)
 
 HOST = HostId("aenv-host-n-0")
 AWAY = "the node's launcher is away"

@@ -9,7 +9,12 @@ import pytest
 
 from aenv_ray.hub.store import FileInstanceStore, InstanceStore, MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec, Isolation
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceRecord,
+    InstanceSpec,
+    Isolation,
+)
 
 ODD_IDS = ["../../etc/passwd", "/etc/passwd", "", "a/b", "ä", "x" * 5000, "\0", ".", "a\nb"]
 

@@ -26,7 +26,12 @@ from aenv_ray.errors import (
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
 from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import HostId, InstanceId, new_instance_id
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, Lifetime
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceSpec,
+    Lifetime,
+)
 from aenv_ray.testing.contract_bench import eventually
 
 HOST = HostId("aenv-host-n-0")
