@@ -88,6 +88,11 @@ def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tu
         return Serving.RUNTIME, ""
     if asked is Serving.PUBLIC or (not asked and content.has_server):
         return Serving.PUBLIC, ""
+    if not asked and not has_code and content.has_fitting_python:
+        raise SandboxStartFailed(
+            "the project has no Python files to load",
+            hint='give it code, or write deployConfig.container.door: "commands" to do without tools',
+        )
     if not content.has_shell:
         raise SandboxStartFailed(
             f"{content.lack}; it has no /bin/sh either",

@@ -194,8 +194,14 @@ class Launcher:
     def _on_report(self, template: Template, message: dict[str, Any]) -> None:
         if "booted" in message or "boot_failed" in message:
             instance = self._instances.get(message.get("booted") or message["boot_failed"])
-            if instance is not None and instance.template == template.key:  # its own ones only
-                self._booted(instance.id, message.get("error", ""))
+            if instance is None or instance.template != template.key:  # its own ones only
+                return
+            if "booted" in message:
+                self._booted(instance.id, "")
+            else:
+                # Its host is told when it is gone: a start that failed has left nothing behind.
+                instance.status, instance.cause = "failed", message["error"]
+                self._stop(instance.id, instance.cause)
         elif "no_spare" in message:
             template.ordered = max(0, template.ordered - 1)
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
@@ -331,7 +337,8 @@ class Launcher:
         if instance is None:
             return
         cause = instance.cause or cause
-        self._booted(instance_id, f"it ended while it started: {cause}")
+        is_told = instance.status == "failed"  # the project's own words
+        self._booted(instance_id, cause if is_told else f"it ended while it started: {cause}")
         del self._instances[instance_id]
         tail = ""
         if instance.stoppers:

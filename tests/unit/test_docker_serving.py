@@ -42,7 +42,8 @@ NONE: dict[str, Any] = {"python": None, "has_fitting_python": False}
     ("facts", "code", "door", "serving"),
     [
         ({}, True, None, Serving.RUNTIME),
-        ({}, False, None, Serving.COMMANDS),
+        (NONE, False, None, Serving.COMMANDS),
+        ({}, False, "commands", Serving.COMMANDS),
         (SERVER, True, None, Serving.RUNTIME),
         (SERVER, False, None, Serving.PUBLIC),
         ({"has_aenvironment": True}, False, None, Serving.PUBLIC),
@@ -68,12 +69,14 @@ def test_who_answers_is_what_the_image_and_the_project_have(
 def test_why_an_image_has_no_tools_is_said() -> None:
     assert "Python 3.9, and tools need 3.11" in choose(deploy(), content(**OLD), has_code=True)[1]
     assert "no python3" in choose(deploy(), content(**NONE), has_code=True)[1]
-    assert "has no code" in choose(deploy(), content(), has_code=False)[1]
+    assert "has no code" in choose(deploy(), content(**NONE), has_code=False)[1]
 
 
 def test_an_image_that_can_do_nothing_is_refused() -> None:
     with pytest.raises(SandboxStartFailed, match=r"no python3.*no /bin/sh"):
         choose(deploy(), content(**NONE, has_shell=False), has_code=True)
+    with pytest.raises(SandboxStartFailed, match="no Python files"):
+        choose(deploy(), content(), has_code=False)
     with pytest.raises(SandboxStartFailed, match=r"Python 3\.9"):
         choose(deploy(container={"door": "runtime"}), content(**OLD), has_code=True)
 
