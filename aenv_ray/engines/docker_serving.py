@@ -91,7 +91,7 @@ def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tu
     if not asked and not has_code and content.has_fitting_python:
         raise SandboxStartFailed(
             "the project has no Python files to load",
-            hint='give it code, or write deployConfig.container.door: "commands" to do without tools',
+            hint='give it code, or ask with deployConfig.container.door: "commands"',
         )
     if not content.has_shell:
         raise SandboxStartFailed(

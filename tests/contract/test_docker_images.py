@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.errors import FileAccessError, ToolNotFound, ToolTimeout
+from aenv_ray.errors import FileAccessError, SandboxStartFailed, ToolNotFound, ToolTimeout
 from aenv_ray.ids import HostId, new_call_id
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request
 from tests.contract.docker_node import DockerNode, bare_project, shell_image
@@ -92,7 +92,10 @@ async def test_tools_say_why_there_are_none(bench: Bench) -> None:
 async def test_an_image_with_python_and_a_project_without_code_has_commands(
     bench: Bench, docker_node: DockerNode
 ) -> None:
-    sandbox = await bench.start(bare_project(bench, docker_node.image))
+    """When it says that it wants nothing else: code that is missing by mistake is told."""
+    with pytest.raises(SandboxStartFailed, match="no Python files"):
+        await bench.start(bare_project(bench, docker_node.image))
+    sandbox = await bench.start(bare_project(bench, docker_node.image, door="commands"))
     assert (await execute(sandbox, ["python3", "-c", "print(6 * 7)"])).text() == "42\n"
     assert "the project has no code" in sandbox.start_mode
 
