@@ -30,7 +30,7 @@ from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.orphans import reap_adopted
+from aenv_ray.runtime.orphans import Acceptor, reap_adopted
 from aenv_ray.runtime.registry import Registry
 
 HOME: Final = "/.aenv"
@@ -77,8 +77,9 @@ def main(
     gc.freeze()
     _say(boot, {"ready": {"uid": os.getuid()}})
     boot.close()
+    acceptor = Acceptor(listener)
     while True:
-        sock, _ = listener.accept()
+        sock = acceptor.accept()
         if _is_from_outside(sock):
             Connection(sock, dispatcher).start()
         else:

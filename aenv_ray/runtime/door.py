@@ -24,6 +24,7 @@ import pydantic_core
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
 from aenv_ray.runtime.host_link import HOST
+from aenv_ray.runtime.orphans import Acceptor
 from aenv_ray.runtime.relief import Relief
 from aenv_ray.runtime.results import to_json
 from aenv_ray.runtime.threads import has_children, start_thread
@@ -356,10 +357,11 @@ def _kind(message: dict[str, Any]) -> str:
 
 
 def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:
-    """Accept and serve connections until the listener is closed."""
+    """Accept and serve connections until the listener is closed; runs in the main thread."""
+    acceptor = Acceptor(listener)
     while True:
         try:
-            sock, _ = listener.accept()
+            sock = acceptor.accept()
         except OSError:
             return
         Connection(sock, dispatcher).start()

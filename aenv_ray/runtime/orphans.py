@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,3 +28,37 @@ def reap_adopted(*_: object) -> None:
     for pid in children_of_main_thread():
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+
+
+class Acceptor:
+    """Accepts connections in the main thread, whose signal handlers run meanwhile.
+
+    The kernel may deliver a signal to any thread, and Python runs its handler in the main one: a
+    main thread that blocks in ``accept`` would reap nothing before the next connection.
+
+    Args:
+        listener: Of stream connections.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._woken, wakes = os.pipe()
+        for fd in (self._woken, wakes):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+
+    def accept(self) -> socket.socket:
+        """Wait for the next connection.
+
+        Raises:
+            OSError: The listener is closed.
+        """
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._woken:
+                    return self._listener.accept()[0]
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
