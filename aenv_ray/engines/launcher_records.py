@@ -59,7 +59,8 @@ class Template:
         wanted = len(self.queued) + ahead - len(self.spares) - self.ordered
         if wanted > 0:
             with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
-                self.control.send(json.dumps({"spares": wanted}).encode())
+                order = {"spares": wanted, "rehearse": not self.queued}
+                self.control.send(json.dumps(order).encode())
                 self.ordered += wanted
 
     def take_spare(self) -> tuple[int, socket.socket]:

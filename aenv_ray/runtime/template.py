@@ -4,7 +4,7 @@
 ``SOCK_SEQPACKET`` socket FD, one JSON object a packet:
 
     launcher → template   {"setup": …}                   once, first
-                          {"spares": n}                  make so many more spare processes
+                          {"spares": n, "rehearse": b}   make more; in a burst they rehearse nothing
                           {"kill": n}                    end process n and all it started
     template → launcher   {"ready": facts …} | {"failed": text, …} | {"jail_unavailable": why}, once
                           {"spare": n} + [channel]       process n waits at the other end
@@ -81,6 +81,7 @@ class Template:
         self._children: dict[int, _Child] = {}
         self._made = 0
         self._owed = 0
+        self._rehearses = True
         self._home: jail_spaces.Home | None = None
         self._networks = jail_spaces.Networks()
         self._dispatcher: Dispatcher | None = None
@@ -176,6 +177,7 @@ class Template:
     def _handle(self, message: dict[str, Any]) -> None:
         if "spares" in message:
             self._owed += message["spares"]
+            self._rehearses = message["rehearse"]
         elif "kill" in message:
             child = self._children.get(message["kill"])
             if child is None:
@@ -288,7 +290,7 @@ class Template:
         with channel:
             poll = select.poll()
             poll.register(channel, select.POLLIN)
-            if not poll.poll(0):
+            if self._rehearses and not poll.poll(0):
                 self._rehearsal.run()
             data, fds = _receive_fds(channel)
         if not data:
