@@ -150,7 +150,10 @@ def _fast_door(path: Path | None, dispatcher: Dispatcher) -> Iterator[None]:
     except OSError as exc:
         raise StartError(f"cannot listen on socket {path}: {exc.strerror or exc}") from exc
     threading.Thread(
-        target=door.serve, args=(listener, dispatcher), name="aenv-fast-door", daemon=True
+        target=door.serve,
+        args=(lambda: listener.accept()[0], dispatcher),
+        name="aenv-fast-door",
+        daemon=True,
     ).start()
     try:
         yield

@@ -23,11 +23,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from aenv_ray.runtime import linux
 from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.door import Connection
+from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.orphans import Acceptor, reap_adopted
@@ -46,7 +46,7 @@ _TEXT_LIMIT: Final = 60_000
 
 def main(
     serving: str = "runtime", absence: str = "", directory: str = "", server: Sequence[str] = ()
-) -> NoReturn:
+) -> None:
     """Load what is to be served, say so, and serve until the container ends.
 
     Args:
@@ -78,12 +78,13 @@ def main(
     _say(boot, {"ready": {"uid": os.getuid()}})
     boot.close()
     acceptor = Acceptor(listener)
-    while True:
-        sock = acceptor.accept()
-        if _is_from_outside(sock):
-            Connection(sock, dispatcher).start()
-        else:
+
+    def accept_from_outside() -> socket.socket:
+        while not _is_from_outside(sock := acceptor.accept()):
             sock.close()
+        return sock
+
+    serve(accept_from_outside, dispatcher)
 
 
 def _shut_in(directory: str) -> None:

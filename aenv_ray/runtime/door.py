@@ -12,6 +12,7 @@ Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -24,7 +25,6 @@ import pydantic_core
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
 from aenv_ray.runtime.host_link import HOST
-from aenv_ray.runtime.orphans import Acceptor
 from aenv_ray.runtime.relief import Relief
 from aenv_ray.runtime.results import to_json
 from aenv_ray.runtime.threads import has_children, start_thread
@@ -39,6 +39,15 @@ _IDLE_THREADS: Final = 4
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _FLUSH_BYTES: Final = 65_536
+_PASSING: Final = {
+    errno.ECONNABORTED,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+}
+"""Why a connection cannot be accepted now, though one can be later."""
+_PASSING_PAUSE_S: Final = 0.05
 
 
 class Connection:
@@ -356,12 +365,14 @@ def _kind(message: dict[str, Any]) -> str:
     return f"{message['method']} {name}"
 
 
-def serve(listener: socket.socket, dispatcher: Dispatcher) -> None:
-    """Accept and serve connections until the listener is closed; runs in the main thread."""
-    acceptor = Acceptor(listener)
+def serve(accept: Callable[[], socket.socket], dispatcher: Dispatcher) -> None:
+    """Serve each connection that `accept` waits for, until its listener is closed."""
     while True:
         try:
-            sock = acceptor.accept()
-        except OSError:
-            return
+            sock = accept()
+        except OSError as exc:
+            if exc.errno not in _PASSING:
+                return
+            time.sleep(_PASSING_PAUSE_S)  # a tool may have opened all files that it may open
+            continue
         Connection(sock, dispatcher).start()

@@ -38,6 +38,9 @@ class Acceptor:
 
     Args:
         listener: Of stream connections.
+
+    Raises:
+        ValueError: This is not the main thread.
     """
 
     def __init__(self, listener: socket.socket) -> None:

@@ -45,7 +45,7 @@ from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.jail_spec import PROJECT, WORK, JailSpec, JailUnavailable, facts
 from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.orphans import children_of_main_thread, reap_adopted
+from aenv_ray.runtime.orphans import Acceptor, children_of_main_thread, reap_adopted
 from aenv_ray.runtime.preload import preload, variables_read
 from aenv_ray.runtime.registry import get_registry
 from aenv_ray.runtime.rehearsal import Rehearsal
@@ -325,7 +325,7 @@ class Template:
         listener = socket.socket(fileno=listener_fd)
         self._send({"booted": assignment["id"]})
         self._control.close()
-        serve(listener, dispatcher)
+        serve(Acceptor(listener).accept, dispatcher)
 
 
 def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
