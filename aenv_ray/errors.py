@@ -3,7 +3,14 @@
     AenvError                        code, http_status, retryable (class facts); hint (instance)
     ├─ ConfigError                   the caller's settings, arguments or project are wrong     400
     ├─ EnvironmentNotFound           no such environment                                       404
+    ├─ CatalogConflict               the catalog as it is does not allow it                    409
+    │  ├─ VersionConflict            the version exists with other content
+    │  └─ EnvironmentInUse           instances or services use it
+    ├─ Unauthorized                  no token, or none that is known                           401
+    ├─ Forbidden                     the token may not do this                                 403
     ├─ CapacityExceeded              no room now; carries retry_after_s          retryable     429
+    │  ├─ QuotaExceeded              an owner or a label has as many as it may   retryable     429
+    │  └─ RateLimited                too many requests of one token          retryable     429
     ├─ InstanceError                 carries instance_id
     │  ├─ InstanceNotFound           never existed here, or is long gone                       404
     │  ├─ InstanceExpired            its TTL, idle timeout or owner ended it                   410
@@ -70,6 +77,39 @@ class EnvironmentNotFound(AenvError):
     http_status: ClassVar[int] = 404
 
 
+class CatalogConflict(AenvError):
+    """The catalog as it is does not allow what was asked, for example a way between statuses."""
+
+    code: ClassVar[str] = "catalog_conflict"
+    http_status: ClassVar[int] = 409
+
+
+class VersionConflict(CatalogConflict):
+    """The version is published with other content: publish a new version."""
+
+    code: ClassVar[str] = "version_conflict"
+
+
+class EnvironmentInUse(CatalogConflict):
+    """Instances or services use the version."""
+
+    code: ClassVar[str] = "environment_in_use"
+
+
+class Unauthorized(AenvError):
+    """The request carries no token, or one that is unknown, ended or revoked."""
+
+    code: ClassVar[str] = "unauthorized"
+    http_status: ClassVar[int] = 401
+
+
+class Forbidden(AenvError):
+    """The token is known and may not do this."""
+
+    code: ClassVar[str] = "forbidden"
+    http_status: ClassVar[int] = 403
+
+
 class CapacityExceeded(AenvError):
     """There is no room now; `retry_after_s` says when to try again."""
 
@@ -82,6 +122,18 @@ class CapacityExceeded(AenvError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class QuotaExceeded(CapacityExceeded):
+    """An owner or a label has as many instances as its quota allows."""
+
+    code: ClassVar[str] = "quota_exceeded"
+
+
+class RateLimited(CapacityExceeded):
+    """One token sends more requests than it may."""
+
+    code: ClassVar[str] = "rate_limited"
 
 
 class InstanceError(AenvError):
@@ -228,7 +280,14 @@ ERRORS: tuple[type[AenvError], ...] = (
     AenvError,
     ConfigError,
     EnvironmentNotFound,
+    CatalogConflict,
+    VersionConflict,
+    EnvironmentInUse,
+    Unauthorized,
+    Forbidden,
     CapacityExceeded,
+    QuotaExceeded,
+    RateLimited,
     InstanceError,
     InstanceNotFound,
     InstanceExpired,
@@ -254,6 +313,8 @@ _BY_CODE = {error.code: error for error in ERRORS}
 
 INFRASTRUCTURE: tuple[type[AenvError], ...] = (
     CapacityExceeded,
+    QuotaExceeded,
+    RateLimited,
     InstanceExpired,
     InstanceReleased,
     InstanceNotFound,
