@@ -89,23 +89,25 @@ class HostShell:
         return await (self._host or await self._open()).ready()
 
     async def call(self, message: bytes) -> WireResult:
-        """See `Host.call`."""
+        """See `HostCalls.call`."""
         host = self._host or await self._open()
-        return await host.call(CallMessage.decode(message))
+        return await host.calls.call(CallMessage.decode(message))
 
     async def stream(self, message: bytes) -> AsyncIterator[Any]:
-        """See `Host.stream`."""
+        """See `HostCalls.stream`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(host.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
+        async with contextlib.aclosing(host.calls.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
             async for report in reports:
                 yield report
 
     async def logs(
         self, instance_id: InstanceId, tail_lines: int | None, follow: bool
     ) -> AsyncIterator[str]:
-        """See `Host.logs`."""
+        """See `HostCalls.logs`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(await host.logs(instance_id, tail_lines, follow)) as pieces:
+        async with contextlib.aclosing(
+            await host.calls.logs(instance_id, tail_lines, follow)
+        ) as pieces:
             async for piece in pieces:
                 yield piece
 
