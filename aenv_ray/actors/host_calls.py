@@ -45,9 +45,7 @@ class HostCalls:
         self._adopted = adopted
         self._clock = clock
 
-    async def call(
-        self, message: CallMessage, on_progress: OnProgress | None = None
-    ) -> WireResult:
+    async def call(self, message: CallMessage, on_progress: OnProgress | None = None) -> WireResult:
         """Run one call in an instance and return its result.
 
         Raises:
@@ -72,9 +70,7 @@ class HostCalls:
     async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
         """Run one call; yield ``(progress, total, message)`` tuples, then its result."""
         reports: asyncio.Queue[Any] = asyncio.Queue()
-        task = asyncio.create_task(
-            self.call(message, lambda *report: reports.put_nowait(report))
-        )
+        task = asyncio.create_task(self.call(message, lambda *report: reports.put_nowait(report)))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:
