@@ -15,6 +15,7 @@ from aenv_ray.actors.gate import Gate, gated
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity
 from aenv_ray.actors.shared_hosts import Share, SharedHosts
+from aenv_ray.actors.wire import decode_outcomes, encode_specs
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -174,7 +175,7 @@ class Fabric:
         for share in self.shared.place(specs, avoid=avoid):
             try:
                 self.shared.ship(share, source)
-                begun.append((share, share.host.control.remote("start", share.specs)))
+                begun.append((share, share.host.start.remote(encode_specs(share.specs))))
             except FabricUnavailable as exc:
                 refusals[share.name] = exc
         for share, reference in begun:
@@ -183,7 +184,7 @@ class Fabric:
             except (CapacityExceeded, FabricUnavailable) as exc:
                 refusals[share.name] = exc
                 continue
-            pairs = zip(share.specs, outcomes, strict=True)
+            pairs = zip(share.specs, decode_outcomes(outcomes), strict=True)
             made += [_Made(spec, share.host, outcome) for spec, outcome in pairs]
         return made, refusals
 

@@ -15,7 +15,7 @@ from aenv_ray.actors import ray_api
 from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
-from aenv_ray.actors.wire import CallMessage, WireResult
+from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.census import live_containers, live_processes
@@ -90,6 +90,11 @@ class HostShell:
         """Return the host's id once it answers for its earlier instances."""
         return await (self._host or await self._open()).ready()
 
+    async def start(self, specs: bytes) -> bytes:
+        """See `Host.start`, in the bytes of `wire`."""
+        host = self._host or await self._open()
+        return encode_outcomes(await host.start(decode_specs(specs)))
+
     async def call(self, message: bytes) -> WireResult:
         """See `HostCalls.call`."""
         host = self._host or await self._open()
@@ -147,7 +152,6 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "release": Host.release,
     "release_jobs": Host.release_jobs,
     "renew": Host.renew,
-    "start": Host.start,
     "warm": Host.warm,
 }
 
