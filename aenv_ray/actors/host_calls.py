@@ -84,7 +84,7 @@ class HostCalls:
     ) -> AsyncGenerator[str, None]:
         """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
         life, _ = await self.enter(instance_id)
-        return self._engines.logs(life.record.spec.engine, instance_id, tail_lines, follow)
+        return self._engines.logs(life.record.spec.engine, life.record.id, tail_lines, follow)
 
     async def enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
         """Return a live instance and its sandbox, once what an earlier host left is taken over.

@@ -20,7 +20,8 @@ from aenv_ray.serve.settings import GatewaySettings
 class Principal:
     """Who sends a request: what its token says."""
 
-    role: Role
+    role: Role | None
+    """None: nobody, where no token is needed."""
     owner: str
     instance_id: str | None
     """Of an agent: the one instance whose tools it may use."""

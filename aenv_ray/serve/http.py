@@ -5,24 +5,49 @@ Plain ASGI, because the data routes stream and the hot path must cost microsecon
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
-from typing import Final
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aenv_ray.errors import AenvError, ConfigError, InternalError
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, InternalError
 from aenv_ray.serve.envelope import failure
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID: Final = "X-Request-ID"
+
+class ClientLeft(Exception):
+    """The client closed the connection before its answer."""
+
+
+Result = TypeVar("Result")
+
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Observer:
+    """Is told of every request; this one forgets it."""
+
+    def began(self) -> None:
+        """Note that one came."""
+
+    def ended(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
+        """Note how one ended.
+
+        Args:
+            scope: Its scope, with what routes noted in it.
+            status: HTTP status; 499: the client left before an answer began.
+            seconds: How long it took.
+            sent: Bytes of the answer's body.
+        """
 
 
 class Front:
@@ -30,12 +55,15 @@ class Front:
 
     Args:
         app: What answers.
-        observe: Told of every answered request: scope, status, seconds, bytes sent.
+        observer: Is told of every request.
+        limit: Requests at once; more are told to come again.
     """
 
-    def __init__(self, app: ASGIApp, observe: Observer) -> None:
+    def __init__(self, app: ASGIApp, observer: Observer, limit: int = 4096) -> None:
         self._app = app
-        self._observe = observe
+        self._limit = limit
+        self._under_way = 0
+        self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -46,6 +74,7 @@ class Front:
         scope["aenv.request_id"] = request_id
         scope["app"] = self._app  # by which Starlette's routes know to raise, not to answer in text
         began = time.perf_counter()
+        self._observer.began()
         status, sent = 0, 0
 
         async def noting(message: Message) -> None:
@@ -60,21 +89,20 @@ class Front:
                 sent += len(message.get("body", b""))
             await send(message)
 
+        self._under_way += 1
         try:
+            if self._under_way > self._limit:
+                raise FabricUnavailable("the gateway works on too many requests; try again")
             await self._app(scope, receive, noting)
+        except ClientLeft:
+            pass  # nobody reads an answer
         except Exception as exc:
             if status:
                 raise  # the answer has begun: the connection breaks, which the client sees
             await on_error(Request(scope), exc)(scope, receive, noting)
         finally:
-            self._observe(scope, status, time.perf_counter() - began, sent)
-
-
-class Observer:
-    """Is told of every request; see `Front`."""
-
-    def __call__(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
-        """Note one request. `status` 0: the client left before an answer began."""
+            self._under_way -= 1
+            self._observer.ended(scope, status or 499, time.perf_counter() - began, sent)
 
 
 def _request_id(scope: Scope) -> str:
@@ -107,3 +135,28 @@ def on_error(request: Request, error: Exception) -> Response:
             f"the gateway failed in request {request_id}", hint="its log has the traceback"
         )
     )
+
+
+async def unless_left(request: Request, work: Awaitable[Result]) -> Result:
+    """Return what `work` gives; when the client leaves before, cancel it.
+
+    Raises:
+        ClientLeft: It left.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeft
+    finally:
+        left.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import Project
+
+
+class Made(NamedTuple):
+    """A new instance."""
+
+    handle: EnvHandle
+    """Under the id that was asked for."""
+    info: InstanceInfo
 
 
 class Instances(ABC):
@@ -16,7 +25,7 @@ class Instances(ABC):
     @abstractmethod
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
-    ) -> list[EnvHandle]:
+    ) -> list[Made]:
         """Make instances under the ids of their specs, all or none.
 
         A cancelled create leaves nothing behind.
@@ -31,6 +40,15 @@ class Instances(ABC):
 
         Raises:
             InstanceNotFound: No host has it, or it has ended.
+            FabricUnavailable: The fabric does not answer.
+        """
+
+    @abstractmethod
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """Return what its host knows of an instance, also a while after its end.
+
+        Raises:
+            InstanceNotFound: No host knows it.
             FabricUnavailable: The fabric does not answer.
         """
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 CONTROL_PORT: Final = 8080
 """Where AEnvironment's clients look for the control routes."""
-DATA_PORT: Final = 8081
+MCP_PORT: Final = 8081
 """Where AEnvironment's clients look for the routes of one instance."""
 
 
@@ -21,11 +21,11 @@ class GatewaySettings(BaseModel):
     """Address to listen on; ``0.0.0.0`` for every network of the node."""
     port: int = Field(default=CONTROL_PORT, ge=1, le=65535)
     """Control port. Both ports serve the same routes."""
-    data_port: int = Field(default=DATA_PORT, ge=1, le=65535)
+    mcp_port: int = Field(default=MCP_PORT, ge=1, le=65535)
     public_url: str | None = None
     """How clients reach `port`, for the addresses in answers. None: as the request came."""
-    public_data_url: str | None = None
-    """How clients reach `data_port`. None: as the request came, with `data_port`."""
+    public_mcp_url: str | None = None
+    """How clients reach `mcp_port`. None: as the request came, with `mcp_port`."""
     replicas: int = Field(default=1, ge=1, le=100)
     """Processes that answer; on one node they share the ports."""
     max_ongoing_requests: int = Field(default=4096, ge=1)
@@ -38,6 +38,8 @@ class GatewaySettings(BaseModel):
     """Control requests of one token at one replica, in the long run."""
     burst: int = Field(default=1000, ge=1)
     """Control requests of one token at one replica that may come at once."""
+    create_wait_s: float = Field(default=20.0, ge=0)
+    """An AEnvironment client's create is answered after this long, started or not."""
     token_cache_s: float = Field(default=2.0, ge=0)
     """A revoked token is refused after this time at the latest."""
     sweep_s: float = Field(default=5.0, gt=0)
