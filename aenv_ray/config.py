@@ -10,6 +10,7 @@
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
 | ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
+| ``AENV_API_KEY`` | token for that gateway | the config file's, else ``aenv up``'s |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
 """
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import ConfigError
 
@@ -41,6 +42,7 @@ class Settings(BaseModel):
     docker_runtime: str | None = None
     docker_host: str = "unix:///var/run/docker.sock"
     system_url: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
     dummy_instance: str | None = None
     ray_address: str | None = None
 
@@ -65,6 +67,7 @@ def read_settings() -> Settings:
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
             docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
             system_url=environment.get("AENV_SYSTEM_URL") or None,
+            api_key=environment.get("AENV_API_KEY") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,
         )
