@@ -303,7 +303,7 @@ class Host:
     ) -> AsyncGenerator[str, None]:
         """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
         life, _ = await self._enter(instance_id)
-        return self._engines.logs(life.record.spec.engine, instance_id, tail_lines, follow)
+        return self._engines.logs(life.record.spec.engine, life.record.id, tail_lines, follow)
 
     async def _enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
         if not self._adopted.is_set():
