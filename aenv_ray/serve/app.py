@@ -28,6 +28,7 @@ from aenv_ray.serve.access_log import AccessLog
 from aenv_ray.serve.auth import HubAuthenticator
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.data_routes import data_routes
 from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
@@ -114,4 +115,5 @@ class Gateway:
     def _routes(self) -> Sequence[BaseRoute]:
         settings = self.deps.settings
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
-        return [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        return [*data_routes(self.deps), *control]

@@ -80,7 +80,7 @@ class LocalInstances(Instances):
         return await result if asyncio.iscoroutine(result) else result
 
     async def _call(self, message: bytes) -> Any:
-        decode, args = (await self._host.call(CallMessage.decode(message))).__reduce__()
+        decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
 
     async def create(

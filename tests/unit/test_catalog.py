@@ -71,7 +71,7 @@ def test_the_order_of_semver_org() -> None:
         "1.0.0-beta.2", "1.0.0-beta.11", "1.0.0-rc.1", "1.0.0", "1.0.1", "1.2", "1.10",
         "2.0.0-0", "v2", "2024.01.15",
     ]  # fmt: skip
-    assert sorted(order[::-1], key=catalog.version_key) == order
+    assert sorted(reversed(order), key=catalog.version_key) == order
     assert sorted(order, key=cmp_to_key(compare_keys)) == order
 
 
