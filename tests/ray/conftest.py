@@ -167,6 +167,12 @@ def witness() -> Iterator[Witness]:
 
 
 @pytest.fixture
+def told(make: Callable[..., Any], witness: Witness) -> Callable[..., Any]:
+    """Create instances that speak to the witness."""
+    return lambda **options: make(environment_variables=witness.variables, **options)
+
+
+@pytest.fixture
 def driver(cluster: Cluster) -> Iterator[Callable[..., Driver]]:
     """Start drivers that join the cluster of these tests, or with `alone` start their own."""
     started: list[Driver] = []
