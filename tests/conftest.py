@@ -12,6 +12,8 @@ from functools import cache
 import hypothesis
 import pytest
 
+from tests.verdicts import Verdicts
+
 # Machines that run tests are busy: an example is not slow because the machine is. The same examples
 # each time, so that a failure is the change's and can be repeated.
 hypothesis.settings.register_profile("aenv", deadline=None, derandomize=True, database=None)
@@ -70,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = REQUIRED - KNOWN
     if unknown:
         raise pytest.UsageError(f"AENV_REQUIRE names {sorted(unknown)}; known: {sorted(KNOWN)}")
+    config.pluginmanager.register(Verdicts(config))
 
 
 @pytest.fixture(autouse=True)
