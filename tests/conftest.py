@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 
 import hypothesis
 import pytest
 
+from tests.ray.cluster import Cluster, local_cluster
 from tests.verdicts import Verdicts
 
 # Machines that run tests are busy: an example is not slow because the machine is. The same examples
@@ -89,3 +91,10 @@ def _no_settings_of_the_user() -> None:
     """Keep the developer's own settings out of the tests."""
     for name in ("AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Yield the local Ray of this process's tests: each of its own takes seconds to start."""
+    with local_cluster() as running:
+        yield running

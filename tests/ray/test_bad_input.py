@@ -20,7 +20,7 @@ from aenv_ray.errors import (
     ToolInputInvalid,
     ToolNotFound,
 )
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
 
 pytestmark = pytest.mark.usefixtures("cluster")

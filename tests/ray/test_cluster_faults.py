@@ -15,7 +15,7 @@ from aenv_ray.actors import ray_api
 from aenv_ray.actors.controller import CONTROLLER_NAME
 from aenv_ray.errors import InstanceExpired
 from aenv_ray.hub.store import FileInstanceStore
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import (
     GONE_S,
     PROBE,

@@ -14,7 +14,7 @@ import aenv_ray
 from aenv_ray.actors import ray_api
 from aenv_ray.errors import FileAccessError, SandboxStartFailed
 from aenv_ray.models import ActorDensity, InstanceStatus, Lifetime
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, free_port
 
 

@@ -16,7 +16,7 @@ import aenv_ray
 from aenv_ray.errors import CallOutcomeUnknown, InstanceExpired, SandboxLost
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.models import InstanceStatus
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import (
     GONE_S,
     PROBE,

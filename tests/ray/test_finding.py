@@ -11,7 +11,7 @@ import ray
 import aenv_ray
 from aenv_ray.actors import ray_api
 from aenv_ray.errors import InstanceNotFound, ToolNotFound
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Driver
 
 

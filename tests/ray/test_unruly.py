@@ -14,7 +14,7 @@ from aenv_ray.client import Environment
 from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import InstanceNotFound, ToolTimeout
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import GONE_S, Driver, Witness, eventually, without
 
 # --- the caller ----------------------------------------------------------------------------------
