@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -28,6 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
+_LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
 
 
@@ -75,6 +77,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"AENV_REQUIRE names {sorted(unknown)}; known: {sorted(KNOWN)}")
     config.pluginmanager.register(Verdicts(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the directories with long modules first, so that no worker ends with one alone."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: _LONG_FIRST.index(item.path.relative_to(here).parts[0]))
 
 
 @pytest.fixture(autouse=True)
