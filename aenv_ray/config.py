@@ -9,6 +9,8 @@
 | ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
 | ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
+| ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
+| ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
@@ -21,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import ConfigError
 
@@ -32,7 +34,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     data_dir: Path
-    """Caches; may be deleted when nothing runs."""
+    """Caches, which may be deleted when nothing runs, and ``hub``, which must not be."""
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
@@ -40,6 +42,8 @@ class Settings(BaseModel):
     docker_image: str | None = None
     docker_runtime: str | None = None
     docker_host: str = "unix:///var/run/docker.sock"
+    redis_url: str | None = Field(default=None, repr=False)
+    redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     system_url: str | None = None
     dummy_instance: str | None = None
     ray_address: str | None = None
@@ -64,6 +68,8 @@ def read_settings() -> Settings:
             docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
             docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
+            redis_url=environment.get("AENV_REDIS_URL") or None,
+            redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,
