@@ -30,7 +30,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
-KNOWN = frozenset({"namespaces", "docker", "crun", "xfs", "redis", "browser", "fresh-clone"})
+KNOWN = frozenset(
+    {
+        "browser",
+        "crun",
+        "docker",
+        "fresh-clone",
+        "git",
+        "namespaces",
+        "published-client",
+        "redis",
+        "xfs",
+    }
+)
 
 
 def require(name: str, available: bool, reason: str) -> None:
