@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease
 from aenv_ray.serve import (
     openapi,
@@ -28,6 +29,7 @@ from aenv_ray.serve.access_log import AccessLog
 from aenv_ray.serve.auth import HubAuthenticator
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.data_routes import data_routes
 from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
@@ -55,7 +57,7 @@ class Gateway:
         self,
         hub: Hub,
         fabric: Instances,
-        artifacts: Any,
+        artifacts: ArtifactStore,
         resolve: Resolver,
         settings: GatewaySettings,
         *,
@@ -114,4 +116,6 @@ class Gateway:
     def _routes(self) -> Sequence[BaseRoute]:
         settings = self.deps.settings
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
-        return [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        # A request whose headers name an instance is the instance's, whatever its path is.
+        return [*data_routes(self.deps), *control]

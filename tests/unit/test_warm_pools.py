@@ -161,7 +161,7 @@ async def start_one(host: Host, spec: InstanceSpec) -> InstanceInfo:
 
 async def count_calls(host: Host, instance_id: InstanceId) -> int:
     params = b'{"name":"count","arguments":{},"_meta":{"aenv/call_id":"c%d"}}' % id(object())
-    result = await host.call(CallMessage(instance_id, "tools/call", 30.0, params))
+    result = await host.calls.call(CallMessage(instance_id, "tools/call", 30.0, params))
     _, (_, data) = result.__reduce__()
     return int(json.loads(data)["structuredContent"]["result"])
 
