@@ -20,6 +20,7 @@ from aenv_ray.hub.records import Lease
 from aenv_ray.serve import (
     openapi,
     routes_admin,
+    routes_artifacts,
     routes_environments,
     routes_instances,
     routes_meta,
@@ -36,7 +37,9 @@ from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.routes_artifacts import Publish
 from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
 
 
@@ -48,6 +51,7 @@ class Gateway:
         fabric: Which makes instances.
         artifacts: Which keeps source archives.
         resolve: Finds projects.
+        publish: Publishes source archives.
         settings: The operator's.
         clock: For deadlines.
         twin: Is told all metrics too.
@@ -59,6 +63,7 @@ class Gateway:
         fabric: Instances,
         artifacts: ArtifactStore,
         resolve: Resolver,
+        publish: Publish,
         settings: GatewaySettings,
         *,
         clock: Clock | None = None,
@@ -74,7 +79,7 @@ class Gateway:
         self.sweep = Sweep(
             hub, fabric, self.creator, clock, self.replica, settings.sweep_s, self._note_live
         )
-        self.endpoints = self._endpoints()
+        self.endpoints = self._endpoints(Signer(hub, clock), publish)
         self.app: ASGIApp = Front(
             Router(routes=self._routes(), redirect_slashes=False),
             AccessLog(self.metrics),
@@ -104,10 +109,11 @@ class Gateway:
         self.metrics.beat()
         self.metrics.live(leases)
 
-    def _endpoints(self) -> list[Endpoint]:
+    def _endpoints(self, signer: Signer, publish: Publish) -> list[Endpoint]:
         return [
             *routes_meta.endpoints(self.control, self.metrics, lambda: self.document),
             *routes_environments.endpoints(self.control),
+            *routes_artifacts.endpoints(self.control, signer, publish),
             *routes_instances.endpoints(self.control),
             *routes_streams.endpoints(self.control),
             *routes_admin.endpoints(self.control),
