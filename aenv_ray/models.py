@@ -117,6 +117,8 @@ class InstanceInfo(_Frozen):
     """What is known of an instance now."""
 
     id: ids.InstanceId
+    requested_id: ids.InstanceId | None = None
+    """Of one from a pool: the id that its creator asked for; calls find it by that as well."""
     reference: str
     status: InstanceStatus
     engine: str

@@ -72,6 +72,11 @@ class EnvHandle:
     def __repr__(self) -> str:
         return f"EnvHandle({self.instance_id!r})"
 
+    @property
+    def host(self) -> Any:
+        """The Ray actor that has the instance, for callers that pass JSON on, as the gateway."""
+        return self._host
+
     def _call(
         self,
         method: str,
