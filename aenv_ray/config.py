@@ -9,6 +9,8 @@
 | ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
 | ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
+| ``DOCKER_CONFIG`` | directory of Docker's ``config.json``: logins for registries | ``~/.docker`` |
+| ``DOCKER_BUILDKIT`` | ``0``: ``aenv build`` does without BuildKit | used where it is there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
@@ -40,6 +42,10 @@ class Settings(BaseModel):
     docker_image: str | None = None
     docker_runtime: str | None = None
     docker_host: str = "unix:///var/run/docker.sock"
+    docker_config: Path
+    """The directory of Docker's own ``config.json``, with the logins for registries."""
+    docker_buildkit: bool = True
+    """Whether ``aenv build`` uses BuildKit where it is there."""
     system_url: str | None = None
     dummy_instance: str | None = None
     ray_address: str | None = None
@@ -64,6 +70,8 @@ def read_settings() -> Settings:
             docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
             docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
+            docker_config=Path(environment.get("DOCKER_CONFIG") or Path.home() / ".docker"),
+            docker_buildkit=environment.get("DOCKER_BUILDKIT") not in ("0", "false"),
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,

@@ -24,7 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
+KNOWN = frozenset(
+    {"namespaces", "docker", "buildkit", "registry", "redis", "browser", "fresh-clone"}
+)
 
 
 def require(name: str, available: bool, reason: str) -> None:
