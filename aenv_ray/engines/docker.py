@@ -174,6 +174,7 @@ class DockerEngine(Engine):
         try:
             return await self._boot(spec)
         except DaemonRefused as exc:
+            self._planner.note_refusal(exc)
             return SandboxStartFailed(
                 f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
             )

@@ -116,7 +116,7 @@ class DockerImages:
     async def find(self, reference: str) -> Image:
         """Return an image, pulling it where it is missing: once for all on this node who ask.
 
-        A reference that was found stays what it was then, for as long as this host lives.
+        A reference that was found stays what it was then, until an image turns out to be gone.
 
         Raises:
             SandboxStartFailed: It does not exist, or cannot be pulled.
@@ -128,9 +128,9 @@ class DockerImages:
             )
         return self._known[reference]
 
-    def forget(self, reference: str) -> None:
-        """Look at a reference anew when it is next asked for."""
-        self._known.pop(reference, None)
+    def forget(self) -> None:
+        """Look at every reference anew when it is next asked for: an image was removed."""
+        self._known.clear()
 
     async def _look(self, reference: str) -> Image:
         details = await self._inspect(reference)

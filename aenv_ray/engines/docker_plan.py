@@ -81,6 +81,11 @@ class Planner:
         self._has_user_namespace = any("name=userns" in option for option in options)
         self._runtimes = frozenset(info.get("Runtimes") or ())
 
+    def note_refusal(self, refusal: DaemonRefused) -> None:
+        """Note that the daemon made no container of what `surroundings` gave."""
+        if refusal.status == 404:
+            self._images.forget()
+
     async def surroundings(self, spec: SandboxSpec, name: str) -> Surroundings:
         """Return what a container gets that its spec does not say.
 

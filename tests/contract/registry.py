@@ -6,17 +6,26 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+from tests.contract.docker_node import docker, shell_image
 
 PROGRAM = shutil.which("docker-registry")
 USER, PASSWORD = "tester", "word for tests"
 # htpasswd's bcrypt of the password, of the least cost there is.
 _HASH = "$2b$04$W58voRb2VEmodhFUcXGPcO5/17e1gqCgsYCu6qpfOkDjBlWaX8Gvu"
+_LOOPBACK_ON = """
+import fcntl, socket, struct
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+fcntl.ioctl(socket.socket(), SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+"""
 _LISTENING = re.compile(r'msg="listening on 127\.0\.0\.1:(\d+)"')
 
 
@@ -25,16 +34,21 @@ class Registry:
 
     Args:
         with_login: Whether it wants one: `USER` and `PASSWORD`.
+        images: Of another registry, which it offers as well.
+        beside: Process whose loopback it is on; None for the machine's.
     """
 
-    def __init__(self, *, with_login: bool) -> None:
+    def __init__(
+        self, *, with_login: bool, images: Path | None = None, beside: int | None = None
+    ) -> None:
         assert PROGRAM is not None
         self._root = Path(tempfile.mkdtemp(prefix="aenv-registry-"))
         (self._root / "htpasswd").write_text(f"{USER}:{_HASH}\n")
+        self.images = images or self._root / "data"
         config = {
             "version": 0.1,
             "log": {"accesslog": {"disabled": False}},
-            "storage": {"filesystem": {"rootdirectory": str(self._root / "data")}},
+            "storage": {"filesystem": {"rootdirectory": str(self.images)}},
             "http": {"addr": "127.0.0.1:0"},
         }
         if with_login:
@@ -44,7 +58,7 @@ class Registry:
         self._log = self._root / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [PROGRAM, "serve", str(self._root / "config.yml")],
+                [*_inside(beside), PROGRAM, "serve", str(self._root / "config.yml")],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         assert self._process.stderr is not None
@@ -77,11 +91,39 @@ class Registry:
         shutil.rmtree(self._root)
 
 
+def _inside(process: int | None) -> list[str]:
+    """Return what runs a command in the network of a process, whose loopback it turns on."""
+    if process is None:
+        return []
+    inside = ["nsenter", f"--net=/proc/{process}/ns/net", "--"]
+    subprocess.run([*inside, sys.executable, "-c", _LOOPBACK_ON], check=True, timeout=60)
+    return inside
+
+
 def log_in(directory: Path, registry: str, password: str = PASSWORD) -> None:
     """Write a login as ``docker login`` does."""
     directory.mkdir(exist_ok=True)
     auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
     (directory / "config.json").write_text(json.dumps({"auths": {registry: {"auth": auth}}}))
+
+
+def push_new(reference: str, size_bytes: int, directory: Path) -> str:
+    """Push an image that has only a shell, and a layer that is nowhere else; return its id.
+
+    Args:
+        reference: In a registry that wants the login of this module, or none.
+        size_bytes: Of the layer, which does not compress.
+        directory: For files.
+    """
+    (directory / "only-here").write_bytes(os.urandom(size_bytes))
+    container = docker("create", shell_image(), "true")
+    docker("cp", str(directory / "only-here"), f"{container}:/only-here")
+    image = docker("commit", container, reference)
+    docker("rm", container)
+    log_in(directory / "pusher", reference.partition("/")[0])
+    docker("--config", str(directory / "pusher"), "push", reference)
+    docker("rmi", "--force", reference)
+    return image
 
 
 def keep_login(directory: Path, programs: Path, registry: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,9 +24,8 @@ from tests.contract.docker_node import (
     base_image,
     data_dir,
     docker,
-    shell_image,
 )  # fmt: skip
-from tests.contract.registry import PASSWORD, PROGRAM, Gate, Registry, keep_login, log_in
+from tests.contract.registry import PASSWORD, PROGRAM, Gate, Registry, keep_login, log_in, push_new
 
 pytestmark = pytest.mark.docker
 
@@ -92,14 +90,7 @@ def offer(tmp_path: Path) -> Iterator[Callable[[Registry], str]]:
     def push(registry: Registry) -> str:
         path = f"tests/{uuid.uuid4().hex[:8]}:1"
         reference = f"{registry.name}/{path}"
-        (tmp_path / "only-here").write_bytes(os.urandom(256 * 1024))
-        container = docker("create", shell_image(), "true")
-        docker("cp", str(tmp_path / "only-here"), f"{container}:/only-here")
-        made.append(docker("commit", container, reference))
-        docker("rm", container)
-        log_in(tmp_path / "pusher", registry.name)
-        docker("--config", str(tmp_path / "pusher"), "push", reference)
-        docker("rmi", "--force", reference)
+        made.append(push_new(reference, 256 * 1024, tmp_path))
         return path
 
     yield push
@@ -271,6 +262,19 @@ async def test_many_creates_on_a_node_are_one_pull(
     outcomes = await bench.engine.start_many([bench.spec(missing) for _ in range(4)])
     assert all(isinstance(outcome, SandboxStartFailed) for outcome in outcomes)
     assert caplog.text.count("pulling image") == 1
+
+
+async def test_an_image_that_was_removed_is_pulled_anew(
+    registry: Registry, bench: Bench, offer: Callable[[Registry], str]
+) -> None:
+    reference = f"{registry.name}/{offer(registry)}"
+    project = bare_project(bench, reference)
+    sandbox = await bench.start(project)
+    await bench.engine.stop([sandbox.instance_id])
+    docker("rmi", "--force", reference)
+    with pytest.raises(SandboxStartFailed, match="No such image"):
+        await bench.start(project)
+    await bench.start(project)
 
 
 async def test_a_cancelled_create_leaves_the_pull_to_others_and_the_last_one_ends_it(

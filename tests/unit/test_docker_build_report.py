@@ -70,6 +70,24 @@ def test_the_step_of_buildkit_that_failed_is_named_with_its_words():
     assert rest[-1].endswith("exit code: 3")
 
 
+def test_the_words_of_buildx_at_the_end_are_the_reason_and_not_the_excerpt():
+    """Docker 23 and newer show the Dockerfile around the step that failed."""
+    report, _, _ = buildkit(
+        '#0 building with "default" instance using docker driver\n\n'
+        "#1 [internal] load build definition from Dockerfile\n#1 DONE 0.0s\n\n"
+        "#5 [2/2] RUN echo last words; exit 3\n#5 0.120 last words\n"
+        '#5 ERROR: process "/bin/sh -c echo last words; exit 3" did not complete successfully: '
+        "exit code: 3\n------\n > [2/2] RUN echo last words; exit 3:\n0.120 last words\n------\n"
+        "Dockerfile:2\n--------------------\n   1 |     FROM base\n"
+        "   2 | >>> RUN echo last words; exit 3\n   3 |     \n--------------------\n"
+        'ERROR: failed to solve: process "/bin/sh -c echo last words; exit 3" did not complete '
+        "successfully: exit code: 3\n"
+    )
+    assert report.last_words.startswith("ERROR: failed to solve: process")
+    assert report.step == "2/2 : RUN echo last words; exit 3"
+    assert report.words == ["last words"]
+
+
 def base_image(error: str) -> BuildKitReport:
     name = "localhost:1/a:1"
     return buildkit(f"#3 [internal] load metadata for {name}\n#3 ERROR: {error}\n------\n{error}")[
