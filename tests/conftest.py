@@ -33,6 +33,7 @@ _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset(
     {
         "browser",
+        "buildkit",
         "crun",
         "docker",
         "fresh-clone",
@@ -40,6 +41,7 @@ KNOWN = frozenset(
         "namespaces",
         "published-client",
         "redis",
+        "registry",
         "xfs",
     }
 )

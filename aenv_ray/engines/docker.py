@@ -53,6 +53,7 @@ class DockerEngine(Engine):
         address: Of the daemon: ``unix:///path``.
         image: Of projects that name none.
         runtime: OCI runtime of projects that name none; None for the daemon's.
+        docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.
     """
 
@@ -75,6 +76,7 @@ class DockerEngine(Engine):
         address: str,
         image: str | None = None,
         runtime: str | None = None,
+        docker_config: Path = Path("~", ".docker"),
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
     ) -> None:
         self._host_id = host_id
@@ -96,6 +98,7 @@ class DockerEngine(Engine):
         self._planner = Planner(
             self._client, self._files, self._scope, host_id,
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
+            docker_config=docker_config,
         )  # fmt: skip
         self._seconds = SecondContainers(self._containers, self._files)
         self._instances: dict[str, Instance] = {}
@@ -172,6 +175,7 @@ class DockerEngine(Engine):
         try:
             return await self._boot(spec)
         except DaemonRefused as exc:
+            self._planner.note_refusal(exc)
             return SandboxStartFailed(
                 f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
             )
