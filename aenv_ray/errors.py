@@ -2,7 +2,12 @@
 
     AenvError                        code, http_status, retryable (class facts); hint (instance)
     ├─ ConfigError                   the caller's settings, arguments or project are wrong     400
+    │  └─ ArtifactTooLarge           a file is larger than the store takes                     413
     ├─ EnvironmentNotFound           no such environment                                       404
+    ├─ ArtifactNotFound              the artifact store does not have it                       404
+    ├─ ArtifactDamaged               bytes are not those that their digest names               422
+    ├─ ArtifactStoreDenied           the artifact store refuses us                             502
+    ├─ ArtifactStoreFull             the artifact store has no room                            507
     ├─ CatalogConflict               the catalog as it is does not allow it                    409
     │  ├─ VersionConflict            the version exists with other content
     │  └─ EnvironmentInUse           instances or services use it
@@ -26,7 +31,7 @@
     │  ├─ CallCancelled              the caller cancelled; the tool was told                   499
     │  └─ FunctionFailed             a reward, function or health check raised                 500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
-    ├─ FabricUnavailable             no Ray, no controller, no launcher          retryable     503
+    ├─ FabricUnavailable             no Ray, controller, launcher, hub, artifacts retryable     503
     ├─ DeadlineExceeded              (also TimeoutError) we waited for something too long      504
     └─ InternalError                 our bug; please report it                                 500
 
@@ -70,11 +75,46 @@ class ConfigError(AenvError):
     http_status: ClassVar[int] = 400
 
 
+class ArtifactTooLarge(ConfigError):
+    """A file is larger than the artifact store takes."""
+
+    code: ClassVar[str] = "artifact_too_large"
+    http_status: ClassVar[int] = 413
+
+
 class EnvironmentNotFound(AenvError):
     """No environment of that name, version or path."""
 
     code: ClassVar[str] = "environment_not_found"
     http_status: ClassVar[int] = 404
+
+
+class ArtifactNotFound(AenvError):
+    """The artifact store has no file of that digest."""
+
+    code: ClassVar[str] = "artifact_not_found"
+    http_status: ClassVar[int] = 404
+
+
+class ArtifactDamaged(AenvError):
+    """Bytes are not those that their digest names: damaged on their way, or where they lay."""
+
+    code: ClassVar[str] = "artifact_damaged"
+    http_status: ClassVar[int] = 422
+
+
+class ArtifactStoreDenied(AenvError):
+    """The artifact store refuses our credentials, or its directory is another user's."""
+
+    code: ClassVar[str] = "artifact_store_denied"
+    http_status: ClassVar[int] = 502
+
+
+class ArtifactStoreFull(AenvError):
+    """The artifact store has no room for what was to be kept."""
+
+    code: ClassVar[str] = "artifact_store_full"
+    http_status: ClassVar[int] = 507
 
 
 class CatalogConflict(AenvError):
@@ -256,7 +296,7 @@ class CircuitOpen(AenvError):
 
 
 class FabricUnavailable(AenvError):
-    """Ray, the controller or a node's launcher does not answer."""
+    """Ray, the controller, a node's launcher, the hub or the artifact store does not answer."""
 
     code: ClassVar[str] = "fabric_unavailable"
     http_status: ClassVar[int] = 503
@@ -277,41 +317,23 @@ class InternalError(AenvError):
 
 
 ERRORS: tuple[type[AenvError], ...] = (
-    AenvError,
-    ConfigError,
-    EnvironmentNotFound,
-    CatalogConflict,
-    VersionConflict,
-    EnvironmentInUse,
-    Unauthorized,
-    Forbidden,
-    CapacityExceeded,
-    QuotaExceeded,
-    RateLimited,
-    InstanceError,
-    InstanceNotFound,
-    InstanceExpired,
-    InstanceReleased,
-    SandboxStartFailed,
-    SandboxLost,
-    CallOutcomeUnknown,
-    FileAccessError,
-    ToolError,
-    ToolNotFound,
-    ToolInputInvalid,
-    ToolTimeout,
-    CallCancelled,
-    FunctionFailed,
-    CircuitOpen,
-    FabricUnavailable,
-    DeadlineExceeded,
+    AenvError, ConfigError, ArtifactTooLarge, EnvironmentNotFound, ArtifactNotFound,
+    ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict, VersionConflict,
+    EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded, RateLimited,
+    InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased, SandboxStartFailed,
+    SandboxLost, CallOutcomeUnknown, FileAccessError, ToolError, ToolNotFound, ToolInputInvalid,
+    ToolTimeout, CallCancelled, FunctionFailed, CircuitOpen, FabricUnavailable, DeadlineExceeded,
     InternalError,
-)
+)  # fmt: skip
 """Explicit, because Ray creates subclasses of our errors at run time."""
 
 _BY_CODE = {error.code: error for error in ERRORS}
 
 INFRASTRUCTURE: tuple[type[AenvError], ...] = (
+    ArtifactNotFound,
+    ArtifactDamaged,
+    ArtifactStoreDenied,
+    ArtifactStoreFull,
     CapacityExceeded,
     QuotaExceeded,
     RateLimited,

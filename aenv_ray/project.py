@@ -8,49 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
-import stat
-import tarfile
-import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from aenv_ray import ids
+from aenv_ray import ids, project_archive, project_files
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
 from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.project_files import FileRow
 
-CONFIG_NAME: Final = "config.json"
+CONFIG_NAME: Final = project_files.CONFIG_NAME
 BUILTIN_DIR: Final = Path(__file__).parent / "envs"
-MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
-"""A larger project carries data that belongs into an image or a volume."""
 _READ_ATTEMPTS: Final = 5
 """An editor that saves, or a checkout, is over by then."""
 
-_EXCLUDED: Final = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".svn",
-        "__pycache__",
-        ".venv",
-        "venv",
-        "node_modules",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".tox",
-        ".idea",
-        ".vscode",
-        ".DS_Store",
-        ".aenv",
-    }
-)
+unpack = project_archive.unpack
 
 
 @dataclass(frozen=True)
@@ -79,81 +56,18 @@ class Project:
         and loaded at every create. What is read is checked against the digest.
 
         Raises:
-            ConfigError: It is larger than `MAX_ARCHIVE_BYTES`, or was edited since it was loaded.
+            ConfigError: It is too large, or was edited since it was loaded.
         """
-        buffer = io.BytesIO()
-        digest = hashlib.sha256()
-        try:
-            with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                for relative, path in _files(self.path):
-                    status = path.lstat()
-                    if buffer.tell() + status.st_size > MAX_ARCHIVE_BYTES:
-                        raise ConfigError(
-                            f"project {self.path} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
-                            hint="keep data sets out of it: put them in an image or a volume",
-                        )
-                    content = _content(path, status.st_mode)
-                    digest.update(_digested(relative, status.st_mode, content))
-                    digest.update(content)
-                    tar.addfile(*_member(relative, status.st_mode, content))
-        except FileNotFoundError:
-            digest.update(b"removed")  # what was listed is gone
-        if digest.hexdigest() != self.digest:
-            _read.cache_clear()  # an edit that left size and time as they were is read by now
-            raise ConfigError(
-                f"project {self.path} was edited after it was loaded",
-                hint="nothing was sent; do it again with the project as it is now",
-            )
-        return buffer.getvalue()
-
-
-def _content(path: Path, mode: int) -> bytes:
-    return os.fsencode(os.readlink(path)) if stat.S_ISLNK(mode) else path.read_bytes()
-
-
-def _digested(relative: str, mode: int, content: bytes) -> bytes:
-    """Return what a file adds to the digest before its content."""
-    kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
-    return f"{kind} {len(content)} {relative}\0".encode()
-
-
-def _member(relative: str, mode: int, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
-    """Return a file's member of an archive: nobody's, of no time."""
-    info = tarfile.TarInfo(relative)
-    info.mode = 0o755 if mode & stat.S_IXUSR else 0o644
-    if stat.S_ISLNK(mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
-        return info, None
-    info.size = len(content)
-    return info, io.BytesIO(content)
-
-
-def _files(root: Path) -> list[tuple[str, Path]]:
-    """Return the project's files and symlinks, sorted by relative name."""
-    found: list[tuple[str, Path]] = []
-    for directory, subdirectories, names in os.walk(root):
-        subdirectories[:] = sorted(d for d in subdirectories if d not in _EXCLUDED)
-        for name in names:
-            path = Path(directory, name)
-            if name in _EXCLUDED or name.endswith(".pyc"):
-                continue
-            if path.is_symlink() or path.is_file():
-                found.append((path.relative_to(root).as_posix(), path))
-        found += [
-            (Path(directory, d).relative_to(root).as_posix(), Path(directory, d))
-            for d in subdirectories
-            if Path(directory, d).is_symlink()
-        ]
-    return sorted(found)
-
-
-def _fingerprint(root: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what changes when a file does: cheap enough for every create."""
-    rows = []
-    for relative, path in _files(root):
-        status = path.lstat()
-        rows.append((relative, status.st_size, status.st_mtime_ns, status.st_mode))
-    return tuple(rows)
+        with contextlib.suppress(FileNotFoundError):  # a directory vanished as we looked
+            archived = project_archive.pack(self.path, project_files.scan(str(self.path)))
+            if archived.digest == self.digest:
+                return archived.data
+        _read.cache_clear()  # an edit that left size and times as they were is read by now
+        project_files.forget()
+        raise ConfigError(
+            f"project {self.path} was edited after it was loaded",
+            hint="nothing was sent; do it again with the project as it is now",
+        )
 
 
 class _EditedMeanwhile(Exception):
@@ -161,21 +75,21 @@ class _EditedMeanwhile(Exception):
 
 
 @lru_cache(maxsize=256)
-def _read(root: Path, fingerprint: tuple[tuple[str, int, int, int], ...]) -> Project:
+def _read(root: Path, rows: tuple[FileRow, ...]) -> Project:
     """Read config and digest of one and the same content.
 
     Raises:
-        _EditedMeanwhile: The files are no longer those of the fingerprint.
-        ConfigError: The config is malformed.
+        _EditedMeanwhile: The files are no longer those of `rows`.
+        ConfigError: The config is malformed, or a file cannot be read.
     """
     digest = hashlib.sha256()
     try:
         config = read_config(root / CONFIG_NAME)
-        for relative, _, _, mode in fingerprint:
-            content = _content(root / relative, mode)
-            digest.update(_digested(relative, mode, content))
+        for row in rows:
+            content = project_files.content_of(os.path.join(root, row.name), row.mode)
+            digest.update(project_files.digested(row.name, row.mode, content))
             digest.update(content)
-        if _fingerprint(root) != fingerprint:
+        if project_files.scan(str(root)) != rows:
             raise _EditedMeanwhile
     except FileNotFoundError as exc:
         raise _EditedMeanwhile from exc
@@ -190,7 +104,7 @@ def load(path: str | Path) -> Project:
         ConfigError: The config is malformed; the message names line or field. Or the files were
             edited again and again while they were read.
     """
-    root = Path(path).expanduser().resolve()
+    root = Path(os.path.realpath(os.path.expanduser(path)))
     if not root.is_dir():
         raise EnvironmentNotFound(
             f"there is no project directory {root}", hint="make one with: aenv init NAME"
@@ -199,7 +113,7 @@ def load(path: str | Path) -> Project:
         raise _no_config(root)
     for _ in range(_READ_ATTEMPTS):
         with contextlib.suppress(_EditedMeanwhile, FileNotFoundError):
-            return _read(root, _fingerprint(root))
+            return _read(root, project_files.scan(str(root)))
     raise ConfigError(f"project {root} is edited all the time while it is read")
 
 
@@ -254,10 +168,13 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
 
 def builtins() -> dict[str, Path]:
     """Return the environments that ship with aenv-ray, by name."""
-    found = {}
-    for path in sorted(BUILTIN_DIR.glob(f"*/{CONFIG_NAME}")):
-        found[path.parent.name.replace("_", "-")] = path.parent
-    return found
+    return dict(_builtins())
+
+
+@cache
+def _builtins() -> tuple[tuple[str, Path], ...]:
+    found = sorted(BUILTIN_DIR.glob(f"*/{CONFIG_NAME}"))
+    return tuple((path.parent.name.replace("_", "-"), path.parent) for path in found)
 
 
 def resolve(reference: str | Path) -> Project:
@@ -276,7 +193,7 @@ def resolve(reference: str | Path) -> Project:
             f"environment {reference!r} is neither text nor a path",
             hint="write name@version, or the path of a project",
         )
-    if isinstance(reference, Path) or _looks_like_path(reference):
+    if isinstance(reference, Path) or looks_like_path(reference):
         return load(reference)
     name, version = ids.split_reference(reference)
     path = builtins().get(name)
@@ -295,54 +212,6 @@ def resolve(reference: str | Path) -> Project:
     return project
 
 
-def _looks_like_path(reference: str) -> bool:
+def looks_like_path(reference: str) -> bool:
+    """Whether a reference names a directory rather than an environment."""
     return reference.startswith((".", "/", "~")) or "/" in reference or os.sep in reference
-
-
-def unpack(archive: bytes, digest: str, directory: Path) -> Path:
-    """Unpack an archive into ``directory/digest`` once; a later call returns it at once.
-
-    The files are written beside it and renamed, so a crash leaves no half project, and two
-    processes may do it at the same time.
-
-    Raises:
-        ConfigError: The archive would escape its directory.
-    """
-    target = directory / digest
-    if target.is_dir():
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
-        content = Path(partial, "content")
-        content.mkdir(mode=0o755)
-        try:
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                for member in tar.getmembers():
-                    _check_member(member)
-                # `filter` came with Python 3.11.4; the check above does not depend on it.
-                safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-                tar.extractall(content, **safe)
-        except (tarfile.TarError, OSError) as exc:
-            raise ConfigError(f"project archive {digest[:12]}: {exc}") from exc
-        try:
-            content.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was first, with the same content
-                raise
-    return target
-
-
-def _check_member(member: tarfile.TarInfo) -> None:
-    """Refuse what an archive of ours never holds: names and links that lead out, and devices.
-
-    Raises:
-        ConfigError: The member is one of those.
-    """
-    target = member.name
-    if member.issym():
-        target = os.path.join(os.path.dirname(member.name), member.linkname)
-    leads_out = os.path.normpath(target).split(os.sep)[0] == ".."
-    if leads_out or os.path.isabs(member.name) or os.path.isabs(member.linkname):
-        raise ConfigError(f"project archive: {member.name!r} would escape its directory")
-    if not (member.isreg() or member.isdir() or member.issym()):
-        raise ConfigError(f"project archive: {member.name!r} is no file, directory or symlink")

@@ -31,6 +31,9 @@ REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(","))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
+KNOWN = frozenset(
+    {"namespaces", "docker", "redis", "browser", "fresh-clone", "git", "published-client"}
+)
 
 
 def require(name: str, available: bool, reason: str) -> None:
@@ -114,7 +117,7 @@ def _no_settings_of_the_user() -> None:
     """Keep the developer's own settings out of the tests."""
     for name in (
         "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP", "AENV_REDIS_URL",
-        "AENV_REDIS_PREFIX",
+        "AENV_REDIS_PREFIX", "AENV_ARTIFACTS_URL",
     ):  # fmt: skip
         os.environ.pop(name, None)
 

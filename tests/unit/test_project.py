@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray import project
+from aenv_ray import project, project_archive
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
 from aenv_ray.testing.contract_bench import write_project
 
@@ -290,7 +290,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, made: Path) -> None:
 def test_a_project_that_is_too_large_is_refused(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(project, "MAX_ARCHIVE_BYTES", 1024)
+    monkeypatch.setattr(project_archive, "MAX_ARCHIVE_BYTES", 1024)
     (made / "src" / "large").write_bytes(bytes(5000))
     with pytest.raises(ConfigError, match="over"):
         project.load(made).archive()

@@ -1,0 +1,187 @@
+"""A project on its way to the hub: what may be published, and archives that others made.
+
+The archive itself is `aenv_ray.project.Project.archive`: what is published is what a local create
+of the same directory runs, byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Final
+
+from aenv_ray import project, project_archive
+from aenv_ray.errors import ConfigError, boundary
+from aenv_ray.hub.secrets import Finding, looks_secret
+from aenv_ray.project_archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
+
+_SHOWN: Final = 5
+_GZIP: Final = b"\x1f\x8b"
+_ZIP: Final = b"PK\x03\x04"
+_READ_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Package:
+    """A project ready to be published."""
+
+    source: project.Project
+    data: bytes
+    """Its archive."""
+    sha256: str
+    """Of the archive: its name in the artifact store."""
+
+
+def pack(source: project.Project, *, allow: Sequence[str] = ()) -> Package:
+    """Return a project's archive, unless it holds what looks like a secret.
+
+    Args:
+        source: The project.
+        allow: Names or patterns of files that are published although they look so, as
+            ``tests/*.pem``; from the project's directory on.
+
+    Raises:
+        ConfigError: It holds what looks like a secret; it is too large, or was edited since it was
+            loaded.
+    """
+    data = source.archive()
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        members = project_archive.read_tar(tar, f"project {source.path}")
+        found = [f for m in members if (f := looks_secret(m.name, m.content)) is not None]
+    refuse_secrets([f for f in found if not any(fnmatchcase(f.path, p) for p in allow)])
+    return Package(source, data, hashlib.sha256(data).hexdigest())
+
+
+def refuse_secrets(findings: Sequence[Finding]) -> None:
+    """Refuse to publish what looks like secrets.
+
+    Raises:
+        ConfigError: There are findings; it names the files and none of their content.
+    """
+    if not findings:
+        return
+    shown = "; ".join(f"{finding.path} ({finding.reason})" for finding in findings[:_SHOWN])
+    more = f", and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+    raise ConfigError(
+        f"nothing was published, for the project holds what looks like secrets: {shown}{more}",
+        hint=f"add them to .aenvignore (echo {findings[0].path} >> .aenvignore), or allow each "
+        f"one: --allow-secret {findings[0].path}",
+    )
+
+
+# --- archives that others made --------------------------------------------------------------------
+
+
+def unpack_any(data: bytes, directory: Path) -> project.Project:
+    """Unpack an archive of a project that anybody may have made, and return the project.
+
+    Args:
+        data: A tar, a gzipped tar or a zip, of the project's directory or of what is in it.
+        directory: Of unpacked projects by digest, as `aenv_ray.project.unpack` fills it.
+
+    Returns:
+        The project below `directory`; files that its ignore rules exclude are not in it.
+
+    Raises:
+        ConfigError: It is none of these, would escape its directory, is too large, or holds no
+            project.
+    """
+    what = "the archive"
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
+        content = Path(partial, "content")
+        content.mkdir()
+        with boundary(ConfigError, what):
+            project_archive.write_members(_members(data, what), content, what)
+        source = _load(_top(content), what)
+        unpacked = project.unpack(source.archive(), source.digest, directory)
+    return project.Project(unpacked, source.config, source.digest)
+
+
+def _load(directory: Path, what: str) -> project.Project:
+    """Load what was unpacked; messages speak of the archive."""
+    if not (directory / project.CONFIG_NAME).is_file():
+        raise ConfigError(
+            f"{what} has no {project.CONFIG_NAME}",
+            hint="archive the project's directory, or what is in it",
+        )
+    try:
+        return project.load(directory)
+    except ConfigError as exc:
+        words = exc.message.replace(f"{directory}/", "").replace(str(directory), what)
+        raise ConfigError(f"{what}: {words}", hint=exc.hint) from None
+
+
+def _top(content: Path) -> Path:
+    """Return the project's directory: the only one in the archive, where it is not the archive."""
+    entries = list(content.iterdir())
+    if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
+        return entries[0]
+    return content
+
+
+def _members(data: bytes, what: str) -> Iterator[Member]:
+    if data.startswith(_ZIP):
+        return _of_zip(data, what)
+    if data.startswith(_GZIP):
+        data = _unzipped(data, what)
+    return _of_tar(data, what)
+
+
+def _unzipped(data: bytes, what: str) -> bytes:
+    """Return what was gzipped, no more than a project may have."""
+    limit = MAX_ARCHIVE_BYTES + _READ_BYTES  # what a tar adds to the files
+    whole, rest = bytearray(), data
+    while rest:
+        stream = zlib.decompressobj(wbits=31)
+        whole += stream.decompress(rest, limit + 1 - len(whole))
+        project_archive.check_size(what, len(whole) - _READ_BYTES, 0)
+        if not stream.eof:
+            raise ConfigError(f"{what} ends too early")
+        rest = stream.unused_data.lstrip(b"\0")
+    return bytes(whole)
+
+
+def _of_tar(data: bytes, what: str) -> Iterator[Member]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=CarefulTarInfo) as tar:
+        for member in project_archive.read_tar(tar, what):
+            yield member._replace(name=member.name.removeprefix("./"))
+
+
+def _of_zip(data: bytes, what: str) -> Iterator[Member]:
+    size = 0
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for count, info in enumerate(archive.infolist(), 1):
+            size += info.file_size
+            project_archive.check_size(what, size, count)
+            if info.is_dir():
+                continue
+            with archive.open(info) as file:
+                content = _exactly(file, info.file_size, what)
+            yield _zip_member(info, content, what)
+
+
+def _exactly(file: IO[bytes], size: int, what: str) -> bytes:
+    """Return a file's content; its listed size is a claim."""
+    content = file.read(size + 1)
+    if len(content) != size:
+        raise ConfigError(f"{what} holds a file that is not of its size")
+    return content
+
+
+def _zip_member(info: zipfile.ZipInfo, content: bytes, what: str) -> Member:
+    mode = info.external_attr >> 16  # what Unix programs keep there
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFLNK):
+        raise ConfigError(f"{what}: {info.filename!r} is no file, directory or symlink")
+    kind = stat.S_IFLNK if stat.S_ISLNK(mode) else stat.S_IFREG
+    permissions = 0o755 if mode & stat.S_IXUSR else 0o644
+    return Member(info.filename.removeprefix("./"), kind | permissions, content)
