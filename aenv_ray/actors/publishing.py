@@ -156,11 +156,11 @@ def _status(text: str) -> EnvironmentStatus:
 
 async def publish(
     data: bytes,
+    owner: str | None,
     *,
     hub: Hub,
     store: ArtifactStore,
     projects_dir: Path,
-    owner: str | None,
     timeout_s: float = INSPECT_S,
 ) -> EnvironmentVersion:
     """Publish a project's archive, whoever made it, and return the version as it is kept.
@@ -170,10 +170,10 @@ async def publish(
 
     Args:
         data: A tar, a gzipped tar or a zip.
+        owner: Who pushes it.
         hub: Where the version is kept.
         store: Where the archive is kept.
         projects_dir: Of unpacked projects, by digest.
-        owner: Who pushes it.
         timeout_s: For `inspect`.
 
     Raises:
