@@ -43,7 +43,7 @@ def logs(
       aenv instance logs mini-terminal-abc12345
       aenv instance logs mini-terminal-abc12345 -f --tail 10
     """
-    from aenv_ray.actors import fabric, ray_api
+    from aenv_ray.actors import entrance, ray_api
 
     # Ray prints its warnings on standard output, which is for the log.
     with contextlib.redirect_stdout(sys.stderr):
@@ -57,17 +57,17 @@ def logs(
         finally:
             ray_api.cancel(pieces)
     finally:
-        fabric.shutdown()
+        entrance.shutdown()
 
 
 def _join() -> Fabric:
     """Connect to the Ray that runs; starting one would find no instances."""
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
     from aenv_ray.config import settings
 
     address = settings().ray_address
     try:
-        return fabric.init(address or "auto")
+        return entrance.init(address or "auto")
     except FabricUnavailable as exc:
         if address is not None:
             raise

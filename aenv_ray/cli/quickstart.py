@@ -60,7 +60,7 @@ def quickstart(
     """
     _check_writable(out)
     sampling = _prepare(policy, rollouts, concurrency, out, seed)
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
 
     # Ray prints its warnings on standard output, which is for the summary.
     with contextlib.redirect_stdout(sys.stderr):
@@ -68,11 +68,11 @@ def quickstart(
             if not as_json:
                 console.say(_connected())
             else:
-                fabric.init()
+                entrance.init()
             finished = _run_all(sampling, quiet=as_json)
             left = _instances_left()
         finally:
-            fabric.shutdown()
+            entrance.shutdown()
     summary = finished.model_dump() | {"instances_left": left}
     if as_json:
         print(json.dumps(summary))
@@ -127,13 +127,13 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 
 def _connected() -> str:
     from aenv_ray import project
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
     from aenv_ray.actors.create_options import chosen_engine
 
     engine = chosen_engine(project.resolve(ENVIRONMENT))
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
-    connection = fabric.init()
+    connection = entrance.init()
     kind = "a local Ray, started for this run" if connection.owns_ray else "the Ray that runs"
     return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: {engine}"
 
@@ -173,9 +173,9 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
 
 def _instances_left() -> int:
     """Count what still runs, by what runs it; what is ending gets a moment."""
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
 
-    connection = fabric.init()
+    connection = entrance.init()
     deadline = time.monotonic() + _SETTLE_S
     while (left := connection.count_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)

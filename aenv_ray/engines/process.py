@@ -101,9 +101,9 @@ class ProcessEngine(Engine):
         results: dict[InstanceId, Sandbox | AenvError | None] = {}
         items: list[dict[str, Any]] = []
         modes: dict[str, tuple[str, dict[str, Any]]] = {}
-        plans: dict[tuple[Path, str], Plan | AenvError] = {}
+        plans: dict[tuple[Path, int], Plan | AenvError] = {}
         for spec in specs:
-            group = (spec.project_dir, spec.config.model_dump_json(include={"deploy"}))
+            group = (spec.project_dir, id(spec.config))
             if group not in plans:
                 plans[group] = await self._plan(spec)
             plan = plans[group]

@@ -45,6 +45,7 @@ class Plan:
             cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
         )
         self.python = str(python or sys.executable)
+        self._setups: dict[bool, tuple[str, dict[str, Any]]] = {}
         self._base = {
             "python": [self.python, "-P"],
             "isolation": isolation,
@@ -57,9 +58,11 @@ class Plan:
 
     def setup(self, *, preload: bool) -> tuple[str, dict[str, Any]]:
         """Return the template's key and what the launcher makes it from."""
-        setup = {**self._base, "preload": preload}
-        key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
-        return key, setup
+        if preload not in self._setups:
+            setup = {**self._base, "preload": preload}
+            key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
+            self._setups[preload] = key, setup
+        return self._setups[preload]
 
 
 def loaded(report: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""The connection to Redis: what a URL means, and its errors in our words.
+
+No message of ours holds a password: where a URL is named, its credentials are left out, and what
+the library says of a malformed one is not repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ConstantBackoff
+
+from aenv_ray.errors import ConfigError, FabricUnavailable
+
+ANSWER_S: Final = 5.0
+"""A Redis that does not answer for so long is not there; scripts take milliseconds."""
+CONNECT_S: Final = 3.0
+_HINT: Final = (
+    "AENV_REDIS_URL is redis://[user:password@]host[:port][/db], rediss:// with TLS, "
+    "unix:///path.sock, redis+sentinel://[user:password@]host:port,host:port/service[/db] or "
+    "redis+cluster://host:port"
+)
+_COMMON: Final[dict[str, Any]] = {
+    "decode_responses": True,
+    "encoding_errors": "surrogatepass",
+    "socket_timeout": ANSWER_S,
+    "socket_connect_timeout": CONNECT_S,
+}
+
+RedisClient = Any
+"""``redis.asyncio.Redis`` or ``RedisCluster``; what the hub uses of them is the same."""
+
+
+def _once_more() -> Retry:
+    # One connection of the pool may be from before a restart of Redis. What fails then is up to the
+    # caller's retry: one layer retries.
+    return Retry(ConstantBackoff(0.02), 1)
+
+
+def redacted(url: str) -> str:
+    """Return a URL without its credentials and options, for messages."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme:
+            place = parts.netloc.rpartition("@")[2]
+            path = parts.path if parts.scheme == "unix" or "/" not in parts.path[1:] else ""
+            return urlunsplit((parts.scheme, place, path, "", ""))
+    return "the URL"
+
+
+def connect(url: str) -> RedisClient:
+    """Return a client of the Redis that a URL names; it connects at its first command.
+
+    Raises:
+        ConfigError: The URL is malformed.
+    """
+    scheme = url.partition("://")[0].lower()
+    try:
+        if scheme in ("redis+sentinel", "rediss+sentinel"):
+            return _sentinel(url)
+        if scheme in ("redis+cluster", "rediss+cluster"):
+            plain = url.replace("+cluster", "", 1)
+            return aioredis.RedisCluster.from_url(plain, retry=_once_more(), **_COMMON)
+        if scheme in ("redis", "rediss", "unix"):
+            return aioredis.Redis.from_url(url, retry=_once_more(), **_COMMON)
+    except (ValueError, TypeError, exceptions.RedisError):
+        # The library's words may repeat a part of the URL: that part may be the password.
+        raise ConfigError(f"{redacted(url)} is no URL of a Redis", hint=_HINT) from None
+    raise ConfigError(f"{redacted(url)} is no URL of a Redis", hint=_HINT)
+
+
+def connect_socket(path: str, password: str) -> RedisClient:
+    """Return a client of the Redis behind a Unix socket."""
+    return aioredis.Redis(
+        unix_socket_path=path, password=password, retry=_once_more(), **_COMMON
+    )  # fmt: skip
+
+
+def _sentinel(url: str) -> RedisClient:
+    """Return a client of the master that sentinels name, and of its successors."""
+    parts = urlsplit(url)
+    credentials, _, places = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    service, _, database = parts.path.lstrip("/").partition("/")
+    nodes = [_place(place) for place in places.split(",")]
+    options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    if not service:
+        raise ValueError("no service")
+    common: dict[str, Any] = {**_COMMON, "retry": _once_more()}
+    if url.lower().startswith("rediss"):
+        common["ssl"] = True
+        common |= {k: v for k, v in options.items() if k.startswith("ssl_")}
+    own: dict[str, Any] = {
+        "username": unquote(user) or None,
+        "password": unquote(password) or None,
+        "db": int(database or 0),
+    }
+    theirs = {**common, "password": options.get("sentinel_password")}
+    make: Any = Sentinel  # redis-py gives it no types
+    return make(nodes, sentinel_kwargs=theirs, **common).master_for(service, **own)
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "26379")
+    if not host:
+        raise ValueError("no host")
+    return host, int(port)
+
+
+@contextlib.contextmanager
+def redis_errors(where: str) -> Iterator[None]:
+    """Turn Redis's exceptions that leave the block into ours.
+
+    Args:
+        where: The Redis, without credentials.
+
+    Raises:
+        ConfigError: It refuses our password or user.
+        FabricUnavailable: It does not answer, or cannot write now; try again.
+    """
+    try:
+        yield
+    except (exceptions.AuthenticationError, exceptions.AuthorizationError) as exc:
+        raise _refused(where) from exc
+    except exceptions.NoPermissionError as exc:
+        raise ConfigError(
+            f"Redis at {where} does not let our user run the hub's commands: {exc}",
+            hint="give the user of AENV_REDIS_URL all commands on keys that begin with {aenv}",
+        ) from exc
+    except exceptions.ResponseError as exc:
+        if re.match(r"(NOAUTH|WRONGPASS|ERR AUTH|invalid (username|password))", str(exc)):
+            raise _refused(where) from exc
+        if not re.match(r"(OOM|MISCONF|READONLY|LOADING|BUSY|NOREPLICAS|MASTERDOWN)", str(exc)):
+            raise
+        raise FabricUnavailable(
+            f"Redis at {where} cannot do it now: {exc}", hint="look into the log of Redis"
+        ) from exc
+    except (exceptions.RedisError, OSError, TimeoutError) as exc:
+        raise FabricUnavailable(
+            f"Redis at {where} does not answer: {type(exc).__name__}: {exc}",
+            hint="try again; check AENV_REDIS_URL, and that this Redis runs",
+        ) from exc
+
+
+def _refused(where: str) -> ConfigError:
+    return ConfigError(
+        f"Redis at {where} refuses the password or user",
+        hint="put them into AENV_REDIS_URL: redis://user:password@host:port",
+    )

@@ -1,0 +1,168 @@
+"""The hub's environments over Redis."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+from aenv_ray import ids
+from aenv_ray.errors import ConfigError, EnvironmentInUse, EnvironmentNotFound, VersionConflict
+from aenv_ray.hub import catalog, scripts
+from aenv_ray.hub.base import HubBase, from_cursor, listing, to_cursor, to_json
+from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, EnvironmentVersion, Page
+
+_ONLY_STATE = frozenset({"status", "updated_at"})
+_NAMED_VERSIONS = 5
+"""How many versions a hint names."""
+
+
+class Environments(HubBase, ABC):
+    """Versions: written once, found by name, version, tag, word and status."""
+
+    async def push(self, entry: EnvironmentVersion) -> EnvironmentVersion:  # noqa: D102
+        ids.split_reference(entry.reference)
+        now = self._clock.now()
+        entry = entry.model_copy(update={"created_at": now, "updated_at": now})
+        outcome, *kept = await self._run(
+            scripts.PUSH,
+            to_json({**_indexes(entry), "content": catalog.content_digest(entry)}),
+            entry.model_dump_json(exclude=set(_ONLY_STATE)),
+            _state(entry.status, now),
+        )
+        if outcome != "kept":
+            was = "is published" if outcome == "published" else "was published, then deleted,"
+            raise VersionConflict(
+                f"{entry.reference} {was} with other content",
+                hint="a published version never changes: give it a new version in config.json",
+            )
+        return _entry(*kept)
+
+    async def environment(  # noqa: D102
+        self, name: str, version: str | None = None
+    ) -> EnvironmentVersion:
+        ids.split_reference(name if version is None else f"{name}@{version}")
+        if version is None:
+            page = await self._page(["env:in:latest"], EnvironmentQuery(name=name, limit=1))
+            if page.items:
+                return page.items[0]
+            raise await self._not_found(name, None)
+        found = await self._find(f"{name}@{version}")
+        if found is None:
+            raise await self._not_found(name, version)
+        return found
+
+    async def versions(self, name: str) -> tuple[EnvironmentVersion, ...]:  # noqa: D102
+        ids.check_environment_name(name)
+        found: list[EnvironmentVersion] = []
+        cursor: str | None = None
+        while True:
+            query = EnvironmentQuery(name=name, limit=1000, cursor=cursor)
+            page = await self.environments(query)
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                return tuple(found)
+
+    async def environments(self, query: EnvironmentQuery) -> Page[EnvironmentVersion]:  # noqa: D102
+        if query.name is not None:
+            ids.check_environment_name(query.name)
+        keys = ["env:in:latest" if query.latest_only else "env:in:all"]
+        if query.status is not None:
+            keys.append(f"env:in:status:{query.status}")
+        if query.tag is not None:
+            keys.append(f"env:in:tag:{query.tag}")
+        return await self._page(keys, query)
+
+    async def set_status(  # noqa: D102
+        self, name: str, version: str, status: EnvironmentStatus
+    ) -> EnvironmentVersion:
+        while True:  # ends: another turn means that somebody else's change went through
+            entry = await self.environment(name, version)
+            catalog.check_transition(entry.reference, entry.status, status)
+            if entry.status is status:
+                return entry
+            now = self._clock.now()
+            names = {
+                "name": name, "reference": entry.reference, "status": status,
+                "member": catalog.member(name, version), "old_status": entry.status,
+            }  # fmt: skip
+            old = _state(entry.status, entry.updated_at)
+            if await self._run(scripts.SET_STATE, to_json(names), old, _state(status, now)):
+                return entry.model_copy(update={"status": status, "updated_at": now})
+
+    async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
+        entry = await self.environment(name, version)
+        count, *users = await self._run(scripts.DELETE, to_json(_indexes(entry)))
+        if count:
+            more = " and others" if count > len(users) else ""
+            raise EnvironmentInUse(
+                f"{entry.reference} is used by {', '.join(sorted(users))}{more}",
+                hint="end them first: aenv instance delete, aenv service delete",
+            )
+
+    async def _find(self, reference: str) -> EnvironmentVersion | None:
+        rows = await self._read([reference])
+        return rows[0] if rows else None
+
+    async def _read(self, references: list[str]) -> list[EnvironmentVersion]:
+        """Return the versions of these names that are there, in their order."""
+        if not references:
+            return []
+        # The states second: one that was deleted meanwhile has none, and is left out.
+        texts = await self._ask("hmget", self._keys.entries, *references)
+        states = await self._ask("hmget", self._keys.states, *references)
+        rows = zip(texts, states, strict=True)
+        return [_entry(text, state) for text, state in rows if text and state]
+
+    async def _page(self, keys: list[str], query: EnvironmentQuery) -> Page[EnvironmentVersion]:
+        after = from_cursor(query.cursor)
+        begin = f"{query.name} " if query.name is not None else ""
+        if after and not after.startswith(begin):
+            raise ConfigError("the cursor is of another query", hint="give it to the same query")
+        words = catalog.words_of(query.text or "")[: catalog.MAX_SEARCH_WORDS]
+        argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
+        total, *members = await self._run(scripts.LIST, argument)
+        page = members[: query.limit]
+        items = await self._read([catalog.reference_of(member) for member in page])
+        cursor = to_cursor(page[-1]) if len(members) > query.limit else None
+        return Page(items=tuple(items), cursor=cursor, total=total)
+
+    async def _not_found(self, name: str, version: str | None) -> EnvironmentNotFound:
+        """Return the error that says what is there instead."""
+        page = await self.environments(EnvironmentQuery(name=name, limit=_NAMED_VERSIONS))
+        if not page.items:
+            hint = "aenv list shows what is published; aenv push publishes a project"
+            return EnvironmentNotFound(f"no environment {name!r} is published", hint=hint)
+        known = ", ".join(entry.version for entry in page.items)
+        more = ", …" if page.cursor else ""
+        if version is None:
+            return EnvironmentNotFound(
+                f"every version of environment {name!r} is Failed", hint=f"versions: {known}{more}"
+            )
+        return EnvironmentNotFound(
+            f"environment {name!r} has no version {version!r}", hint=f"versions: {known}{more}"
+        )
+
+
+def _indexes(entry: EnvironmentVersion) -> dict[str, Any]:
+    """Return by what an entry is found."""
+    return {
+        "name": entry.name,
+        "reference": entry.reference,
+        "member": catalog.member(entry.name, entry.version),
+        "status": entry.status,
+        "tags": list(entry.tags),
+        "words": catalog.search_words(entry),
+    }
+
+
+def _state(status: EnvironmentStatus, updated_at: float) -> str:
+    return f"{status} {updated_at!r}"
+
+
+def _entry(text: str, state: str) -> EnvironmentVersion:
+    status, updated_at = state.split(" ")
+    entry = EnvironmentVersion.model_validate_json(text)
+    return entry.model_copy(
+        update={"status": EnvironmentStatus(status), "updated_at": float(updated_at)}
+    )

@@ -1,0 +1,128 @@
+"""The hub's tokens and documents over Redis."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from abc import ABC
+from typing import Any, Final
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.hub import scripts
+from aenv_ray.hub.base import HubBase, to_json
+from aenv_ray.hub.records import Role, TokenRecord
+
+SECRET_PREFIX: Final = "aenv_"
+"""Makes a token recognizable to people, and to what searches texts for secrets."""
+_SECRET_BYTES: Final = 32
+
+
+def new_token(
+    role: Role,
+    owner: str,
+    *,
+    now: float,
+    instance_id: str | None = None,
+    ttl_s: float | None = None,
+    note: str = "",
+) -> tuple[str, TokenRecord]:
+    """Return a secret and the record of its token; nobody knows either yet.
+
+    Raises:
+        ConfigError: An agent's token names no instance, another one names one, or it has no time.
+    """
+    if (role is Role.AGENT) != (instance_id is not None):
+        raise ConfigError(
+            "a token of an agent is for one instance, and no other token is",
+            hint="role agent needs an instance id; admin and owner take none",
+        )
+    if ttl_s is not None and not ttl_s > 0:
+        raise ConfigError(
+            f"a token cannot live for {ttl_s:g} s", hint="leave the TTL out: for ever"
+        )
+    record = TokenRecord(
+        id=secrets.token_hex(8),
+        role=role,
+        owner=owner,
+        instance_id=instance_id,
+        note=note,
+        created_at=now,
+        expires_at=None if ttl_s is None else now + ttl_s,
+    )
+    return SECRET_PREFIX + secrets.token_urlsafe(_SECRET_BYTES), record
+
+
+def secret_hash(secret: str) -> str:
+    """Return what is kept of a secret. It is random and long: no salt, no slow hash is needed."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Tokens(HubBase, ABC):
+    """Tokens without their secrets, and what callers ask to be remembered."""
+
+    async def create_token(  # noqa: D102
+        self,
+        role: Role,
+        owner: str,
+        *,
+        instance_id: str | None = None,
+        ttl_s: float | None = None,
+        note: str = "",
+    ) -> tuple[str, TokenRecord]:
+        secret, record = new_token(
+            role, owner, now=self._clock.now(), instance_id=instance_id, ttl_s=ttl_s, note=note
+        )
+        await self.keep_token(secret_hash(secret), record)
+        return secret, record
+
+    async def keep_token(self, hashed: str, record: TokenRecord) -> None:
+        """Keep a token that `new_token` made; again changes nothing."""
+        await self._run(
+            scripts.KEEP_TOKEN,
+            record.id,
+            hashed,
+            record.model_dump_json(),
+            record.instance_id or "",
+            "" if record.expires_at is None else record.expires_at,
+        )
+
+    async def check_token(self, secret: str) -> TokenRecord | None:  # noqa: D102
+        return await self.check_hash(secret_hash(secret))
+
+    async def check_hash(self, hashed: str) -> TokenRecord | None:
+        """Return the token whose secret has this hash; None: no such token holds now."""
+        text = await self._run(scripts.FIND_TOKEN, hashed)
+        record = TokenRecord.model_validate_json(text) if text else None
+        return record if record is not None and self._holds(record) else None
+
+    def _holds(self, record: TokenRecord) -> bool:
+        return record.expires_at is None or self._clock.now() < record.expires_at
+
+    async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:  # noqa: D102
+        texts = await self._ask("hvals", self._keys.token_records)
+        records = [TokenRecord.model_validate_json(text) for text in texts]
+        mine = [r for r in records if owner in (None, r.owner) and self._holds(r)]
+        return tuple(sorted(mine, key=lambda r: (-r.created_at, r.id)))
+
+    async def revoke_token(self, token_id: str) -> None:  # noqa: D102
+        text = await self._ask("hget", self._keys.token_records, token_id)
+        instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
+        await self._run(scripts.REVOKE_TOKEN, token_id, instance_id or "")
+
+    async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
+        if not ttl_s > 0:
+            raise ConfigError(f"nothing can be remembered for {ttl_s:g} s")
+        return str(await self._run(scripts.REMEMBER, key, value, str(max(1, int(ttl_s * 1000)))))
+
+    async def put_document(  # noqa: D102
+        self, kind: str, name: str, document: dict[str, Any]
+    ) -> None:
+        await self._ask("hset", self._keys.documents + kind, name, to_json(document))
+
+    async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
+        rows = await self._ask("hgetall", self._keys.documents + kind)
+        return {name: json.loads(text) for name, text in sorted(rows.items())}
+
+    async def delete_document(self, kind: str, name: str) -> None:  # noqa: D102
+        await self._ask("hdel", self._keys.documents + kind, name)

