@@ -35,7 +35,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     data_dir: Path
-    """Caches, which may be deleted when nothing runs, and ``hub`` and ``artifacts``, which must not."""
+    """Caches, which may be deleted when nothing runs; ``hub`` and ``artifacts`` must not be."""
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
