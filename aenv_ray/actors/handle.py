@@ -72,11 +72,6 @@ class EnvHandle:
     def __repr__(self) -> str:
         return f"EnvHandle({self.instance_id!r})"
 
-    @property
-    def host(self) -> Any:
-        """The Ray actor that has the instance, for callers that pass JSON on, as the gateway."""
-        return self._host
-
     def _call(
         self,
         method: str,
@@ -312,6 +307,11 @@ class EnvHandle:
     def release(self) -> RemoteMethod[[]]:
         """``()`` → None, once the sandbox is gone. From every state, any number of times."""
         return RemoteMethod(lambda: self._controller.release.remote([self.instance_id]))
+
+
+def host_of(handle: EnvHandle) -> Any:
+    """Return the Ray actor that has the instance, for callers that pass JSON on, as the gateway."""
+    return handle._host
 
 
 def bare_tool_name(name: str, reference: str) -> str:

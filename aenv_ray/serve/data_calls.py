@@ -17,6 +17,7 @@ from ray import exceptions as ray_exceptions
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.call_parameters import call_id_of
 from aenv_ray.actors.followed_calls import Reports
+from aenv_ray.actors.handle import host_of
 from aenv_ray.actors.wire import call_message
 from aenv_ray.errors import (
     AenvError,
@@ -97,7 +98,7 @@ class DataCalls:
             CallCancelled: The client went away.
         """
         handle = await self._fabric.handle(call.instance_id)
-        reference = handle.host.call_json.remote(call.message())
+        reference = host_of(handle).call_json.remote(call.message())
         result: bytes = await self._wait(reference, call, departure)
         return result
 
@@ -114,7 +115,7 @@ class DataCalls:
         handle = await self._fabric.handle(call.instance_id)
         message, token = call.message(), secrets.token_hex(16)
         while True:
-            reference = handle.host.follow_json.remote(message, token, name)
+            reference = host_of(handle).follow_json.remote(message, token, name)
             news: Reports | bytes = await self._wait(reference, call, departure)
             yield news
             if isinstance(news, bytes):
@@ -124,7 +125,7 @@ class DataCalls:
         """Stop a followed call by its name, whichever replica it came through."""
         handle = await self._fabric.handle(instance_id)
         with ray_api.translated("cancelling", instance_id=instance_id):
-            await handle.host.cancel_named.remote(name)
+            await host_of(handle).cancel_named.remote(name)
 
     async def _wait(self, reference: Any, call: DataCall, departure: Departure) -> Any:
         if not call.is_named:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import pydantic_core
 from starlette.requests import Request
@@ -38,8 +39,8 @@ from aenv_ray.serve.data_calls import DataCall, DataCalls
 from aenv_ray.serve.data_http import JSON, departing
 from aenv_ray.serve.data_targets import Target
 
-LISTINGS_KEPT: Final = 1000
-"""Instances whose functions a replica remembers."""
+OFFERS_KEPT: Final = 1000
+"""Instances whose functions a replica remembers; they never change while an instance lives."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ class _Function:
     method: str
     schema: Mapping[str, Any]
     route: Route
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What an environment has beside its tools."""
+
+    functions: tuple[_Function, ...]
+    health_schema: Mapping[str, Any]
 
 
 class FunctionDoor:
@@ -63,7 +72,7 @@ class FunctionDoor:
     def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: DataCalls) -> None:
         self._find = find
         self._calls = calls
-        self._listings: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._offers: OrderedDict[str, _Offer] = OrderedDict()
 
     async def serve(self, request: Request) -> Response:
         """Return the answer to a request.
@@ -106,9 +115,10 @@ class FunctionDoor:
     ) -> tuple[_Function, Mapping[str, Any]]:
         """Return the function that a request is for, and the arguments in its path."""
         allowed = []
-        functions = _functions(await self._listing(target, request))
+        functions = (await self._offer(target, request)).functions
+        asked = {**request.scope, "path_params": {}}
         for function in functions:
-            match, scope = function.route.matches(request.scope)
+            match, scope = function.route.matches(asked)
             if match is Match.FULL:
                 return function, scope["path_params"]
             if match is Match.PARTIAL:
@@ -122,21 +132,19 @@ class FunctionDoor:
             hint="GET /functions/list has their endpoints",
         )
 
-    async def _listing(self, target: Target, request: Request) -> dict[str, Any]:
-        """Return what the environment lists, which never changes while an instance lives."""
-        known = self._listings.get(target.instance_id)
+    async def _offer(self, target: Target, request: Request) -> _Offer:
+        known = self._offers.get(target.instance_id)
         if known is None:
             listed = await self._call(target, request, "aenv/functions", {})
-            known = self._listings[target.instance_id] = pydantic_core.from_json(listed)
-            if len(self._listings) > LISTINGS_KEPT:
-                self._listings.popitem(last=False)
+            known = self._offers[target.instance_id] = _offer(pydantic_core.from_json(listed))
+            if len(self._offers) > OFFERS_KEPT:
+                self._offers.popitem(last=False)
         return known
 
     # --- health -----------------------------------------------------------------------------
 
     async def _health(self, target: Target, request: Request) -> Response:
-        checks = (await self._listing(target, request))["health"]
-        schema = checks[0].get("inputSchema") or {} if checks else {}
+        schema = (await self._offer(target, request)).health_schema
         params = {"arguments": query_arguments(request, schema)}
         meta = {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)}
         call = DataCall(target.instance_id, "aenv/health", params, meta)
@@ -154,15 +162,21 @@ class FunctionDoor:
         return _json(to_json({"success": True, "data": data}), status)
 
 
-def _functions(listing: Mapping[str, Any]) -> list[_Function]:
-    return [
+def _offer(listing: Mapping[str, Any]) -> _Offer:
+    functions = tuple(
         _Function(f["name"], f["method"], f.get("inputSchema") or {}, _route(f))
         for f in listing["functions"]
-    ]
+    )
+    checks = listing["health"]
+    return _Offer(functions, (checks[0].get("inputSchema") or {}) if checks else {})
 
 
 def _route(listed: Mapping[str, Any]) -> Route:
-    return Route(listed["endpoint"], _nothing, methods=[listed["method"]])
+    """Return the route that a function chose; one that can be no route has the usual one."""
+    try:
+        return Route(listed["endpoint"], _nothing, methods=[listed["method"]])
+    except (ValueError, AssertionError):  # the environment's own words, such as "/{a}/{a}"
+        return Route(f"/functions/{quote(listed['name'], safe='')}", _nothing, methods=["POST"])
 
 
 async def _nothing(request: Request) -> Response:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from aenv_ray.serve.http import Front, Observer
 from aenv_ray.serve.instances import Instances
 from aenv_ray.serve.settings import GatewaySettings
 
-LIMIT_BYTES = 64 * 1024 * 1024
+SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 
 
 class Book:

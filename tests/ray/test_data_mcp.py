@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-import ray
 
-import aenv_ray
 from aenv_ray.errors import InstanceReleased
 from tests.ray.data_gateway import Door, Gateway
 from tests.ray.faults import Witness
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 
 
 def transport(door: Door, **headers: str) -> Any:
