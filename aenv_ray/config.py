@@ -13,6 +13,7 @@
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
+| ``AENV_API_KEY`` | token for that gateway | the config file's, else ``aenv up``'s |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
 | ``RAY_ADDRESS`` | Ray cluster to join | start or find a local one |
 """
@@ -48,6 +49,7 @@ class Settings(BaseModel):
     artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
     system_url: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
     dummy_instance: str | None = None
     ray_address: str | None = None
 
@@ -75,6 +77,7 @@ def read_settings() -> Settings:
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,
             system_url=environment.get("AENV_SYSTEM_URL") or None,
+            api_key=environment.get("AENV_API_KEY") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,
             ray_address=environment.get("RAY_ADDRESS") or None,
         )

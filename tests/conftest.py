@@ -31,7 +31,17 @@ REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(","))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset(
-    {"namespaces", "docker", "redis", "browser", "fresh-clone", "git", "published-client"}
+    {
+        "browser",
+        "crun",
+        "docker",
+        "fresh-clone",
+        "git",
+        "namespaces",
+        "published-client",
+        "redis",
+        "xfs",
+    }
 )
 
 

@@ -37,7 +37,16 @@ COMMANDS: Final[Mapping[str, str]] = {
     "test": "aenv_ray.cli.test:run_tests",
     "run": "aenv_ray.cli.run:run",
     "build": "aenv_ray.cli.build:build",
+    "list": "aenv_ray.cli.environments:list_",
+    "search": "aenv_ray.cli.environments:search",
+    "get": "aenv_ray.cli.environments:get",
+    "release": "aenv_ray.cli.environments:release",
+    "delete": "aenv_ray.cli.environments:delete",
     "instance": "aenv_ray.cli.instance:instance",
+    "pool": "aenv_ray.cli.pool:pool",
+    "token": "aenv_ray.cli.token:token",
+    "hub": "aenv_ray.cli.hub:hub",
+    "config": "aenv_ray.cli.config:config",
     "version": "aenv_ray.cli.version:version",
 }
 """Name → ``module:attribute``, in the order of ``aenv --help``.
