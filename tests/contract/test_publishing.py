@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray import project
+from aenv_ray.actors.fresh_sandbox import fresh_sandbox
 from aenv_ray.actors.publishing import entry_of, inspect, publish
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import (
@@ -27,7 +28,7 @@ from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
-from aenv_ray.testing.contract_bench import write_project
+from aenv_ray.testing.contract_bench import request, value_of, write_project
 
 KITCHEN_SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 TOOLS = """
@@ -246,3 +247,43 @@ def test_a_status_that_there_is_none_of_is_said(made: Path) -> None:
     with pytest.raises(ConfigError, match="Splendid") as raised:
         entry_of(packing.pack(project.load(made)), functions, None)
     assert "Ready" in str(raised.value.hint)
+
+
+# --- projects written for AEnvironment ------------------------------------------------------------
+
+PROJECTS = KITCHEN_SINK.parent
+
+
+@pytest.mark.parametrize(
+    ("name", "offers"),
+    [
+        (
+            "weather-demo",
+            {"tool get_weather", "function get_weather_func", "reward is_good_weather"},
+        ),
+        ("mini-terminal", {"tool execute_command"}),
+    ],
+)
+async def test_projects_for_aenvironment_are_packed_and_seen_as_they_are(
+    name: str, offers: set[str]
+) -> None:
+    source = project.load(PROJECTS / name)
+    package = packing.pack(source)
+    found = await inspect(source)
+    assert {f"{f.kind} {f.name}" for f in found.functions} == offers
+    entry = entry_of(package, found.functions, "ada")
+    assert entry.config["codeUrl"] == "oss://xxx"
+    assert entry.config["testConfig"] == {"script": "pytest xxx"}
+
+
+async def test_projects_for_aenvironment_serve_as_they_are() -> None:
+    async with fresh_sandbox(project.load(PROJECTS / "weather-demo"), lifetime_s=60) as sandbox:
+        assert await value_of(sandbox, "get_weather", city="Oslo") == {
+            "city": "Oslo", "temperature": -3, "climate": "mild",
+        }  # fmt: skip
+        reward = await request(sandbox, "aenv/reward", {"arguments": {"city": "Oslo"}})
+        assert reward is False
+    async with fresh_sandbox(project.load(PROJECTS / "mini-terminal"), lifetime_s=60) as sandbox:
+        await value_of(sandbox, "execute_command", command="cd /tmp; word=kept")
+        found = await value_of(sandbox, "execute_command", command="echo $word in $PWD")
+        assert found == {"output": ["kept in /tmp\n", True], "returncode": 0}
