@@ -38,7 +38,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     data_dir: Path
-    """Caches, which may be deleted when nothing runs, and what the hub keeps, which may not."""
+    """Caches, which may be deleted when nothing runs; ``hub`` and ``artifacts`` must not be."""
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     docker_host: str = "unix:///var/run/docker.sock"
     redis_url: str | None = Field(default=None, repr=False)
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    artifacts_url: str | None = None
+    artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
     docker_config: Path
     """The directory of Docker's own ``config.json``, with the logins for registries."""
