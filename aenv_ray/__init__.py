@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.fabric import (
+    from aenv_ray.actors.entrance import (
         create,
         create_many,
         get,
@@ -38,14 +38,14 @@ _HOMES = {
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
-    "create": "aenv_ray.actors.fabric",
-    "create_many": "aenv_ray.actors.fabric",
-    "get": "aenv_ray.actors.fabric",
-    "init": "aenv_ray.actors.fabric",
-    "list_instances": "aenv_ray.actors.fabric",
-    "release_many": "aenv_ray.actors.fabric",
+    "create": "aenv_ray.actors.entrance",
+    "create_many": "aenv_ray.actors.entrance",
+    "get": "aenv_ray.actors.entrance",
+    "init": "aenv_ray.actors.entrance",
+    "list_instances": "aenv_ray.actors.entrance",
+    "release_many": "aenv_ray.actors.entrance",
     "sample": "aenv_ray.sampling",
-    "shutdown": "aenv_ray.actors.fabric",
+    "shutdown": "aenv_ray.actors.entrance",
     "warm": "aenv_ray.actors.warming",
 }
 

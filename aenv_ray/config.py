@@ -9,9 +9,9 @@
 | ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
 | ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
-| ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
+| ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``AENV_API_KEY`` | token for that gateway | the config file's, else ``aenv up``'s |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
@@ -44,10 +44,10 @@ class Settings(BaseModel):
     docker_image: str | None = None
     docker_runtime: str | None = None
     docker_host: str = "unix:///var/run/docker.sock"
-    artifacts_url: str | None = None
-    """Directory or fsspec URL of published archives. None: in the data directory."""
     redis_url: str | None = Field(default=None, repr=False)
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    artifacts_url: str | None = None
+    """Directory or fsspec URL of published archives. None: in the data directory."""
     system_url: str | None = None
     api_key: str | None = Field(default=None, repr=False)
     dummy_instance: str | None = None
@@ -73,9 +73,9 @@ def read_settings() -> Settings:
             docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
             docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
-            artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,
             redis_url=environment.get("AENV_REDIS_URL") or None,
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
+            artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             api_key=environment.get("AENV_API_KEY") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,

@@ -78,6 +78,8 @@ class Isolation(_Frozen):
     """``namespaces``, ``none``, ``container``, ``thread`` …"""
     namespaces: tuple[str, ...] = ()
     network: NetworkMode = NetworkMode.HOST
+    allowed: tuple[str, ...] = ()
+    """What network ``allowlist`` reaches: each entry, a name with the addresses that it had."""
     read_only_host: bool = False
     seccomp: bool = False
     no_new_privileges: bool = False

@@ -7,10 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.ray.cluster import Cluster, local_cluster
+from tests.verdicts import Verdicts
 
 # Machines that run tests are busy: an example is not slow because the machine is. The same examples
 # each time, so that a failure is the change's and can be repeated.
@@ -24,8 +29,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
+_LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset(
-    {"namespaces", "docker", "redis", "browser", "fresh-clone", "git", "published-client"}
+    {
+        "browser",
+        "crun",
+        "docker",
+        "fresh-clone",
+        "git",
+        "namespaces",
+        "published-client",
+        "redis",
+        "xfs",
+    }
 )
 
 
@@ -85,6 +101,13 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = REQUIRED - KNOWN
     if unknown:
         raise pytest.UsageError(f"AENV_REQUIRE names {sorted(unknown)}; known: {sorted(KNOWN)}")
+    config.pluginmanager.register(Verdicts(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the directories with long modules first, so that no worker ends with one alone."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: _LONG_FIRST.index(item.path.relative_to(here).parts[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +129,10 @@ def _no_settings_of_the_user() -> None:
         "AENV_REDIS_PREFIX",
     ):  # fmt: skip
         os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Yield the local Ray of this process's tests: each of its own takes seconds to start."""
+    with local_cluster() as running:
+        yield running

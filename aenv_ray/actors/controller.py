@@ -17,6 +17,7 @@ from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
 from aenv_ray.actors.orphans import Orphans
 from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest, shared_host_names
+from aenv_ray.actors.wire import decode_outcomes, encode_specs
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
@@ -89,7 +90,8 @@ class Controller:
                     "has_project", spec.digest
                 ):
                     await host.control.remote("put_project", spec.digest, archive)
-                (outcome,) = await host.control.remote("start", [spec])
+                made = await host.start.remote(encode_specs([spec]))
+                (outcome,) = decode_outcomes(made)
             if spec.instance_id in self._doomed:
                 await self._release_on(spec.instance_id, [spec.instance_id])
                 outcome = InstanceReleased(

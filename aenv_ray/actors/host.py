@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from aenv_ray.actors.host_calls import HostCalls
 from aenv_ray.actors.host_engines import EngineFactory, HostEngines
 from aenv_ray.actors.host_projects import HostProjects
 from aenv_ray.actors.host_starts import HostStarts
-from aenv_ray.actors.instance import EndReason, InstanceLife
+from aenv_ray.actors.instance import EndReason
 from aenv_ray.actors.placement import HOST_CAPACITY
 from aenv_ray.actors.residents import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.warm_pools import WarmPools
-from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
@@ -29,7 +29,6 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
-    SandboxLost,
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
@@ -43,8 +42,6 @@ from aenv_ray.models import (
 
 logger = logging.getLogger(__name__)
 
-CALL_GRACE_S: Final = 5.0
-"""How long after a call's own deadline its sandbox counts as not answering."""
 SWEEP_S: Final = 0.5
 ADOPT_DEADLINE_S: Final = 60.0
 """How long a restarted host tries to reach what it left before it gives that up."""
@@ -67,6 +64,9 @@ class Host:
         on_empty: Told when a dedicated host has outlived its instance.
         is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
         requests_path: Where what it is asked to keep ready outlives it; None: nowhere.
+
+    Attributes:
+        calls: What callers do with its instances.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Host:
         self._doomed: set[InstanceId] = set()
         self._released: dict[InstanceId, None] = {}
         self._adopted = asyncio.Event()
+        self.calls = HostCalls(host_id, self._residents, self._engines, self._adopted, self._clock)
         self._sweeper: asyncio.Task[None] | None = None
 
     # --- life of the host -------------------------------------------------------------------
@@ -255,71 +256,6 @@ class Host:
             self._store.put([record for record in records if record.id in self._sandboxes])
         return results
 
-    async def call(self, message: CallMessage) -> WireResult:
-        """Run one call in an instance and return its result.
-
-        Raises:
-            AenvError: See `InstanceLife.call_started` and `Sandbox.request_json`.
-        """
-        life, sandbox = await self._enter(message.instance_id)
-        life.call_started()
-        try:
-            result = await sandbox.request_json(
-                message.method, message.params, deadline_s=message.timeout_s + CALL_GRACE_S
-            )
-            return WireResult(message.method, result)
-        except SandboxLost as error:
-            # Released and expired instances lose their sandbox too: say which it was.
-            raise (life.end_error() if life.ended else error) from None
-        finally:
-            life.call_finished(self._clock.now())
-
-    async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
-        """Run one call; yield ``(progress, total, message)`` tuples, then its result."""
-        life, sandbox = await self._enter(message.instance_id)
-        reports: asyncio.Queue[Any] = asyncio.Queue()
-        life.call_started()
-        task = asyncio.create_task(
-            sandbox.request_json(
-                message.method,
-                message.params,
-                deadline_s=message.timeout_s + CALL_GRACE_S,
-                on_progress=lambda *report: reports.put_nowait(report),
-            )
-        )
-        task.add_done_callback(lambda _: reports.put_nowait(None))
-        try:
-            while (report := await reports.get()) is not None:
-                yield report
-            yield WireResult(message.method, await task)
-        except SandboxLost as error:
-            raise (life.end_error() if life.ended else error) from None
-        finally:
-            task.cancel()
-            life.call_finished(self._clock.now())
-
-    async def logs(
-        self, instance_id: InstanceId, tail_lines: int | None, follow: bool
-    ) -> AsyncGenerator[str, None]:
-        """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
-        life, _ = await self._enter(instance_id)
-        return self._engines.logs(life.record.spec.engine, life.record.id, tail_lines, follow)
-
-    async def _enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
-        if not self._adopted.is_set():
-            await self._adopted.wait()
-        life = self._lives.get(instance_id)
-        if life is None:
-            raise InstanceNotFound(
-                f"host {self._id} has no instance {instance_id}",
-                instance_id=instance_id,
-                hint="it was released long ago, or never created",
-            )
-        sandbox = self._sandboxes.get(life.record.id)
-        if sandbox is None:
-            raise life.end_error()
-        return life, sandbox
-
     # --- deadlines and ends -----------------------------------------------------------------
 
     async def renew(self, instance_id: InstanceId, ttl_s: float) -> InstanceInfo:
@@ -328,7 +264,7 @@ class Host:
         Raises:
             AenvError: The instance has ended.
         """
-        life, _ = await self._enter(instance_id)
+        life, _ = await self.calls.enter(instance_id)
         record = life.renewed(ttl_s, self._clock.now())
         await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
         life.record = record

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
+from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
-from aenv_ray.actors.wire import CallMessage, WireResult
+from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.census import live_containers, live_processes
@@ -74,6 +75,7 @@ class HostShell:
         self._args = (host_id, ActorDensity(density))
         self._host: Host | None = None
         self._opening = asyncio.Lock()
+        self._followed = FollowedCalls()
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())
@@ -88,24 +90,47 @@ class HostShell:
         """Return the host's id once it answers for its earlier instances."""
         return await (self._host or await self._open()).ready()
 
-    async def call(self, message: bytes) -> WireResult:
-        """See `Host.call`."""
+    async def start(self, specs: bytes) -> bytes:
+        """See `Host.start`, in the bytes of `wire`."""
         host = self._host or await self._open()
-        return await host.call(CallMessage.decode(message))
+        return encode_outcomes(await host.start(decode_specs(specs)))
+
+    async def call(self, message: bytes) -> WireResult:
+        """See `HostCalls.call`."""
+        host = self._host or await self._open()
+        return await host.calls.call(CallMessage.decode(message))
+
+    async def call_json(self, message: bytes) -> bytes:
+        """See `HostCalls.call`; the result stays JSON text, for those who pass it on."""
+        host = self._host or await self._open()
+        return (await host.calls.call(CallMessage.decode(message))).json
+
+    async def follow_json(self, message: bytes, token: str, name: str) -> bytes | Reports:
+        """See `FollowedCalls.next`."""
+        host = self._host or await self._open()
+        return await self._followed.next(
+            token, name, lambda report: host.calls.call(CallMessage.decode(message), report)
+        )
+
+    async def cancel_named(self, name: str) -> bool:
+        """See `FollowedCalls.cancel`."""
+        return self._followed.cancel(name)
 
     async def stream(self, message: bytes) -> AsyncIterator[Any]:
-        """See `Host.stream`."""
+        """See `HostCalls.stream`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(host.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
+        async with contextlib.aclosing(host.calls.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
             async for report in reports:
                 yield report
 
     async def logs(
         self, instance_id: InstanceId, tail_lines: int | None, follow: bool
     ) -> AsyncIterator[str]:
-        """See `Host.logs`."""
+        """See `HostCalls.logs`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(await host.logs(instance_id, tail_lines, follow)) as pieces:
+        async with contextlib.aclosing(
+            await host.calls.logs(instance_id, tail_lines, follow)
+        ) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -127,7 +152,6 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "release": Host.release,
     "release_jobs": Host.release_jobs,
     "renew": Host.renew,
-    "start": Host.start,
     "warm": Host.warm,
 }
 

@@ -39,7 +39,7 @@ def ensure_ray(address: str | None = None) -> bool:
         Whether a local Ray was started, which ends with this process.
 
     Raises:
-        FabricUnavailable: The named cluster does not answer.
+        FabricUnavailable: The named cluster does not answer, or no local Ray comes up.
     """
     if ray.is_initialized():
         return False
@@ -58,10 +58,15 @@ def ensure_ray(address: str | None = None) -> bool:
             include_dashboard=False if address is None else None,
             _system_config=dict(SYSTEM_CONFIG) if address is None else None,
         )
-    except (ConnectionError, ray_exceptions.RayError, RuntimeError, ValueError) as exc:
-        where = f"Ray at {address}" if address else "a local Ray"
+    except Exception as exc:  # Ray raises a bare one where its processes are slow to start
+        if address is None:
+            raise FabricUnavailable(
+                f"a local Ray cannot be started: {exc}",
+                hint="the machine may be short of memory, cores or disk; its words are in "
+                "/tmp/ray/session_latest/logs",
+            ) from exc
         raise FabricUnavailable(
-            f"{where} cannot be reached: {exc}",
+            f"Ray at {address} cannot be reached: {exc}",
             hint="check RAY_ADDRESS, or unset it to start a local Ray",
         ) from exc
     del context

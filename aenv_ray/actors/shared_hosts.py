@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from aenv_ray import project
 from aenv_ray.actors.placement import HOST_CAPACITY, HostLoad, check_capacity, spread
+from aenv_ray.actors.wire import encode_specs
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
 
@@ -113,7 +114,7 @@ class SharedHosts:
         for share in self.place(specs, avoid=avoid):
             try:
                 self.ship(share, source)
-                begun.append((share, share.host.control.remote("start", share.specs)))
+                begun.append((share, share.host.start.remote(encode_specs(share.specs))))
             except FabricUnavailable as exc:
                 refusals[share.name] = exc
         return begun, refusals

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 
 from aenv_ray import project, units
 from aenv_ray.actors.create_options import CreateOptions
-from aenv_ray.actors.fabric import CREATE_DEADLINE_S, init
+from aenv_ray.actors.entrance import init
+from aenv_ray.actors.fabric import CREATE_DEADLINE_S
 from aenv_ray.actors.placement import spread
 from aenv_ray.actors.shared_hosts import Share
 from aenv_ray.errors import ConfigError

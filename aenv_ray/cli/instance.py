@@ -246,7 +246,7 @@ def _print(pieces: Iterator[str]) -> None:
 
 
 def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator[str]:
-    from aenv_ray.actors import fabric, ray_api
+    from aenv_ray.actors import entrance, ray_api
 
     # Ray prints its warnings on standard output, which is for the log.
     with contextlib.redirect_stdout(sys.stderr):
@@ -259,17 +259,17 @@ def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator
         finally:
             ray_api.cancel(pieces)
     finally:
-        fabric.shutdown()
+        entrance.shutdown()
 
 
 def _join() -> Fabric:
     """Connect to the Ray that runs; starting one would find no instances."""
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
     from aenv_ray.config import settings
 
     address = settings().ray_address
     try:
-        return fabric.init(address or "auto")
+        return entrance.init(address or "auto")
     except FabricUnavailable as exc:
         if address is not None:
             raise

@@ -60,13 +60,13 @@ def quickstart(
 
     shown.check_writable(out)
     sampling = _prepare(policy, rollouts, concurrency, out, seed)
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
 
     form = Format.JSON if as_json else chosen(output)
     quiet = form is not Format.TABLE
     with shown.on_ray():
         if quiet:
-            fabric.init()
+            entrance.init()
         else:
             console.say(_connected())
         finished = shown.run_all(sampling, quiet=quiet)
@@ -112,12 +112,12 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 
 def _connected() -> str:
     from aenv_ray import project
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
     from aenv_ray.actors.create_options import chosen_engine
 
     engine = chosen_engine(project.resolve(ENVIRONMENT))
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
-    connection = fabric.init()
+    connection = entrance.init()
     kind = "a local Ray, started for this run" if connection.owns_ray else "the Ray that runs"
     return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: {engine}"

@@ -36,14 +36,14 @@ def check_writable(out: Path) -> None:
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
     """Leave Ray when the block ends, and standard output to data while it runs."""
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
 
     # Ray prints its warnings on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield
         finally:
-            fabric.shutdown()
+            entrance.shutdown()
 
 
 def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
@@ -81,9 +81,9 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
 
 def instances_left() -> int:
     """Count what still runs, by what runs it; what is ending gets a moment."""
-    from aenv_ray.actors import fabric
+    from aenv_ray.actors import entrance
 
-    connection = fabric.init()
+    connection = entrance.init()
     deadline = time.monotonic() + _SETTLE_S
     while (left := connection.count_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -61,14 +61,24 @@ def _run_script(script: str, directory: Path, variables: dict[str, str]) -> int:
     for name, first in (("PYTHONPATH", source), ("PATH", Path(sys.executable).parent)):
         rest = environment.get(name)
         environment[name] = f"{first}{os.pathsep}{rest}" if rest else str(first)
+    begin = die_with_parent(signal.SIGTERM)
+
+    def in_child() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if begin is not None:
+            begin()
+
+    # Until the script can be waited for, a Ctrl-C stays pending here; the script gets it at once.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = subprocess.Popen(
         script,
         shell=True,
         cwd=directory,
         env=environment,
-        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  # we have one thread
+        preexec_fn=in_child,  # noqa: PLW1509  # we have one thread
     )
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return process.wait()
     except KeyboardInterrupt:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aenv_ray import project
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.create_options import CreateOptions
-from aenv_ray.actors.fabric import connector
+from aenv_ray.actors.entrance import connector
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.models import (

@@ -26,6 +26,7 @@ from aenv_ray.engines.docker_instance import Instance, await_boot
 from aenv_ray.engines.docker_plan import Planner
 from aenv_ray.engines.docker_presence import Presence
 from aenv_ray.engines.docker_second import SECOND, SecondContainers
+from aenv_ray.engines.docker_spec import Surroundings
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
@@ -58,7 +59,7 @@ class DockerEngine(Engine):
     name = "docker"
     capabilities = Capabilities(
         isolation="container",
-        network_modes=frozenset({"none", "host", "internet"}),
+        network_modes=frozenset({"none", "host", "internet", "allowlist"}),
         second_container=True,
         slow_start=True,
     )
@@ -183,7 +184,11 @@ class DockerEngine(Engine):
                 f"{spec.instance_id} did not start: it runs already", instance_id=spec.instance_id
             )
         name = container_name(self._scope, spec.instance_id)
-        around = await self._planner.surroundings(spec, name)
+        async with self._planner.surroundings(spec, name) as around:
+            return await self._boot_in(spec, around)
+
+    async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
+        name = around.name
         instance = self._track(spec.instance_id, name)
         instance.has_second = around.second is not None
         directory = self._files.make_run_directory(name)
@@ -278,13 +283,7 @@ class DockerEngine(Engine):
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._open()
-        found = []
-        for row in await self._containers.rows(docker_files.INSTANCE_LABEL, running_only=True):
-            row_labels, name = row["Labels"], row["Names"][0].lstrip("/")
-            deadline = self._files.deadline(name, row_labels[docker_files.DEADLINE_LABEL])
-            instance_id = InstanceId(row_labels[docker_files.INSTANCE_LABEL])
-            found.append(RunningSandbox(instance_id, self._host_id, deadline))
-        return found
+        return await self._containers.running()
 
     async def set_deadline(  # noqa: D102
         self, instance_id: InstanceId, deadline: float

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines import docker_files
+from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.ids import HostId
+from aenv_ray.ids import HostId, InstanceId
 
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
@@ -105,6 +106,16 @@ class Containers:
             return list(await self._client.request("GET", "/containers/json", params=params))
         except DaemonRefused as exc:
             raise FabricUnavailable(f"the Docker daemon lists nothing: {exc.message}") from exc
+
+    async def running(self) -> list[RunningSandbox]:
+        """Return this host's instances whose first container runs."""
+        found = []
+        for row in await self.rows(docker_files.INSTANCE_LABEL, running_only=True):
+            labels, name = row["Labels"], row["Names"][0].lstrip("/")
+            deadline = self._files.deadline(name, labels[docker_files.DEADLINE_LABEL])
+            instance_id = InstanceId(labels[docker_files.INSTANCE_LABEL])
+            found.append(RunningSandbox(instance_id, self._host_id, deadline))
+        return found
 
     async def details(self, name: str) -> dict[str, Any]:
         """Return all that the daemon knows of a container."""

@@ -251,10 +251,7 @@ class DoorSandbox(Sandbox):
             outcome = await future
         except asyncio.CancelledError:
             self._pending.pop(request_id, None)
-            note = (
-                b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
-            )
-            self._write(note % request_id)
+            self._cancel(request_id)
             raise
         if outcome.startswith(b'"result":'):
             return outcome[len(b'"result":') :]
@@ -262,6 +259,13 @@ class DoorSandbox(Sandbox):
         raise errors.from_wire(
             error.get("data") or {"code": "internal_error", "message": error.get("message")},
             instance_id=self.instance_id,
+        )
+
+    def _cancel(self, request_id: int) -> None:
+        """Tell the sandbox that nobody waits for a call any more (invariant 11)."""
+        self._write(
+            b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
+            % request_id
         )
 
     def _watch(self) -> None:
@@ -272,6 +276,7 @@ class DoorSandbox(Sandbox):
                 del self._pending[request_id]
                 if not waiting.future.done():
                     waiting.future.set_exception(self._overdue(waiting.method))
+                    self._cancel(request_id)  # it may not have begun it yet
         self._is_watching = bool(self._pending)
         if self._is_watching:
             self._loop.call_later(_WATCH_S, self._watch)

@@ -103,7 +103,7 @@ class Launcher:
         next_sweep = 0.0
         try:
             while not self._stopping:
-                for key, events in self._selector.select(SWEEP_S):
+                for key, events in self._selector.select(self._templates.order_due(SWEEP_S)):
                     # What an earlier event of this batch closed has no business here any more.
                     if self._selector.get_map().get(key.fd) is key:
                         key.data(key.fileobj, events)
@@ -140,7 +140,7 @@ class Launcher:
                     self._start(peer, seq, item)
                 for template in map(self._templates.get, {i["template"] for i in message["items"]}):
                     if template is not None:
-                        template.order(self._clock())
+                        template.order_soon(self._clock())
             case "stop":
                 for instance_id in message["ids"]:
                     self._stop(instance_id, "released", (peer, seq))

@@ -15,8 +15,11 @@ from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.launcher_peers import Peer
 
 PACKET_BYTES: Final = 1 << 20
-SPARES: Final = 2
+SPARES: Final = 3
 """Spare processes of a template: they hide a fork from whoever creates one after another."""
+SPARE_DELAY_S: Final = 0.006
+"""While one is left, another is ordered this late: a fork takes a core for some milliseconds, which
+the create that is under way and its first call have more use for."""
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Template:
     """Processes that wait for an instance, by their numbers, oldest first."""
     ordered: int = 0
     """Spares that the process was asked for and has not made yet."""
+    order_at: float = 0.0
+    """When spares are ordered that nobody waits for; 0: nothing is to be ordered."""
     no_spares_before: float = 0.0
     """Until then none is ordered ahead: one could not be made, or died."""
     instances: dict[int, str] = field(default_factory=dict)
@@ -51,8 +56,16 @@ class Template:
         """The name of its log."""
         return log_of_template(self.key)
 
+    def order_soon(self, now: float) -> None:
+        """Ask for spares: at once where somebody waits or none is left, else a little later."""
+        if self.queued or not self.spares:
+            self.order(now)
+        elif not self.order_at:
+            self.order_at = now + SPARE_DELAY_S
+
     def order(self, now: float) -> None:
         """Ask the process for as many spares as are wanted now and soon."""
+        self.order_at = 0.0
         if self.ready is None:
             return
         ahead = SPARES if now >= self.no_spares_before else 0

@@ -79,6 +79,17 @@ class Templates:
         """Return all there are."""
         return list(self._templates.values())
 
+    def order_due(self, longest_s: float) -> float:
+        """Order the spares that are due; return the seconds until others are, at most as given."""
+        wait_s, now = longest_s, self._clock()
+        for template in self._templates.values():
+            if template.order_at:
+                if template.order_at <= now:
+                    template.order(now)
+                else:
+                    wait_s = min(wait_s, template.order_at - now)
+        return wait_s
+
     def sweep(self, now: float) -> None:
         """End those that hang while they load, and those that nobody used for long."""
         in_use = self._in_use()

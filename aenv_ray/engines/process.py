@@ -31,6 +31,7 @@ from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.process_plan import (
     NETWORK_MODES,
     Plan,
+    check_project,
     instance_environment,
     isolation_of,
     loaded,
@@ -101,9 +102,9 @@ class ProcessEngine(Engine):
         results: dict[InstanceId, Sandbox | AenvError | None] = {}
         items: list[dict[str, Any]] = []
         modes: dict[str, tuple[str, dict[str, Any]]] = {}
-        plans: dict[tuple[Path, str], Plan | AenvError] = {}
+        plans: dict[tuple[Path, int], Plan | AenvError] = {}
         for spec in specs:
-            group = (spec.project_dir, spec.config.model_dump_json(include={"deploy"}))
+            group = (spec.project_dir, id(spec.config))
             if group not in plans:
                 plans[group] = await self._plan(spec)
             plan = plans[group]
@@ -159,6 +160,7 @@ class ProcessEngine(Engine):
 
     async def _plan(self, spec: SandboxSpec) -> Plan | AenvError:
         try:
+            check_project(spec.config)
             python = await virtual_environment.ensure(
                 spec.project_dir, self._data_dir / "environments"
             )

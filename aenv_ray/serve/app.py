@@ -15,10 +15,12 @@ from starlette.types import ASGIApp
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease
 from aenv_ray.serve import (
     openapi,
     routes_admin,
+    routes_artifacts,
     routes_environments,
     routes_instances,
     routes_meta,
@@ -28,13 +30,16 @@ from aenv_ray.serve.access_log import AccessLog
 from aenv_ray.serve.auth import HubAuthenticator
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.data_routes import data_routes
 from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.routes_artifacts import Publish
 from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
 
 
@@ -46,6 +51,7 @@ class Gateway:
         fabric: Which makes instances.
         artifacts: Which keeps source archives.
         resolve: Finds projects.
+        publish: Publishes source archives.
         settings: The operator's.
         clock: For deadlines.
         twin: Is told all metrics too.
@@ -55,8 +61,9 @@ class Gateway:
         self,
         hub: Hub,
         fabric: Instances,
-        artifacts: Any,
+        artifacts: ArtifactStore,
         resolve: Resolver,
+        publish: Publish,
         settings: GatewaySettings,
         *,
         clock: Clock | None = None,
@@ -72,7 +79,7 @@ class Gateway:
         self.sweep = Sweep(
             hub, fabric, self.creator, clock, self.replica, settings.sweep_s, self._note_live
         )
-        self.endpoints = self._endpoints()
+        self.endpoints = self._endpoints(Signer(hub, clock), publish)
         self.app: ASGIApp = Front(
             Router(routes=self._routes(), redirect_slashes=False),
             AccessLog(self.metrics),
@@ -102,10 +109,11 @@ class Gateway:
         self.metrics.beat()
         self.metrics.live(leases)
 
-    def _endpoints(self) -> list[Endpoint]:
+    def _endpoints(self, signer: Signer, publish: Publish) -> list[Endpoint]:
         return [
             *routes_meta.endpoints(self.control, self.metrics, lambda: self.document),
             *routes_environments.endpoints(self.control),
+            *routes_artifacts.endpoints(self.control, signer, publish),
             *routes_instances.endpoints(self.control),
             *routes_streams.endpoints(self.control),
             *routes_admin.endpoints(self.control),
@@ -114,4 +122,6 @@ class Gateway:
     def _routes(self) -> Sequence[BaseRoute]:
         settings = self.deps.settings
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
-        return [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        # A request whose headers name an instance is the instance's, whatever its path is.
+        return [*data_routes(self.deps), *control]

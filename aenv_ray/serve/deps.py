@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
 from aenv_ray.clock import Clock
 from aenv_ray.errors import Forbidden, InstanceNotFound
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease, Role
 from aenv_ray.project import Project
 from aenv_ray.serve.instances import Instances
@@ -100,7 +101,7 @@ class Deps:
 
     hub: Hub
     fabric: Instances
-    artifacts: Any
+    artifacts: ArtifactStore
     resolve: Resolver
     authenticate: Authenticator
     settings: GatewaySettings

@@ -11,6 +11,7 @@ from typing import Any, Final
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S, Fabric, of_group
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.wire import decode_outcomes
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceNotFound
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
 from aenv_ray.project import Project
@@ -61,12 +62,12 @@ class RayInstances(Instances):
         outcomes: dict[str, tuple[Any, Any]] = {}
         for share, reference in begun:
             try:
-                answers = await _answer(reference, f"creating on {share.name}", CREATE_DEADLINE_S)
+                answer = await _answer(reference, f"creating on {share.name}", CREATE_DEADLINE_S)
             except (CapacityExceeded, FabricUnavailable) as exc:
                 refusals[share.name] = exc
                 continue
-            for spec, answer in zip(share.specs, answers, strict=True):
-                outcomes[spec.instance_id] = (share.host, answer)
+            for spec, outcome in zip(share.specs, decode_outcomes(answer), strict=True):
+                outcomes[spec.instance_id] = (share.host, outcome)
         for name, refusal in refusals.items():
             # Another try, by whoever asked for this one, must not go by what was known.
             await loop.run_in_executor(self._threads, self._fabric.shared.look)

@@ -129,6 +129,8 @@ class EnvironmentRoutes:
     async def release(self, asked: Asked[Any, None]) -> bool:
         """Release one."""
         entry = await self._own(asked)
+        if entry.status is EnvironmentStatus.RELEASED:
+            raise CatalogConflict(f"{entry.reference} is released already")
         await self._hub.set_status(entry.name, entry.version, EnvironmentStatus.RELEASED)
         return True
 

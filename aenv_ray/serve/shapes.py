@@ -141,8 +141,13 @@ class PublishRequest(_Asked):
     """A source archive that was uploaded, to be published."""
 
     archive: str = Field(pattern="^[0-9a-f]{64}$")
-    config: dict[str, Any] | None = None
-    """Expected ``config.json``; other than the archive's own it is refused."""
+
+
+class ArtifactObject(_Answer):
+    """An artifact that is kept."""
+
+    digest: str
+    size_bytes: int
 
 
 class SignStyle(_Query):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,37 @@ import pytest
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.errors import CallOutcomeUnknown, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, sleeper, value_of
+from aenv_ray.testing.contract_bench import (
+    Bench,
+    call,
+    evaluate,
+    eventually,
+    execute,
+    sleeper,
+    value_of,
+)
 
 UNKNOWN = InstanceId("never-00000000")
+_OPEN_ALL_FILES = """
+import os, resource, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+sys.contract_files = []
+try:
+    while True:
+        sys.contract_files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as exc:
+    result = exc.errno
+"""
+_IS_TURNED_AWAY = """
+import sys, threading
+waits_in = sys._current_frames()[threading.main_thread().ident].f_code.co_name
+result = waits_in == "serve"  # for room; for connections it waits further in
+"""
+_CLOSE_ALL_FILES = """
+import os, sys
+result = [os.close(file) for file in sys.contract_files]
+"""
 
 
 class LifeTests:
@@ -208,6 +237,23 @@ class LifeTests:
             assert await value_of(adopted, "count", key="k") == 2
             with pytest.raises(CallOutcomeUnknown):
                 await left
+        finally:
+            await second.close()
+
+    async def test_a_tool_that_opens_all_files_does_not_close_the_door(
+        self, bench: Bench, make_engine: Callable[[HostId], Engine], host_id: HostId
+    ) -> None:
+        """Design D7: a host that comes while there is no room is let in when there is some."""
+        sandbox = await bench.start()
+        assert await evaluate(sandbox, _OPEN_ALL_FILES) == errno.EMFILE
+        second = make_engine(host_id)
+        try:
+            adopted = await second.attach(sandbox.instance_id)
+            asking = asyncio.create_task(value_of(adopted, "echo", text="in"))
+            await eventually(lambda: evaluate(sandbox, _IS_TURNED_AWAY), "there is no room")
+            assert not asking.done()
+            await evaluate(sandbox, _CLOSE_ALL_FILES)
+            assert await asking == "in"
         finally:
             await second.close()
 

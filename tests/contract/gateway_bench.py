@@ -18,6 +18,8 @@ from aenv_ray.actors.wire import CallMessage
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.errors import AenvError, EnvironmentNotFound, InstanceNotFound
+from aenv_ray.hub.artifact_files import DirectoryFiles
+from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.hub.redis_server import RedisServer
@@ -80,7 +82,7 @@ class LocalInstances(Instances):
         return await result if asyncio.iscoroutine(result) else result
 
     async def _call(self, message: bytes) -> Any:
-        decode, args = (await self._host.call(CallMessage.decode(message))).__reduce__()
+        decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
 
     async def create(
@@ -183,7 +185,8 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
             archive_bytes=1, config={"name": "probe"}, owner="ann", description="A probe",
         )
     )  # fmt: skip
-    gateway = Gateway(hub, fabric, None, resolve, settings or GatewaySettings(), clock=clock)
+    artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
+    gateway = Gateway(hub, fabric, artifacts, resolve, settings or GatewaySettings(), clock=clock)
     bench = Bench(gateway, hub, fabric)
     try:
         yield bench
@@ -194,6 +197,7 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
         await host.close()
         await engine.close()
         await hub.close()
+        artifacts.close()
         server.leave()
 
 

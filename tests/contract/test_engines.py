@@ -32,6 +32,7 @@ class TestFakeEngine(EngineContract):
     cannot_run: ClassVar[dict[str, str]] = {
         "test_a_log_that_is_followed_tells_what_comes_until_the_end": "os._exit, likewise",
         "test_a_tool_that_ends_the_runtime_is_a_lost_sandbox": "os._exit ends the whole process",
+        "test_a_tool_that_opens_all_files_does_not_close_the_door": "threads share open files",
     }
 
     @pytest.fixture

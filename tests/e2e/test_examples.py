@@ -1,12 +1,15 @@
-"""Every example runs as its docstring says."""
+"""Every example runs as its docstring says, on a Ray that runs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ray.cluster import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
@@ -21,11 +24,12 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_example(name: str) -> None:
+def test_example(name: str, cluster: Cluster) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         capture_output=True,
         text=True,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
         timeout=110,
         check=False,
     )

@@ -19,6 +19,8 @@ import pytest
 
 from aenv_ray.sampling import Episode
 from tests.contract.docker_node import base_image, docker
+from tests.ray.cluster import Cluster
+from tests.ray.faults import eventually_empty, without
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray]
 
@@ -97,38 +99,59 @@ def test_in_containers_it_says_so_and_counts_them(root: Path) -> None:
     assert [row for row in rows.splitlines() if str(root) in row] == []
 
 
-@pytest.mark.parametrize(
-    ("policy", "means"), [("reference", {1.0}), ("wrong", {0.0}), ("random", None)]
-)
-def test_a_policy_in_json(root: Path, policy: str, means: set[float] | None) -> None:
+@pytest.fixture
+def joined(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Return what makes a quickstart join the Ray of these tests, where it may leave nothing.
+
+    Starting a Ray takes longer than all that it does on one.
+    """
+    before = cluster.sandboxes(), cluster.traces()
+    yield {"RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"]}
+    eventually_empty(lambda: without(cluster.sandboxes(), before[0]))
+    eventually_empty(lambda: without(cluster.traces(), before[1]))
+
+
+def test_alone_it_starts_a_ray_and_ends_it(root: Path) -> None:
+    """People get a table on stdout, and where it runs on stderr; no process is left."""
+    done = quickstart(root, "--rollouts", "8", "--concurrency", "4")
+    assert done.returncode == 0, done.stderr
+    assert "on a local Ray, started for this run" in done.stderr
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert {n: rows[n].strip() for n in ("rollouts", "reward mean", "instances left")} == {
+        "rollouts": "8", "reward mean": "1.000", "instances left": "0",
+    }  # fmt: skip
+    assert len((root / "quickstart.jsonl").read_text().splitlines()) == 8
+    wait_until(lambda: not processes_of(root), 20)
+
+
+@pytest.mark.parametrize(("policy", "mean"), [("reference", 1.0), ("wrong", 0.0)])
+def test_a_policy_in_json(root: Path, joined: dict[str, str], policy: str, mean: float) -> None:
     """Valid JSON alone on stdout with the promised keys, exit code 0, and a line an episode."""
     done = quickstart(
         root, "--policy", policy, "--rollouts", "8", "--concurrency", "4", "--json",
-        "--out", "episodes.jsonl",
+        "--out", "episodes.jsonl", **joined,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert set(summary) >= KEYS
     assert (summary["rollouts"], summary["infra_failed"], summary["instances_left"]) == (8, 0, 0)
-    assert means is None or summary["reward_mean"] in means
-    assert summary["succeeded"] == round(8 * summary["reward_mean"])
+    assert (summary["reward_mean"], summary["succeeded"]) == (mean, 8 * mean)
     assert summary["tool_calls"] >= 8
     for name in ("calls_per_s", "create_p50_ms", "call_p50_ms", "wall_s"):
         assert summary[name] > 0
     lines = (root / "episodes.jsonl").read_text().splitlines()
     episodes = [Episode.model_validate_json(line) for line in lines]
     assert sorted(e.index for e in episodes) == list(range(8))
-    assert sum(e.reward or 0.0 for e in episodes) == 8 * summary["reward_mean"]
+    assert [e.reward for e in episodes] == [mean] * 8
     assert sum(len(e.steps) for e in episodes) == summary["tool_calls"]
-    wait_until(lambda: not processes_of(root), 20)
 
 
-def test_the_random_policy_repeats_itself(root: Path) -> None:
-    """With one seed a task meets the same fate each time; people get a table on stdout."""
-    done = quickstart(root, "--policy", "random", "--rollouts", "130", "--concurrency", "8")
+def test_the_random_policy_repeats_itself(root: Path, joined: dict[str, str]) -> None:
+    """With one seed a task meets the same fate each time."""
+    options = ("--policy", "random", "--rollouts", "130", "--concurrency", "8")
+    done = quickstart(root, *options, **joined)
     assert done.returncode == 0, done.stderr
-    rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
-    assert {"rollouts", "reward mean", "instances left"} <= set(rows)
+    assert "on the Ray that runs" in done.stderr
     rewards: dict[str, list[float]] = {}
     for line in (root / "quickstart.jsonl").read_text().splitlines():
         episode = Episode.model_validate_json(line)
@@ -149,9 +172,10 @@ def test_an_unwritable_out_fails_before_anything_starts(root: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
-def test_a_full_disk_loses_no_summary(root: Path) -> None:
+def test_a_full_disk_loses_no_summary(root: Path, joined: dict[str, str]) -> None:
     """Exit code 3 names the file; the rollouts run to their end and are summed up."""
-    done = quickstart(root, "--rollouts", "4", "--concurrency", "2", "--json", "--out", "/dev/full")
+    options = ("--rollouts", "4", "--concurrency", "2", "--json", "--out", "/dev/full")
+    done = quickstart(root, *options, **joined)
     assert done.returncode == 3, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["rollouts"], summary["reward_mean"], summary["instances_left"]) == (4, 1.0, 0)
@@ -169,14 +193,13 @@ def test_wrong_usage(root: Path, option: tuple[str, str]) -> None:
     assert option[0] in done.stderr
 
 
-@pytest.mark.parametrize("form", ["--json", "--seed=1"])
-def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path, form: str) -> None:
-    """SIGINT in the middle: exit code 130 within seconds, no result, no process."""
+def interrupted(root: Path, *options: str, **variables: str) -> str:
+    """Send SIGINT to a quickstart in the middle of its rollouts; return what it said on stderr."""
     out = root / "episodes.jsonl"
     process = subprocess.Popen(
-        [*QUICKSTART, "--rollouts", "100000", "--concurrency", "8", "--out", str(out), form],
-        env=environment_of(root), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
+        [*QUICKSTART, "--rollouts", "100000", "--concurrency", "8", "--out", str(out), *options],
+        env=environment_of(root) | variables, cwd=root, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         wait_until(lambda: out.exists() and out.read_text().count("\n") >= 20, 60)
@@ -188,8 +211,18 @@ def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path, form: str) -> Non
             process.communicate()
     assert process.returncode == 130, stderr
     assert stdout == ""
-    assert "Traceback" not in stderr
+    return stderr
+
+
+def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path) -> None:
+    """SIGINT in the middle: exit code 130 within seconds, no result, no process."""
+    assert "Traceback" not in interrupted(root)
     wait_until(lambda: not processes_of(root), 20)
+
+
+def test_ctrl_c_leaves_nothing_on_the_ray_that_runs_on(root: Path, joined: dict[str, str]) -> None:
+    """Invariant 3: also with --json, where nothing draws a bar."""
+    assert "Traceback" not in interrupted(root, "--json", **joined)
 
 
 def test_ctrl_c_during_the_first_creates_starts_no_other_ray(root: Path) -> None:

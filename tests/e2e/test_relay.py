@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,15 +13,9 @@ from aenv_ray.models import ToolResult
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.relay import registry_of
 from aenv_ray.runtime.relay_http import PublicServer
-from tests.e2e.test_public_door import PROJECT, Server, serving
+from tests.e2e.serving import Server
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(PROJECT, tmp_path_factory.mktemp("relay")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

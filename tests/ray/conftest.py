@@ -1,4 +1,4 @@
-"""One local Ray with directories of its own for all tests here, and proof that nothing is left."""
+"""Instances on the local Ray of these tests, and proof that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aenv_ray
-from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.launcher_client import node_directory
+from tests.ray.cluster import Cluster
+from tests.ray.data_gateway import SINK, Door, Gateway
 from tests.ray.faults import (
     PROBE,
     Driver,
     Witness,
-    eventually,
     eventually_empty,
     kill,
     processes_of,
-    settled,
     without,
 )
 
@@ -36,79 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.ray)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The local Ray of these tests."""
-
-    root: Path
-    address: str
-    node_dir: Path
-
-    def sandboxes(self) -> list[int]:
-        """Return the pids of all sandbox processes, from the process table."""
-        return settled(lambda: live_processes(self.node_dir))
-
-    def appeared(self, before: list[int], count: int = 1) -> list[int]:
-        """Return the pids of the `count` sandboxes that are new since `before`.
-
-        A process that a template forks in reserve is not known as such at once.
-        """
-        found: list[int] = []
-
-        def are_there() -> bool:
-            found[:] = without(live_processes(self.node_dir), before)
-            return len(found) == count
-
-        eventually(are_there, what=lambda: f"not {count} but {found}")
-        return found
-
-    def traces(self) -> list[str]:
-        """Return what instances leave on disk while they live: sockets, logs, records."""
-        found = [f"s/{p.name}" for p in (self.node_dir / "s").glob("*")]
-        found += [f"records/{p.name}" for p in (self.node_dir / "records").glob("*.json")]
-        # A live instance has a socket from the start, and a log from its first output on.
-        logs = {p.name for p in (self.node_dir / "log").glob("*")}
-        logs -= {p.name for p in (self.node_dir / "s").glob("*")}
-        return found + [f"log/{name}" for name in logs if not name.startswith("template-")]
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    root = Path(tempfile.mkdtemp(prefix="aenv-t", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("RAY_ADDRESS", "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL"):
-            patch.delenv(name, raising=False)
-        patch.delenv("DUMMY_INSTANCE_IP", raising=False)
-        patch.setenv("AENV_RUNTIME_DIR", str(root / "r"))
-        patch.setenv("AENV_DATA_DIR", str(root / "d"))
-        patch.setenv("RAY_TMPDIR", str(root))
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        settings.cache_clear()
-        import ray
-
-        from aenv_ray.actors import ray_api
-
-        context = ray.init(
-            address="local",
-            num_cpus=4,
-            namespace=ray_api.NAMESPACE,
-            include_dashboard=False,
-            log_to_driver=False,
-            _system_config=dict(ray_api.SYSTEM_CONFIG),
-        )
-        aenv_ray.init()
-        node_dir = node_directory(settings().runtime_dir, ray_api.session_scope())
-        try:
-            yield Cluster(root, context.address_info["gcs_address"], node_dir)
-        finally:
-            aenv_ray.shutdown()
-            ray.shutdown()
-    settings.cache_clear()
-    eventually_empty(lambda: live_processes(node_dir))
-    eventually_empty(lambda: processes_of(root), 60.0)
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(params=["shared", "dedicated"])
@@ -134,8 +58,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     cluster: Cluster = request.getfixturevalue("cluster")
-    if "env" in request.fixturenames:
-        request.getfixturevalue("env")
+    for of_the_module in ("env", "door"):
+        if of_the_module in request.fixturenames:
+            request.getfixturevalue(of_the_module)
     processes, traces = live_processes(cluster.node_dir), cluster.traces()
     yield
     eventually_empty(lambda: without(live_processes(cluster.node_dir), processes))
@@ -164,6 +89,12 @@ def witness() -> Iterator[Witness]:
     found = Witness()
     yield found
     found.close()
+
+
+@pytest.fixture
+def told(make: Callable[..., Any], witness: Witness) -> Callable[..., Any]:
+    """Create instances that speak to the witness."""
+    return lambda **options: make(environment_variables=witness.variables, **options)
 
 
 @pytest.fixture
@@ -212,3 +143,22 @@ def project(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return write
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: Cluster) -> Iterator[Gateway]:
+    """The data side of two gateway replicas."""
+    del cluster
+    gateway = Gateway()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture(scope="module")
+def door(gateway: Gateway) -> Iterator[Door]:
+    """An instance of everything behind them, for the tests that leave it as it is."""
+    import ray
+
+    handle = aenv_ray.create(SINK, actor="shared")
+    yield Door(gateway, handle)
+    ray.get(handle.release.remote(), timeout=60)

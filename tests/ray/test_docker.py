@@ -16,7 +16,7 @@ from aenv_ray.actors import ray_api
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.models import InstanceStatus
 from tests.contract.docker_node import base_image, docker
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Witness, actor_pid, eventually_empty, kill, processes_of
 
 pytestmark = pytest.mark.docker

@@ -19,7 +19,7 @@ from aenv_ray.errors import (
     SandboxLost,
 )
 from aenv_ray.models import InstanceStatus
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import Witness, eventually, eventually_empty, kill, without
 
 TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int: ...\n"

@@ -16,7 +16,7 @@ import ray
 from aenv_ray.client import Environment
 from aenv_ray.client.sync import SyncEnvironment
 from aenv_ray.errors import ConfigError, InstanceReleased
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually
 
 

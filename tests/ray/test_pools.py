@@ -17,7 +17,7 @@ from aenv_ray.errors import ConfigError, InstanceReleased, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity
 from tests.contract.docker_node import base_image
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, actor_pid, eventually, eventually_empty, kill, without
 from tests.ray.test_docker import containers
 

@@ -15,7 +15,7 @@ import aenv_ray
 from aenv_ray import project as projects
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, EpisodeStatus, Task, load_tasks
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty, kill, without
 
 MINI = "mini-terminal@1.0.0"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from aenv_ray.actors import fabric
+from aenv_ray.actors import entrance
 from aenv_ray.actors.gate import Gate, gated
 from aenv_ray.errors import FabricUnavailable
 
@@ -65,8 +65,8 @@ def test_work_that_runs_after_the_shutdown_does_not_connect_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread of a pool that starts late must not bring up a Ray that nobody ends."""
-    monkeypatch.setattr(fabric, "_fabric", None)
-    connect = fabric.connector()
-    fabric.shutdown()
+    monkeypatch.setattr(entrance, "_fabric", None)
+    connect = entrance.connector()
+    entrance.shutdown()
     with pytest.raises(FabricUnavailable, match="shut down"):
         connect()

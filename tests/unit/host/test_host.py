@@ -3,127 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from aenv_ray import project
 from aenv_ray.actors import host as host_module
 from aenv_ray.actors.host import Host
-from aenv_ray.engines.base import Sandbox, SandboxSpec
-from aenv_ray.engines.fake import FakeEngine
-from aenv_ray.errors import (
-    AenvError,
-    FabricUnavailable,
-    InstanceReleased,
-    SandboxLost,
-    SandboxStartFailed,
-)
+from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
-from aenv_ray.ids import HostId, InstanceId, new_instance_id
-from aenv_ray.models import (
-    ActorDensity,
-    InstanceInfo,
-    InstanceSpec,
-    InstanceStatus,
-)
-
-HOST = HostId("aenv-host-n-0")
-AWAY = "the node's launcher is away"
-
-
-class GatedEngine(FakeEngine):
-    """A fake engine whose starts wait at a gate and whose node can be out of reach for a while."""
-
-    def __init__(self) -> None:
-        super().__init__(HOST)
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.at_gate = asyncio.Event()
-        self.started: list[str] = []
-        self.away_for = 0
-        """How many more requests meet nobody."""
-
-    async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
-        self.at_gate.set()
-        await self.gate.wait()
-        self.started += [spec.instance_id for spec in specs]
-        return await super().start_many(specs)
-
-    async def attach(self, instance_id: InstanceId) -> Sandbox:
-        self._reach()
-        return await super().attach(instance_id)
-
-    async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
-        self._reach()
-        await super().stop(instance_ids)
-
-    def _reach(self) -> None:
-        if self.away_for:
-            self.away_for -= 1
-            raise FabricUnavailable(AWAY)
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from tests.unit.host.spy_engine import AWAY, HOST, SpyEngine
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> project.Project:
-    root = tmp_path / "probe"
-    (root / "src").mkdir(parents=True)
-    (root / "config.json").write_text('{"name": "probe", "deployConfig": {"network": "host"}}')
-    (root / "src" / "tools.py").write_text(
-        "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int: return 1\n"
-    )
-    return project.resolve(root)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[GatedEngine]:
-    made = GatedEngine()
-    yield made
-    made.away_for = 0
-    await made.stop([InstanceId(i) for i in made.started])
-    await made.close()
-
-
-@pytest.fixture
-async def open_host(
-    tmp_path: Path, source: project.Project, engine: GatedEngine
-) -> AsyncIterator[Callable[[InstanceStore], Host]]:
-    opened: list[Host] = []
-
-    def make(store: InstanceStore) -> Host:
-        opened.append(
-            Host(
-                HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
-                store=store, projects_dir=tmp_path / "projects",
-            )
-        )  # fmt: skip
-        return opened[-1]
-
-    first = make(MemoryInstanceStore())
-    await first.put_project(source.digest, source.archive())
-    yield make
-    for host in opened:
-        await host.close()
-
-
-@pytest.fixture
-async def host(open_host: Callable[[InstanceStore], Host]) -> Host:
-    made = open_host(MemoryInstanceStore())
-    await made.open()
-    return made
-
-
-@pytest.fixture
-def spec(source: project.Project) -> InstanceSpec:
-    return InstanceSpec(
-        instance_id=new_instance_id("probe"), reference=source.reference, digest=source.digest,
-        ttl_s=60.0, engine="fake",
-    )  # fmt: skip
+def spec(spec: Callable[..., InstanceSpec]) -> InstanceSpec:
+    return spec()
 
 
 async def test_a_repeated_start_waits_for_the_first(
-    host: Host, engine: GatedEngine, spec: InstanceSpec
+    host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
     """Ray sends an interrupted task again: the same id starts once, and both are told of it."""
     engine.gate.clear()
@@ -133,7 +32,7 @@ async def test_a_repeated_start_waits_for_the_first(
         second = group.create_task(host.start([spec]))
         await asyncio.sleep(0)
         engine.gate.set()
-    assert engine.started == [spec.instance_id]
+    assert engine.made == [spec.instance_id]
     assert [i.id for i in first.result()] == [spec.instance_id]  # type: ignore[union-attr]
     assert second.result() == first.result()
     assert await host.start([spec]) == first.result()
@@ -141,7 +40,7 @@ async def test_a_repeated_start_waits_for_the_first(
 
 
 async def test_a_repeated_start_is_told_of_the_firsts_failure(
-    host: Host, engine: GatedEngine, spec: InstanceSpec
+    host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
     """Also when the first failed; a later one tries anew, for nothing is left of it."""
     engine.gate.clear()
@@ -160,7 +59,7 @@ async def test_a_repeated_start_is_told_of_the_firsts_failure(
 
 
 async def test_a_start_that_is_cancelled_leaves_its_repetition_an_error(
-    host: Host, engine: GatedEngine, spec: InstanceSpec
+    host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
     """Whoever waits for a start that was cancelled does not wait for ever."""
     engine.gate.clear()
@@ -176,17 +75,17 @@ async def test_a_start_that_is_cancelled_leaves_its_repetition_an_error(
 
 
 async def test_what_was_released_before_its_start_cannot_come_to_be(
-    host: Host, engine: GatedEngine, spec: InstanceSpec
+    host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
     """A release that overtakes the start: the id is used up on this host."""
     assert await host.release([spec.instance_id]) == []
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, InstanceReleased)
-    assert engine.started == []
+    assert engine.made == []
 
 
 async def test_what_is_released_while_it_starts_ends_when_it_is_up(
-    host: Host, engine: GatedEngine, spec: InstanceSpec
+    host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
     """Invariant 4; and a start that is sent again does not bring it back."""
     engine.gate.clear()
@@ -198,7 +97,7 @@ async def test_what_is_released_while_it_starts_ends_when_it_is_up(
     for outcome in (*started.result(), *await host.start([spec])):
         assert isinstance(outcome, InstanceReleased)
     assert await engine.running() == []
-    assert engine.started == [spec.instance_id]
+    assert engine.made == [spec.instance_id]
 
 
 async def test_what_ended_is_not_started_again(host: Host, spec: InstanceSpec) -> None:
@@ -210,7 +109,7 @@ async def test_what_ended_is_not_started_again(host: Host, spec: InstanceSpec) -
 
 
 async def restarted(
-    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: GatedEngine, away: int
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine, away: int
 ) -> Host:
     """Return a host that took over from one that ran an instance of `spec`."""
     store = MemoryInstanceStore()
@@ -225,7 +124,7 @@ async def restarted(
 
 
 async def test_a_launcher_that_is_away_for_a_moment_is_no_loss(
-    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: GatedEngine
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
 ) -> None:
     """Invariant 2: only `SandboxLost` is a loss; the rest is asked again."""
     host = await restarted(open_host, spec, engine, away=2)
@@ -237,7 +136,7 @@ async def test_a_launcher_that_is_away_for_a_moment_is_no_loss(
 async def test_what_cannot_be_reached_is_given_up_and_ended(
     open_host: Callable[[InstanceStore], Host],
     spec: InstanceSpec,
-    engine: GatedEngine,
+    engine: SpyEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 3: given up is not forgotten: every sweep tries to end it until it is gone."""
@@ -255,7 +154,7 @@ async def test_what_cannot_be_reached_is_given_up_and_ended(
 
 
 async def test_an_end_that_failed_is_tried_again(
-    host: Host, spec: InstanceSpec, engine: GatedEngine
+    host: Host, spec: InstanceSpec, engine: SpyEngine
 ) -> None:
     """Invariant 3: a release that did not reach the launcher is made up for."""
     await host.start([spec])
@@ -268,7 +167,7 @@ async def test_an_end_that_failed_is_tried_again(
 
 
 async def test_a_host_whose_node_is_going_down_starts_nothing(
-    tmp_path: Path, spec: InstanceSpec, engine: GatedEngine
+    tmp_path: Path, spec: InstanceSpec, engine: SpyEngine
 ) -> None:
     """Ray lets an actor outlive its raylet for a moment: what it made then would stay."""
     host = Host(
@@ -278,12 +177,12 @@ async def test_a_host_whose_node_is_going_down_starts_nothing(
     await host.open()
     with pytest.raises(FabricUnavailable, match="going down"):
         await host.start([spec])
-    assert engine.started == []
+    assert engine.made == []
     await host.close()
 
 
 async def test_what_was_made_and_not_recorded_is_ended_on_the_engine_that_made_it(
-    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: GatedEngine
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
 ) -> None:
     """Invariant 3: a host that dies between the two has left only the engine's name."""
     store = MemoryInstanceStore()

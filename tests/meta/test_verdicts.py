@@ -1,0 +1,64 @@
+"""A run tells its failures as they happen, and does not wait for what is dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFTEST = """
+from tests.verdicts import Verdicts
+def pytest_configure(config):
+    config.pluginmanager.register(Verdicts(config))
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what runs a directory of tests; more arguments may follow."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+
+def test_a_run_that_is_killed_has_told_what_failed(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import threading\n"
+        "def test_a():\n    assert 1 == 2, 'for this reason'\n"
+        "def test_b():\n    threading.Event().wait(100)\n"
+    )
+    process = subprocess.Popen(
+        [*command, "-n", "1"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        told = next(line for line in process.stdout if "failed" in line)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    place = tmp_path / "test_x.py"
+    assert told.startswith(f"test_x.py::test_a failed (call): {place}:3: AssertionError: for this")
+
+
+def test_a_module_in_which_all_time_out_is_given_up(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import threading, pytest\n"
+        "@pytest.mark.parametrize('n', range(20))\n"
+        "def test_hangs(n):\n    threading.Event().wait(100)\n"
+    )
+    done = subprocess.run(
+        [*command, "--timeout", "0.1"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if " failed (" in line]
+    given_up = [line for line in told if "not tried: 3 tests of test_x.py timed out" in line]
+    assert (len(told), len(given_up)) == (20, 17)

@@ -1,0 +1,101 @@
+"""A dispatcher, an environment that a test fills, and what its calls answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.registry import Registry
+
+WAIT_S = 10.0
+
+
+class Answer:
+    """The outcome of one submitted call."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self.times = 0
+        self._outcome = b""
+
+    def __call__(self, outcome: bytes) -> None:
+        self.times += 1
+        self._outcome = outcome
+        self._told.set()
+
+    def wait(self) -> dict[str, Any]:
+        assert self._told.wait(WAIT_S), "no outcome"
+        found: dict[str, Any] = json.loads(b"{" + self._outcome + b"}")
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        answer = self.wait()
+        assert "result" in answer, answer
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    @property
+    def text(self) -> str:
+        return str(self.result["content"][0]["text"])
+
+    @property
+    def error(self) -> dict[str, Any]:
+        answer = self.wait()
+        assert "error" in answer, answer
+        found: dict[str, Any] = answer["error"]["data"]
+        return found
+
+
+class Bench:
+    """A dispatcher and an environment that a test fills."""
+
+    def __init__(self, *functions: Callable[..., Any], load_error: str | None = None) -> None:
+        self.registry = Registry()
+        for function in functions:
+            self.registry.add_tool(function)
+        self.dispatcher = Dispatcher(self.registry, load_error=load_error)
+
+    def submit(self, method: str, params: dict[str, Any]) -> Answer:
+        answer = Answer()
+        self.dispatcher.submit(method, params, answer)
+        return answer
+
+    def tool(self, name: str, _meta: dict[str, Any] | None = None, /, **arguments: Any) -> Answer:
+        params = {"name": name, "arguments": arguments, "_meta": _meta or {}}
+        return self.submit("tools/call", params)
+
+    def in_thread(self, method: str, params: dict[str, Any]) -> Answer:
+        """Submit from another thread, as a door does: a sync function runs in it."""
+        answer = Answer()
+        arguments = (method, params, answer)
+        threading.Thread(target=self.dispatcher.submit, args=arguments, daemon=True).start()
+        return answer
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def add_later(a: int, b: int = 1) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+def fail(text: str = "boom") -> None:
+    raise ValueError(text)
+
+
+def lambda_named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__name__ = name
+    return function
+
+
+def spin() -> None:
+    while True:
+        pass

@@ -1,0 +1,53 @@
+"""What a run says while it runs: each failure as it happens, and no long wait for what is dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+TIMEOUTS = 3
+"""As many tests of a module reach their timeout; the rest of it waits for the same thing."""
+_LINE_LIMIT = 300
+
+
+class Verdicts:
+    """Prints each failure at once, and gives up a module in which tests only wait.
+
+    Under xdist failures are otherwise shown at the end, so a run that is cut shows none; and a dead
+    server costs each of its tests a timeout.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._timeouts: Counter[str] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)  # before fixtures, which may be what is waited for
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        module = _module(item.nodeid)
+        if self._timeouts[module] >= TIMEOUTS:
+            pytest.fail(f"not tried: {TIMEOUTS} tests of {module} timed out", pytrace=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        if "from pytest-timeout" in report.longreprtext:
+            self._timeouts[_module(report.nodeid)] += 1
+        if hasattr(self._config, "workerinput"):
+            return  # the process that started this one prints it
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        terminal.write(f"\n{report.nodeid} failed ({report.when}): {_reason(report)}\n", flush=True)
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return where and why, in a line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        lines = report.longreprtext.strip().splitlines()
+        return lines[-1][:_LINE_LIMIT] if lines else ""
+    why = str(crash.message).strip().partition("\n")[0]
+    return f"{crash.path}:{crash.lineno}: {why}"[:_LINE_LIMIT]
