@@ -46,7 +46,7 @@ class Settings(BaseModel):
     docker_host: str = "unix:///var/run/docker.sock"
     redis_url: str | None = Field(default=None, repr=False)
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    artifacts_url: str | None = None
+    artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
     system_url: str | None = None
     api_key: str | None = Field(default=None, repr=False)
