@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -135,11 +137,12 @@ def run_on_fake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[dict[HostId, list[str]]], FileInstanceStore]]:
     """Return what starts sandboxes on the fake engine that their hosts did not record."""
-    directory = node_directory(tmp_path / "r", "scope")
+    runtime_dir = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))  # sockets need a short path
+    directory = node_directory(runtime_dir, "scope")
     store = FileInstanceStore(directory / "records")
     monkeypatch.setattr(janitor.ray_api, "session_scope", lambda: "scope")
     monkeypatch.setattr(janitor.ray_api, "actor_names", lambda: [PRESENT])
-    settings = read_settings().model_copy(update={"runtime_dir": tmp_path / "r"})
+    settings = read_settings().model_copy(update={"runtime_dir": runtime_dir})
     monkeypatch.setattr(janitor, "settings", lambda: settings)
     monkeypatch.setattr(janitor, "make_engine_factory", lambda host: lambda _: FakeEngine(host))
     started: dict[HostId, list[str]] = {}
@@ -166,6 +169,7 @@ def run_on_fake(
 
     yield start
     asyncio.run(end_all())
+    shutil.rmtree(runtime_dir)
 
 
 def alive(host: HostId) -> list[str]:
