@@ -116,9 +116,11 @@ def _parameters(endpoint: Endpoint, schemas: Json) -> Iterable[Json]:
 def _responses(endpoint: Endpoint, schemas: Json) -> Json:
     responses: Json = {"200": _success(endpoint, schemas)}
     statuses: dict[int, list[str]] = {}
-    always: tuple[type[AenvError], ...] = (ConfigError, InternalError)
+    always: tuple[type[AenvError], ...] = (ConfigError, InternalError, FabricUnavailable)
     if endpoint.access in {Access.OWNER, Access.ADMIN}:
-        always += (Unauthorized, Forbidden, RateLimited, FabricUnavailable)
+        always += (Unauthorized, Forbidden, RateLimited)
+    elif endpoint.access is Access.CAPABILITY:
+        always += (Forbidden,)
     for error in (*endpoint.errors, *always):
         statuses.setdefault(error.http_status, []).append(error.code)
     if endpoint.body is not None or endpoint.upload:

@@ -18,6 +18,7 @@ from aenv_ray.actors.wire import CallMessage
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.errors import AenvError, EnvironmentNotFound, InstanceNotFound
+from aenv_ray.hub import packing
 from aenv_ray.hub.artifact_files import DirectoryFiles
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.core import HubCore
@@ -186,7 +187,22 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
         )
     )  # fmt: skip
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
-    gateway = Gateway(hub, fabric, artifacts, resolve, settings or GatewaySettings(), clock=clock)
+
+    async def publish(archive: bytes, owner: str) -> EnvironmentVersion:
+        found = packing.unpack_any(archive, root / "projects")
+        package = packing.pack(found, allow=["*"])
+        await artifacts.put(package.data, digest=package.sha256)
+        return await hub.push(
+            EnvironmentVersion(
+                name=found.config.name, version=found.config.version, digest=found.digest,
+                archive=package.sha256, archive_bytes=len(package.data), owner=owner,
+                config=found.config.model_dump(mode="json", by_alias=True, exclude_unset=True),
+            )
+        )  # fmt: skip
+
+    gateway = Gateway(
+        hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock
+    )
     bench = Bench(gateway, hub, fabric)
     try:
         yield bench

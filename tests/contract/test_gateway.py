@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
+import json
+import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFai
 from aenv_ray.hub.records import LeaseQuery, Quota, Role
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.settings import GatewaySettings
-from tests.contract.gateway_bench import Bench, a_gateway
+from tests.contract.gateway_bench import TOOLS, Bench, a_gateway
 
 pytestmark = pytest.mark.redis
 
@@ -124,6 +128,70 @@ async def test_a_version_in_use_cannot_be_deleted(ann: httpx.AsyncClient) -> Non
     assert (await ann.delete("/env/probe/1.0.0")).status_code == 200
 
 
+# --- publishing ----------------------------------------------------------------------------------
+
+
+def an_archive(root: Path, name: str = "mine", version: str = "1.0.0", mode: str = "w:gz") -> bytes:
+    """Return an archive as AEnvironment's CLI makes it."""
+    config = {"name": name, "version": version, "deployConfig": {"network": "none"}}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+        for path, text in [("config.json", json.dumps(config)), ("src/a.py", TOOLS)]:
+            info = tarfile.TarInfo(path)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+async def test_an_archive_is_uploaded_published_and_downloaded(
+    ann: httpx.AsyncClient, root: Path
+) -> None:
+    archive = an_archive(root)
+    digest = hashlib.sha256(archive).hexdigest()
+    assert (await ann.head(f"/artifacts/{digest}")).status_code == 404
+    assert (await ann.put(f"/artifacts/{'0' * 64}", content=archive)).status_code == 422
+    kept = await ann.put(f"/artifacts/{digest}", content=archive)
+    assert kept.json()["data"] == {"digest": digest, "size_bytes": len(archive)}
+    head = await ann.head(f"/artifacts/{digest}")
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(archive)))
+    assert (await ann.get(f"/artifacts/{digest}")).content == archive
+    entry = (await ann.post("/publish", json={"archive": digest})).json()["data"]
+    assert (entry["name"], entry["owner"]) == ("mine", "ann")
+    again = (await ann.post("/publish", json={"archive": digest})).json()["data"]
+    assert again["created_at"] == entry["created_at"]
+    assert (await ann.post("/publish", json={"archive": "1" * 64})).status_code == 404
+
+
+async def test_aenvironments_push_with_the_hubs_storage(
+    bench: Bench, ann: httpx.AsyncClient, bob: httpx.AsyncClient, root: Path
+) -> None:
+    """It signs, uploads without a token, and sends its config.json."""
+    config = {"name": "mine", "version": "1.0.0", "deployConfig": {"network": "none"}, "x": 1}
+    url = (await ann.post("/env/mine/1.0.0/sign?style=write")).json()["data"]
+    async with bench.client(None) as nobody:
+        sent = await nobody.put(url, content=an_archive(root))
+        assert sent.status_code == 200
+        other = url.replace("/mine/", "/other/")
+        assert (await nobody.put(other, content=b"")).status_code == 403
+    assert (await ann.post("/env/", json=config)).json()["data"] is True
+    entry = (await ann.get("/env/mine/1.0.0")).json()["data"]
+    assert entry["archive_bytes"] > 0
+    read = (await bob.post("/env/mine/1.0.0/sign?style=read")).json()["data"]
+    async with bench.client(None) as nobody:
+        assert len((await nobody.get(read)).content) == entry["archive_bytes"]
+
+
+async def test_aenvironments_push_without_an_archive(ann: httpx.AsyncClient) -> None:
+    config = {"name": "bare", "version": "1.0.0", "codeUrl": "/home/ann/bare.zip", "x": 1}
+    assert (await ann.post("/env", json=config)).json()["data"] is True
+    assert (await ann.put("/env/bare/1.0.0", json=config)).status_code == 200
+    changed = config | {"codeUrl": "/elsewhere"}
+    assert (await ann.put("/env/bare/1.0.0", json=changed)).status_code == 409
+    assert (await ann.put("/env/bare/2.0.0", json=config)).status_code == 400
+    assert (await ann.post("/env/", json={"name": "No Name"})).status_code == 400
+    assert (await ann.get("/env/bare")).json()["data"]["code_url"] == "/home/ann/bare.zip"
+
+
 # --- who may what --------------------------------------------------------------------------------
 
 
@@ -158,7 +226,7 @@ async def test_an_agent_may_nothing_here(bench: Bench, ann: httpx.AsyncClient) -
     agent = answer.json()["data"]["token"]
     async with bench.client(agent) as http:
         for endpoint in bench.gateway.endpoints:
-            if endpoint.access == "public":
+            if endpoint.access in {"public", "capability"}:
                 continue
             path = endpoint.path.replace("{id}", made["id"]).replace("{name}", "probe")
             path = path.replace("{version}", "1.0.0").replace("{reference}", "*")
