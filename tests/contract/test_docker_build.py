@@ -284,7 +284,23 @@ def test_what_is_missing_is_said(
     project = write(tmp_path / "p", "FROM scratch\n")
     assert build(project, name, "-f", "nowhere/Dockerfile") == 3
     assert "nowhere/Dockerfile" in capsys.readouterr().err
-    assert build(project, name, "--build-arg", "novalue") == 3
+    capsys.readouterr()
+    for options, words in (
+        (("--build-arg", "novalue"), "not NAME=VALUE"),
+        (("-p", "linux/amd64,linux/arm64"), "one platform a build"),
+        (("-t", "not a tag"), "cannot be the tag"),
+        (("-n", "Upper"), "cannot be the name"),
+        (("-r", "https://ghcr.io"), "not the name of a registry"),
+    ):
+        assert build(project, name, *options) == 3
+        assert words in capsys.readouterr().err
+    config = json.loads((project / "config.json").read_text())
+    config["buildConfig"]["context"] = "./nowhere"
+    (project / "config.json").write_text(json.dumps(config))
+    assert build(project, name) == 3
+    assert "nowhere is no directory" in capsys.readouterr().err
+    config["buildConfig"]["context"] = "."
+    (project / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     settings.cache_clear()
     assert build(project, name) == 1
