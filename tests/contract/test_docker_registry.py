@@ -71,8 +71,9 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 @pytest.fixture
 async def bench(
-    docker_node: DockerNode, docker_config: Path, tmp_path: Path
+    docker_node: DockerNode, docker_config: Path, offer: object, tmp_path: Path
 ) -> AsyncIterator[Bench]:
+    del offer  # whose images go when these containers have gone
     engine = _engine(docker_node, docker_config)
     yield Bench(engine, tmp_path)
     await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
