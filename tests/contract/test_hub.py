@@ -19,7 +19,7 @@ from aenv_ray.hub import keys
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
-from aenv_ray.hub.records import Quota, Role
+from aenv_ray.hub.records import LeaseQuery, Quota, Role
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from aenv_ray.testing.hub_contract import HubContract, entry, lease
@@ -102,6 +102,16 @@ class TestHubCore(HubContract):
         assert await hub.sweep() == 0
         await hub.delete_environment("weather", "1.0.0")
         assert set(await redis.keys()) - before == {"{aenv}:env:contents"}
+
+    async def test_places_change_hands_without_another_look_at_the_quota(
+        self, hub: HubCore
+    ) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
+        await hub.admit([lease("w-1"), lease("w-2")])
+        for _ in range(2):
+            await hub.exchange(["w-1", "w-2"], [lease("x-1"), lease("x-2")])
+        assert await hub.quotas() == {"owner:somebody": (2, 2)}
+        assert {item.id for item in (await hub.leases(LeaseQuery())).items} == {"x-1", "x-2"}
 
     async def test_hubs_of_two_prefixes_share_a_redis(
         self, hub: HubCore, server: RedisServer
