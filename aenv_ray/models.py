@@ -78,6 +78,8 @@ class Isolation(_Frozen):
     """``namespaces``, ``none``, ``container``, ``thread`` …"""
     namespaces: tuple[str, ...] = ()
     network: NetworkMode = NetworkMode.HOST
+    allowed: tuple[str, ...] = ()
+    """What network ``allowlist`` reaches: each entry, a name with the addresses that it had."""
     read_only_host: bool = False
     seccomp: bool = False
     no_new_privileges: bool = False
@@ -115,6 +117,8 @@ class InstanceInfo(_Frozen):
     """What is known of an instance now."""
 
     id: ids.InstanceId
+    requested_id: ids.InstanceId | None = None
+    """Of one from a pool: the id that its creator asked for; calls find it by that as well."""
     reference: str
     status: InstanceStatus
     engine: str

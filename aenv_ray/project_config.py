@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from aenv_ray import ids, texts, units
+from aenv_ray import destinations, ids, texts, units
+from aenv_ray.errors import ConfigError
 
 
 class _ProjectSection(BaseModel):
@@ -25,6 +26,8 @@ class NetworkMode(StrEnum):
     """Whatever the node reaches, Ray included: invariant 7 does not hold."""
     INTERNET = "internet"
     """The internet, not the node, not private addresses."""
+    ALLOWLIST = "allowlist"
+    """What ``deployConfig.allow`` names, and nothing else."""
 
 
 class ServiceConfig(_ProjectSection):
@@ -67,13 +70,16 @@ class DeployConfig(_ProjectSection):
     """``"4G"`` or ``"4Gi"``. None means no limit."""
     ephemeral_storage: str | int | None = Field(default=None, alias="ephemeralStorage")
     """Size of the private work directory."""
-    os: str = "linux"
+    os: str | None = None
+    """``"linux"`` …: refused where sandboxes run on another one. None: any."""
     ttl: str | float | None = None
     """Default TTL of instances; an explicit ``ttl`` argument wins."""
     idle_timeout: str | float | None = Field(default=None, alias="idleTimeout")
     """An instance that nobody calls for this long ends. None means never."""
     network: NetworkMode | None = None
     """None (an old project): `NetworkMode.HOST`, with a notice."""
+    allow: tuple[str, ...] | None = None
+    """What network ``allowlist`` reaches: ``"pypi.org:443"``, ``"10.1.0.0/16"`` …"""
     engine: str | None = None
     warm: int | None = Field(default=None, ge=0, le=4096)
     """Sandboxes that each shared host which runs it keeps ready. None: by recent demand."""
@@ -86,6 +92,35 @@ class DeployConfig(_ProjectSection):
     pod_template: str | None = Field(default=None, alias="podTemplate")
     container: ContainerConfig = Field(default_factory=ContainerConfig)
     service: ServiceConfig = Field(default_factory=ServiceConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_allow_lists_network(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("allow") is not None and not data.get("network"):
+            return {**data, "network": NetworkMode.ALLOWLIST}
+        return data
+
+    @model_validator(mode="after")
+    def _check_network(self) -> Self:
+        is_listed = self.network is NetworkMode.ALLOWLIST
+        if self.allow is not None and not is_listed:
+            raise ConfigError(
+                f'deployConfig.allow does not go with deployConfig.network "{self.network}"',
+                hint='leave out the network, or set it to "allowlist"',
+            )
+        if is_listed and not self.allow:
+            raise ConfigError(
+                'deployConfig.allow names nothing for deployConfig.network "allowlist" to reach',
+                hint='name something, or set the network to "none"',
+            )
+        return self
+
+    @field_validator("allow")
+    @classmethod
+    def _check_allow(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for number, entry in enumerate(value or ()):
+            destinations.parse_destination(entry, what=f"deployConfig.allow[{number}]")
+        return value
 
     @field_validator("cpu")
     @classmethod
@@ -116,6 +151,11 @@ class DeployConfig(_ProjectSection):
     def _check_variables(cls, value: dict[str, str], info: Any) -> dict[str, str]:
         field = "env" if info.field_name == "env" else "environmentVariables"
         return texts.checked_variables(value, what=f"deployConfig.{field}")
+
+    @property
+    def is_dual(self) -> bool:
+        """Whether it asks for a second container."""
+        return (self.pod_template or "").lower() == "dualcontainer"
 
     @property
     def variables(self) -> dict[str, str]:

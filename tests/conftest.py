@@ -27,12 +27,25 @@ pytest.register_assert_rewrite("aenv_ray.testing")
 # A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["fixtures"]  # projects with tests of their own, written for elsewhere
+
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
-KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
 KNOWN = frozenset(
-    {"namespaces", "docker", "redis", "browser", "fresh-clone", "git", "published-client"}
+    {
+        "browser",
+        "buildkit",
+        "crun",
+        "docker",
+        "fresh-clone",
+        "git",
+        "namespaces",
+        "published-client",
+        "redis",
+        "registry",
+        "xfs",
+    }
 )
 
 
@@ -117,7 +130,7 @@ def _no_settings_of_the_user() -> None:
     """Keep the developer's own settings out of the tests."""
     for name in (
         "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP", "AENV_REDIS_URL",
-        "AENV_REDIS_PREFIX", "AENV_ARTIFACTS_URL",
+        "AENV_REDIS_PREFIX",
     ):  # fmt: skip
         os.environ.pop(name, None)
 

@@ -14,8 +14,8 @@ from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.gate import Gate, gated
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity
-from aenv_ray.actors.shared_hosts import Share, SharedHosts
-from aenv_ray.actors.wire import decode_outcomes, encode_specs
+from aenv_ray.actors.shared_hosts import SharedHosts
+from aenv_ray.actors.wire import decode_outcomes
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -163,7 +163,7 @@ class Fabric:
         failures = [one.outcome for one in made if isinstance(one.outcome, AenvError)]
         if failures:
             self.release([one.outcome.id for one in whole])
-            raise _named(failures[0], len(failures), len(specs))
+            raise of_group(failures[0], len(failures), len(specs))
         return whole
 
     def _create_dedicated(self, source: project.Project, specs: list[InstanceSpec]) -> list[_Made]:
@@ -199,14 +199,7 @@ class Fabric:
     ) -> tuple[list[_Made], dict[str, AenvError]]:
         """Return what hosts made of a group, and why others, by name, made nothing."""
         made: list[_Made] = []
-        refusals: dict[str, AenvError] = {}
-        begun: list[tuple[Share, Any]] = []
-        for share in self.shared.place(specs, avoid=avoid):
-            try:
-                self.shared.ship(share, source)
-                begun.append((share, share.host.start.remote(encode_specs(share.specs))))
-            except FabricUnavailable as exc:
-                refusals[share.name] = exc
+        begun, refusals = self.shared.begin(source, specs, avoid)
         for share, reference in begun:
             try:
                 outcomes = self._wait_telling(reference, f"creating on {share.name}", source)
@@ -256,7 +249,8 @@ class Fabric:
         self.wait(reference, f"releasing {len(instance_ids)} instances")
 
 
-def _named(error: AenvError, failed: int, count: int) -> AenvError:
+def of_group(error: AenvError, failed: int, count: int) -> AenvError:
+    """Return the error of a group of `count` instances of which `failed` were not made."""
     if count > 1 and isinstance(error, InstanceError):
         return type(error)(
             f"{failed} of {count} instances failed, so none was made; the first: {error.message}",

@@ -309,6 +309,11 @@ class EnvHandle:
         return RemoteMethod(lambda: self._controller.release.remote([self.instance_id]))
 
 
+def host_of(handle: EnvHandle) -> Any:
+    """Return the Ray actor that has the instance, for callers that pass JSON on, as the gateway."""
+    return handle._host
+
+
 def bare_tool_name(name: str, reference: str) -> str:
     """Return a tool's own name from ``env@version/tool`` or ``tool``.
 

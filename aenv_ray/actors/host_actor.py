@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
+from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
 from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
@@ -55,6 +56,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 address=settings().docker_host,
                 image=settings().docker_image,
                 runtime=settings().docker_runtime,
+                docker_config=settings().docker_config,
             )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine
@@ -74,6 +76,7 @@ class HostShell:
         self._args = (host_id, ActorDensity(density))
         self._host: Host | None = None
         self._opening = asyncio.Lock()
+        self._followed = FollowedCalls()
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())
@@ -97,6 +100,22 @@ class HostShell:
         """See `HostCalls.call`."""
         host = self._host or await self._open()
         return await host.calls.call(CallMessage.decode(message))
+
+    async def call_json(self, message: bytes) -> bytes:
+        """See `HostCalls.call`; the result stays JSON text, for those who pass it on."""
+        host = self._host or await self._open()
+        return (await host.calls.call(CallMessage.decode(message))).json
+
+    async def follow_json(self, message: bytes, token: str, name: str) -> bytes | Reports:
+        """See `FollowedCalls.next`."""
+        host = self._host or await self._open()
+        return await self._followed.next(
+            token, name, lambda report: host.calls.call(CallMessage.decode(message), report)
+        )
+
+    async def cancel_named(self, name: str) -> bool:
+        """See `FollowedCalls.cancel`."""
+        return self._followed.cancel(name)
 
     async def stream(self, message: bytes) -> AsyncIterator[Any]:
         """See `HostCalls.stream`."""

@@ -11,7 +11,7 @@ from aenv_ray.actors.instance import InstanceLife
 from aenv_ray.actors.residents import Residents
 from aenv_ray.actors.wire import CallMessage, WireResult
 from aenv_ray.clock import Clock
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import OnProgress, Sandbox
 from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 
@@ -45,7 +45,7 @@ class HostCalls:
         self._adopted = adopted
         self._clock = clock
 
-    async def call(self, message: CallMessage) -> WireResult:
+    async def call(self, message: CallMessage, on_progress: OnProgress | None = None) -> WireResult:
         """Run one call in an instance and return its result.
 
         Raises:
@@ -55,7 +55,10 @@ class HostCalls:
         life.call_started()
         try:
             result = await sandbox.request_json(
-                message.method, message.params, deadline_s=message.timeout_s + CALL_GRACE_S
+                message.method,
+                message.params,
+                deadline_s=message.timeout_s + CALL_GRACE_S,
+                on_progress=on_progress,
             )
             return WireResult(message.method, result)
         except SandboxLost as error:
@@ -66,34 +69,22 @@ class HostCalls:
 
     async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
         """Run one call; yield ``(progress, total, message)`` tuples, then its result."""
-        life, sandbox = await self.enter(message.instance_id)
         reports: asyncio.Queue[Any] = asyncio.Queue()
-        life.call_started()
-        task = asyncio.create_task(
-            sandbox.request_json(
-                message.method,
-                message.params,
-                deadline_s=message.timeout_s + CALL_GRACE_S,
-                on_progress=lambda *report: reports.put_nowait(report),
-            )
-        )
+        task = asyncio.create_task(self.call(message, lambda *report: reports.put_nowait(report)))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:
                 yield report
-            yield WireResult(message.method, await task)
-        except SandboxLost as error:
-            raise (life.end_error() if life.ended else error) from None
+            yield await task
         finally:
             task.cancel()
-            life.call_finished(self._clock.now())
 
     async def logs(
         self, instance_id: InstanceId, tail_lines: int | None, follow: bool
     ) -> AsyncGenerator[str, None]:
         """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
         life, _ = await self.enter(instance_id)
-        return self._engines.logs(life.record.spec.engine, instance_id, tail_lines, follow)
+        return self._engines.logs(life.record.spec.engine, life.record.id, tail_lines, follow)
 
     async def enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
         """Return a live instance and its sandbox, once what an earlier host left is taken over.

@@ -133,6 +133,7 @@ class InstanceLife:
         record, spec = self.record, self.record.spec
         return InstanceInfo(
             id=spec.instance_id,
+            requested_id=record.requested_id,
             reference=spec.reference,
             status=self.status,
             engine=spec.engine,

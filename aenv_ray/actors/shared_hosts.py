@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from aenv_ray import project
 from aenv_ray.actors.placement import HOST_CAPACITY, HostLoad, check_capacity, spread
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.actors.wire import encode_specs
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
 
 LOOK_AGAIN_S: Final = 5.0
@@ -86,6 +87,37 @@ class SharedHosts:
             except CapacityExceeded:  # what was released since the last look is not known here
                 self._look(FIRST_PATIENCE_S)
                 return self._divide(specs, avoid or ())
+
+    def begin(
+        self,
+        source: project.Project,
+        specs: Sequence[InstanceSpec],
+        avoid: Collection[str] | None = None,
+    ) -> tuple[list[tuple[Share, Any]], dict[str, AenvError]]:
+        """Divide a group and have each host start its share, without waiting for that.
+
+        Args:
+            source: What they run.
+            specs: The group.
+            avoid: As in `place`.
+
+        Returns:
+            Shares with references to what becomes of their specs, in order; and why other hosts,
+            by name, were not asked.
+
+        Raises:
+            CapacityExceeded: They do not all fit; nothing was begun.
+            FabricUnavailable: No node has a host.
+        """
+        begun: list[tuple[Share, Any]] = []
+        refusals: dict[str, AenvError] = {}
+        for share in self.place(specs, avoid=avoid):
+            try:
+                self.ship(share, source)
+                begun.append((share, share.host.start.remote(encode_specs(share.specs))))
+            except FabricUnavailable as exc:
+                refusals[share.name] = exc
+        return begun, refusals
 
     def look(self) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts as they are now.

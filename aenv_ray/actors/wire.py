@@ -168,6 +168,11 @@ class WireResult:
         self._method = method
         self._data = data
 
+    @property
+    def json(self) -> bytes:
+        """The result as JSON text."""
+        return self._data
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (decode_json, (self._method, self._data))
 

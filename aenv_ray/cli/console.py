@@ -26,10 +26,13 @@ def strong(text: str) -> str:
 
 
 def has_colour() -> bool:
-    """Return whether standard error is a terminal that wants colour (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return sys.stderr.isatty()
+    """Return whether standard error is a terminal that wants colour."""
+    return wants_colour() and sys.stderr.isatty()
+
+
+def wants_colour() -> bool:
+    """Return whether the user lets terminals show colour (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _styled(text: str, code: str) -> str:

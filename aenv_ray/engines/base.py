@@ -24,7 +24,7 @@ from typing import Any, final
 
 import pydantic_core
 
-from aenv_ray.errors import AenvError, SandboxLost
+from aenv_ray.errors import AenvError, ConfigError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import EnvironmentConfig
@@ -242,6 +242,25 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Disconnect from the node; sandboxes run on, for the next host of the same id."""
+
+
+def check_os(config: EnvironmentConfig, own: str, whose: str) -> None:
+    """Refuse a project that is for another operating system.
+
+    Args:
+        config: The project's.
+        own: What sandboxes run on: ``linux``, ``darwin`` …
+        whose: Operating system that is, for the message.
+
+    Raises:
+        ConfigError: They are not the same; the message names both.
+    """
+    wanted = config.deploy.os
+    if wanted and wanted.lower() != own.lower():
+        raise ConfigError(
+            f"{config.reference} is for {wanted} (deployConfig.os), and {whose} runs {own}",
+            hint="run it where that is, with an engine that has it, or change deployConfig.os",
+        )
 
 
 def lost(instance_id: InstanceId, cause: str) -> SandboxLost:

@@ -7,22 +7,28 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines import docker_files
+from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.ids import HostId
+from aenv_ray.ids import HostId, InstanceId
 
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
 """What is told of the output of a container that died."""
 READERS_S: Final = 5.0
 """A container that ended stays this long for those who still read what it printed."""
+DAEMON_AWAY: Final = (
+    "the Docker daemon was killed or unreachable, and meanwhile or on its return {}"
+)
+"""What is told of an end that nobody saw."""
 _KILLED_EXIT: Final = 137
+_TERMINATED_EXIT: Final = 143
 _REPORT_BYTES: Final = 1 << 20
 
 
@@ -105,6 +111,16 @@ class Containers:
             return list(await self._client.request("GET", "/containers/json", params=params))
         except DaemonRefused as exc:
             raise FabricUnavailable(f"the Docker daemon lists nothing: {exc.message}") from exc
+
+    async def running(self) -> list[RunningSandbox]:
+        """Return this host's instances whose first container runs."""
+        found = []
+        for row in await self.rows(docker_files.INSTANCE_LABEL, running_only=True):
+            labels, name = row["Labels"], row["Names"][0].lstrip("/")
+            deadline = self._files.deadline(name, labels[docker_files.DEADLINE_LABEL])
+            instance_id = InstanceId(labels[docker_files.INSTANCE_LABEL])
+            found.append(RunningSandbox(instance_id, self._host_id, deadline))
+        return found
 
     async def details(self, name: str) -> dict[str, Any]:
         """Return all that the daemon knows of a container."""
@@ -192,13 +208,14 @@ class Containers:
                     f"the Docker daemon could not remove {volume}: {exc.message}"
                 ) from exc
 
-    def cause(self, name: str, details: dict[str, Any], *, was_out_of_memory: bool = False) -> str:
+    def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
         """Return why a container ended, in words.
 
         Args:
             name: The container's.
             details: From `details`.
-            was_out_of_memory: The daemon told so when it happened; it does not always remember.
+            out_of_memory: Names of containers of which the daemon told so when it happened; it does
+                not always remember.
         """
         state = details["State"]
         left = self._files.cause(name)
@@ -206,7 +223,7 @@ class Containers:
             return left
         if state["Status"] == "removing":
             return REMOVED
-        if was_out_of_memory or state.get("OOMKilled"):
+        if name in out_of_memory or state.get("OOMKilled"):
             limit = details["HostConfig"].get("Memory") or 0
             bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
             return f"it ran out of memory and was killed ({bound})"
@@ -215,6 +232,8 @@ class Containers:
             return f"its container failed: {state['Error']}"
         if code == _KILLED_EXIT:
             return "its main process was killed by SIGKILL"
+        if code == _TERMINATED_EXIT:
+            return "its main process was ended by SIGTERM, as by a Docker daemon that stops"
         return f"its main process exited with code {code}"
 
 

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,8 @@ DIRECTORY_LABEL: Final = "aenv.directory"
 ISOLATION_LABEL: Final = "aenv.isolation"
 START_MODE_LABEL: Final = "aenv.start-mode"
 SECOND_LABEL: Final = "aenv.second-of"
+STORAGE_LABEL: Final = "aenv.storage-bytes"
+CHAIN_LABEL: Final = "aenv.chain"
 """On a second container: the instance, whose own container has the other label."""
 VOLUME_LABEL: Final = "aenv.volume"
 """On both containers of an instance: the volume that goes with the last of them."""
@@ -69,18 +71,20 @@ class DockerFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.janitor_lock = directory / "janitor.lock"
+        self.network_lock = directory / "network.lock"
         self._instances = directory / "i"
         self._projects = directory / "projects"
         self._deadlines = directory / "deadlines"
         self._causes = directory / "causes"
         self._hosts = directory / "hosts"
         self._slots = directory / "slots"
+        self._networks = directory / "networks"
 
     def prepare(self) -> None:
         """Make the directories."""
         self.directory.chmod(0o700)  # containers see single directories below it, by mounts
         kept = (self._instances, self._projects, self._deadlines, self._causes)
-        for path in (*kept, self._hosts, self._slots):
+        for path in (*kept, self._hosts, self._slots, self._networks):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- instances --------------------------------------------------------------------------
@@ -163,14 +167,7 @@ class DockerFiles:
 
     def enter(self, host_id: str) -> int:
         """Say that a host is there for as long as the returned descriptor is open."""
-        path = self._hosts / short_name(host_id)
-        while True:
-            fd = _open(path)
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(fd).st_ino:
-                    return fd
-            os.close(fd)  # the janitor removed the file between the two calls
+        return _share(self._hosts / short_name(host_id))
 
     def is_present(self, host_id: str) -> bool:
         """Whether a host is there."""
@@ -189,6 +186,39 @@ class DockerFiles:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             os.close(fd)
+
+    # --- networks of allow-lists ------------------------------------------------------------
+
+    def hold_network(self, chain: str) -> int:
+        """Keep a network from being removed until the returned descriptor is closed; blocks."""
+        return _share(self._networks / chain)
+
+    def openings(self, chain: str) -> set[tuple[str, int]]:
+        """Return the addresses and ports that a network's rules let through; it is held."""
+        words = [line.split() for line in (self._networks / chain).read_text().splitlines()]
+        return {(block, int(port)) for block, port in words}
+
+    def note_openings(self, chain: str, openings: Iterable[tuple[str, int]]) -> None:
+        """Note what a network's rules let through; it is held."""
+        lines = "".join(f"{block} {port}\n" for block, port in sorted(openings))
+        (self._networks / chain).write_text(lines)
+
+    @contextlib.contextmanager
+    def unheld_network(self, chain: str) -> Iterator[bool]:
+        """Keep hosts from holding a network within the block; False when one holds it."""
+        fd = _open(self._networks / chain)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(fd)
+
+    def forget_network(self, chain: str) -> None:
+        """Remove what is noted of a network that is gone; it is kept unheld."""
+        (self._networks / chain).unlink(missing_ok=True)
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -212,6 +242,17 @@ class DockerFiles:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _share(path: Path) -> int:
+    """Return a descriptor that holds the lock of a file with others; blocks."""
+    while True:
+        fd = _open(path)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        os.close(fd)  # the janitor removed the file between the two calls
 
 
 def is_locked(path: Path) -> bool:

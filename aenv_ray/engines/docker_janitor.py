@@ -6,6 +6,7 @@ of its own. Once or twice a second it asks the daemon what has the label of its 
 - what is past its deadline,
 - what belongs to a host that stays away longer than GRACE_S,
 - what ended by itself and nobody has removed,
+- what has written more to its image's directories than it may, where the daemon cannot limit it,
 - everything, when the process that owns it (the raylet) is gone.
 
 It also ends what is past its deadline in scopes whose own janitor is gone. It touches nothing
@@ -42,6 +43,9 @@ SWEEP_S: Final = 0.5
 LONGEST_SWEEP_S: Final = 4.0
 PAUSE_PER_CONTAINER_S: Final = 0.005
 """The daemon's list of a full node takes long: it is asked for less often."""
+FASTEST_WRITE: Final = 1 << 30
+"""Bytes a second: a container that has room for more is looked at later."""
+LONGEST_LOOK_S: Final = 10.0
 _FOREIGN_SWEEP_S: Final = 30.0
 IDLE_EXIT_S: Final = 60.0
 _LOCK_TRIES: Final = 20
@@ -86,6 +90,11 @@ class Daemon:
         status, _ = self._ask("DELETE", f"/containers/{container}?force=1&v=1")
         return status in (204, 404)
 
+    def written_bytes(self, container: str) -> int:
+        """Return how much a container has written to its image's directories; 0 when it is gone."""
+        status, content = self._ask("GET", f"/containers/{container}/json?size=1")
+        return int(json.loads(content).get("SizeRw") or 0) if status == 200 else 0
+
     def remove_volume(self, name: str) -> None:
         """Remove a volume; the last of its containers to go takes it with it."""
         self._ask("DELETE", f"/volumes/{name}")
@@ -95,10 +104,14 @@ class Daemon:
         found = self._get("/volumes", {"label": [label], "dangling": ["true"]})
         return {str(volume["Name"]) for volume in found.get("Volumes") or ()}
 
-    def remove_networks(self, label: str) -> None:
-        """Remove the networks with a label."""
-        for network in self._get("/networks", {"label": [label]}):
-            self._ask("DELETE", f"/networks/{network['Id']}")
+    def networks(self, label: str) -> list[dict[str, Any]]:
+        """Return the networks with a label."""
+        return list(self._get("/networks", {"label": [label]}))
+
+    def remove_network(self, network: str) -> bool:
+        """Remove a network; False when it is used."""
+        status, _ = self._ask("DELETE", f"/networks/{network}")
+        return status in (204, 404)
 
     def _get(self, path: str, filters: dict[str, list[str]], **query: Any) -> Any:
         text = urllib.parse.urlencode({**query, "filters": json.dumps(filters)})
@@ -141,6 +154,7 @@ class Janitor:
         self._grace_s = grace_s
         self._away: dict[str, float] = {}
         self._ended: dict[str, float] = {}
+        self._look_at: dict[str, float] = {}
         self._unknown: dict[str, float] = {}
         self._foreign_at = 0.0
         self._unused: set[str] = set()
@@ -157,6 +171,7 @@ class Janitor:
                 self._end(row, cause)
         names = {_name(row) for row in rows}
         self._clean_up(names, now)
+        self._look_at = {name: at for name, at in self._look_at.items() if name in names}
         self._ended = {name: since for name, since in self._ended.items() if name in names}
         hosts = {row["Labels"].get(docker_files.HOST_LABEL, "") for row in rows}
         self._away = {host: since for host, since in self._away.items() if host in hosts}
@@ -164,6 +179,7 @@ class Janitor:
             self._foreign_at = now + _FOREIGN_SWEEP_S
             self._end_overdue_strangers(now)
             self._remove_unused_volumes()
+            self._remove_unused_networks()
         if rows or self._files.has_hosts:
             self._quiet_since = now
         return len(rows)
@@ -185,8 +201,22 @@ class Janitor:
             return HOST_GONE
         is_left = docker_files.SECOND_LABEL in labels and first_name(name) not in alive
         if row["State"] not in ("exited", "dead") and not is_left:
-            return None
+            return self._overflow(row, now)
         return "" if now - self._ended.setdefault(name, now) > BURIAL_GRACE_S else None
+
+    def _overflow(self, row: dict[str, Any], now: float) -> str | None:
+        """Return what is to be said of a container that wrote more than it may; None if not."""
+        limit, name = int(row["Labels"].get(docker_files.STORAGE_LABEL, 0)), _name(row)
+        if not limit or now < self._look_at.get(name, 0.0):
+            return None
+        written = self._daemon.written_bytes(row["Id"])
+        if written > limit:
+            return (
+                f"it wrote {written >> 20} MiB to its image's directories (limit {limit >> 20} "
+                "MiB: deployConfig.ephemeralStorage)"
+            )
+        self._look_at[name] = now + min(LONGEST_LOOK_S, (limit - written) / FASTEST_WRITE)
+        return None
 
     def _end(self, row: dict[str, Any], cause: str) -> None:
         name = _name(row)
@@ -212,6 +242,17 @@ class Janitor:
             self._daemon.remove_volume(name)
         self._unused = unused
 
+    def _remove_unused_networks(self) -> None:
+        """Remove networks of allow-lists, and their rules, that nobody is on: there may be many."""
+        for network in self._daemon.networks(self._label):
+            chain = network["Labels"].get(docker_files.CHAIN_LABEL)
+            if chain is None:
+                continue
+            with self._files.unheld_network(chain) as is_unheld:
+                if is_unheld and self._daemon.remove_network(network["Id"]):
+                    docker_network.remove_chains(chain)
+                    self._files.forget_network(chain)
+
     def _clean_up(self, names: set[str], now: float) -> None:
         """Remove files of containers that are gone, once nobody can want them any more."""
         unknown = self._files.names() - names
@@ -235,7 +276,8 @@ class Janitor:
             self._remove(row)
         for name in self._daemon.unused_volumes(self._label):
             self._daemon.remove_volume(name)
-        self._daemon.remove_networks(self._label)
+        for network in self._daemon.networks(self._label):
+            self._daemon.remove_network(network["Id"])
         docker_network.remove_rules(self._scope)
 
 

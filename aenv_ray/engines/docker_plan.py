@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.engines import docker_files, docker_images, docker_network, docker_serving
-from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines import docker_files, docker_images, docker_serving
+from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.engines.docker_images import DockerImages, Image
+from aenv_ray.engines.docker_networks import Networks
 from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
+from aenv_ray.engines.docker_storage import StorageDriver
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
-from aenv_ray.project_config import NetworkMode
+from aenv_ray.project_config import DeployConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,7 @@ class Planner:
         cache_dir: For kits.
         image: Of projects that name none.
         runtime: OCI runtime of projects that name none; None for the daemon's.
+        docker_config: Directory of Docker's own ``config.json``.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Planner:
         cache_dir: Path,
         image: str | None,
         runtime: str | None,
+        docker_config: Path,
     ) -> None:
         self._client = client
         self._files = files
@@ -56,11 +63,14 @@ class Planner:
             docker_files.HOST_LABEL: host_id,
             docker_files.DIRECTORY_LABEL: str(files.directory),
         }
-        self._images = DockerImages(client, own_labels, cache_dir)
+        credentials = Credentials(docker_config.expanduser())
+        self._images = DockerImages(client, credentials, own_labels, cache_dir)
         self._runtimes: frozenset[str] = frozenset()
         self._has_seccomp = False
         self._has_user_namespace = False
-        self._network_ready = False
+        self._os = "linux"
+        self._networks = Networks(client, files, scope)
+        self._storage = StorageDriver(client, own_labels)
 
     async def learn(self) -> None:
         """Ask the daemon what it can do.
@@ -76,9 +86,17 @@ class Planner:
         self._has_seccomp = any("name=seccomp" in option for option in options)
         self._has_user_namespace = any("name=userns" in option for option in options)
         self._runtimes = frozenset(info.get("Runtimes") or ())
+        self._os = str(info.get("OSType") or "linux")
+        self._storage.learn(info)
 
-    async def surroundings(self, spec: SandboxSpec, name: str) -> Surroundings:
-        """Return what a container gets that its spec does not say.
+    def note_refusal(self, refusal: DaemonRefused) -> None:
+        """Note that the daemon made no container of what `surroundings` gave."""
+        if refusal.status == 404:
+            self._images.forget()
+
+    @contextlib.asynccontextmanager
+    async def surroundings(self, spec: SandboxSpec, name: str) -> AsyncIterator[Surroundings]:
+        """Have what a container gets that its spec does not say; it is started within the block.
 
         Args:
             spec: The instance's.
@@ -90,6 +108,8 @@ class Planner:
             FabricUnavailable: The daemon does not answer.
         """
         deploy = spec.config.deploy
+        check_os(spec.config, self._os, "the Docker daemon")
+        runtime = self._runtime(deploy)
         image = await self._images.find(
             docker_images.reference_of(spec.config, self._default_image)
         )
@@ -97,39 +117,53 @@ class Planner:
         serving, absence = docker_serving.choose(deploy, image.content, has_code=code)
         if absence and code:
             logger.warning("%s: no tools: %s", spec.instance_id, absence)
+        mode = docker_serving.network_mode(spec.config.reference, deploy, serving)
+        kit = await self._kit(image, serving)
+        second = await self._second(spec, name)
+        has_quota = await self._storage.has_quota(image.id)
+        async with self._networks.joined(mode, deploy.allow) as network:
+            yield Surroundings(
+                scope=self._scope,
+                host_id=self._host_id,
+                directory=self._files.directory,
+                name=name,
+                image_id=image.id,
+                image_user=image.user,
+                image_path=image.path,
+                image_directory=image.directory,
+                kit=kit,
+                serving=serving,
+                absence=absence,
+                server=docker_serving.server_command(image.content, tuple(spec.arguments)),
+                run_directory=self._files.run_directory(name),
+                project_dir=spec.project_dir,
+                network_mode=mode,
+                network=network.name,
+                dns=network.dns,
+                dns_options=network.dns_options,
+                hosts=network.hosts,
+                allowed=network.allowed,
+                runtime=runtime,
+                has_seccomp=self._has_seccomp,
+                has_user_namespace=self._has_user_namespace,
+                has_quota=has_quota,
+                second=second,
+            )
+
+    def _runtime(self, deploy: DeployConfig) -> str:
+        """Return the OCI runtime that a project runs under; "" for the daemon's.
+
+        Raises:
+            ConfigError: The daemon does not have it.
+        """
         runtime = deploy.container.runtime or self._default_runtime or ""
         if runtime and runtime not in self._runtimes:
             raise ConfigError(
-                f"the Docker daemon has no runtime {runtime!r}",
-                hint=f"it has {', '.join(sorted(self._runtimes))}",
+                f"the Docker daemon has no runtime {runtime!r} (deployConfig.container.runtime, "
+                f"or AENV_DOCKER_RUNTIME); it has {', '.join(sorted(self._runtimes))}",
+                hint=f"register it with the daemon: dockerd --add-runtime {runtime}=/path/to/it",
             )
-        network = docker_serving.network_mode(spec.config.reference, deploy, serving)
-        if network is NetworkMode.INTERNET:
-            await self._ensure_network()
-        is_internet = network is NetworkMode.INTERNET
-        return Surroundings(
-            scope=self._scope,
-            host_id=self._host_id,
-            directory=self._files.directory,
-            name=name,
-            image_id=image.id,
-            image_user=image.user,
-            image_path=image.path,
-            image_directory=image.directory,
-            kit=await self._kit(image, serving),
-            serving=serving,
-            absence=absence,
-            server=docker_serving.server_command(image.content, tuple(spec.arguments)),
-            run_directory=self._files.run_directory(name),
-            project_dir=spec.project_dir,
-            network_mode=network,
-            network=docker_network.network_name(self._scope) if is_internet else network.value,
-            dns=docker_network.RESOLVERS if is_internet else (),
-            runtime=runtime,
-            has_seccomp=self._has_seccomp,
-            has_user_namespace=self._has_user_namespace,
-            second=await self._second(spec, name),
-        )
+        return runtime
 
     async def _kit(self, image: Image, serving: Serving) -> Path | None:
         if serving is not Serving.RUNTIME:
@@ -139,7 +173,7 @@ class Planner:
     async def _second(self, spec: SandboxSpec, name: str) -> SecondSurroundings | None:
         """Return what the second container gets; None for an instance without one."""
         deploy = spec.config.deploy
-        if not docker_serving.is_dual(deploy):
+        if not deploy.is_dual:
             return None
         reference = docker_serving.second_image(spec.config.reference, deploy, spec.datasource)
         image = await self._images.find(reference)
@@ -153,22 +187,3 @@ class Planner:
             kit=await self._images.carried_kit(),
             run_directory=self._files.run_directory(second),
         )
-
-    async def _ensure_network(self) -> None:
-        if self._network_ready:
-            return
-        try:
-            lock = self._files.directory / "network.lock"
-            await asyncio.to_thread(docker_network.apply_rules, self._scope, lock)
-        except docker_network.RulesRefused as exc:
-            raise ConfigError(
-                f'network "internet" cannot be had on this node: {exc}',
-                hint='its rules need iptables and root; use "none" or "host", or run Ray as root',
-            ) from exc
-        try:
-            body = docker_network.network_body(self._scope)
-            await self._client.request("POST", "/networks/create", body=body)
-        except DaemonRefused as exc:
-            if exc.status != 409:  # another host of this node made it
-                raise
-        self._network_ready = True

@@ -123,11 +123,6 @@ def has_code(project_dir: Path) -> bool:
     return next(root.glob("*.py"), None) is not None or next(root.glob("*/*.py"), None) is not None
 
 
-def is_dual(deploy: DeployConfig) -> bool:
-    """Whether a project asks for a second container."""
-    return (deploy.pod_template or "").lower() == "dualcontainer"
-
-
 def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> NetworkMode:
     """Return which network an instance gets.
 
@@ -140,7 +135,7 @@ def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> Netw
     why = ""
     if serving is Serving.PUBLIC:
         why = "its image serves port 8081, which would be the node's"
-    elif is_dual(deploy):
+    elif deploy.is_dual:
         why = "its two containers have a network of their own"
     if not why:
         return deploy.network or NetworkMode.HOST

@@ -5,12 +5,13 @@ Nothing here speaks with anybody.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import units
+from aenv_ray.destinations import is_public, parse_destination
 from aenv_ray.engines import docker_files as labels
 from aenv_ray.engines import docker_python
 from aenv_ray.engines.base import SandboxSpec
@@ -23,6 +24,8 @@ from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2"}
+_OF_FIRST: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tmpfs"})
+"""What the second container does not get, or has from the first by its network."""
 SHARED: Final = "/shared"
 """Where the two containers of an instance share files, as in AEnvironment."""
 _BOOT: Final = (
@@ -75,10 +78,18 @@ class Surroundings:
     """What starts the image's own server."""
     second: SecondSurroundings | None = None
     dns: tuple[str, ...] = ()
+    """Resolvers instead of the node's."""
+    dns_options: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """``name:address`` of what it knows without a resolver."""
+    allowed: tuple[str, ...] = ()
+    """What it reaches, for people, where that is a list."""
     runtime: str = ""
     """The OCI runtime; "" for the daemon's default."""
     has_seccomp: bool = True
     has_user_namespace: bool = False
+    has_quota: bool = False
+    """The daemon can limit what a container writes to its image's directories."""
 
 
 def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
@@ -96,14 +107,21 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
         "SecurityOpt": ["no-new-privileges"],
         "PidsLimit": container.pids,
         "ShmSize": _SHARED_MEMORY_BYTES,
-        "Ulimits": [{"Name": "nofile", "Soft": MAX_FILES, "Hard": MAX_FILES}],
+        "Ulimits": [_ulimit("nofile", MAX_FILES)],
         "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
         "IpcMode": "private",
         "RestartPolicy": {"Name": "no"},
         "OomScoreAdj": 500,  # a node short of memory ends a sandbox before anything of its own
     }
     if around.dns:
-        host["Dns"] = list(around.dns)
+        host |= {"Dns": list(around.dns), "DnsOptions": list(around.dns_options)}
+    if around.hosts:
+        host["ExtraHosts"] = list(around.hosts)
+    root_bytes = _root_bytes(deploy)
+    if root_bytes and around.has_quota:
+        host["StorageOpt"] = {"size": str(root_bytes)}
+    elif root_bytes:  # the janitor ends what has more in all
+        host["Ulimits"].append(_ulimit("fsize", root_bytes))
     if around.runtime:
         host["Runtime"] = around.runtime
     if deploy.memory:
@@ -142,7 +160,7 @@ def second_body(
     volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
     mounts = [_bind(second.run_directory, RUN, writable=True), *_kit_mounts(second.kit), *volumes]
     host = body["HostConfig"] | {"NetworkMode": f"container:{around.name}", "Mounts": mounts}
-    host = {key: value for key, value in host.items() if key not in ("Dns", "CapAdd", "Tmpfs")}
+    host = {key: value for key, value in host.items() if key not in _OF_FIRST}
     if spec.config.deploy.container.read_only_root:
         host["Tmpfs"] = {"/tmp": _writable(spec.config.deploy)["/tmp"]}
     own = {key: value for key, value in body["Labels"].items() if key != labels.INSTANCE_LABEL}
@@ -232,6 +250,17 @@ def storage_bytes(deploy: DeployConfig) -> int:
     return units.parse_memory_bytes(deploy.ephemeral_storage)
 
 
+def _root_bytes(deploy: DeployConfig) -> int | None:
+    """Return how much may be written to the image's own directories; None: not limited, or none."""
+    if deploy.container.read_only_root or not deploy.ephemeral_storage:
+        return None
+    return storage_bytes(deploy)
+
+
+def _ulimit(name: str, value: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": value, "Hard": value}
+
+
 def _environment(spec: SandboxSpec, around: Surroundings) -> list[str]:
     variables = instance_environment(spec, "namespaces", "/usr/bin/python3")
     chosen = {**spec.config.deploy.variables, **spec.environment_variables}
@@ -253,6 +282,9 @@ def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[s
         labels.ISOLATION_LABEL: facts.model_dump_json(),
         labels.START_MODE_LABEL: start_mode(around),
     }
+    root_bytes = _root_bytes(spec.config.deploy)
+    if root_bytes and not around.has_quota:
+        own[labels.STORAGE_LABEL] = str(root_bytes)
     if around.second is not None:
         own[labels.VOLUME_LABEL] = labels.volume_name(around.name)
     users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}
@@ -280,6 +312,10 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         "open files": str(MAX_FILES),
         "storage": storage,
     }
+    root_bytes = _root_bytes(deploy)
+    if root_bytes:
+        how = "disk quota" if around.has_quota else "each file; watched: it ends with more in all"
+        limits["image's directories"] = f"{root_bytes >> 20} MiB ({how})"
     if deploy.memory:
         size = units.parse_memory_bytes(deploy.memory)
         limits["memory"] = f"{size >> 20} MiB per sandbox, without swap (cgroup)"
@@ -294,6 +330,7 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         kind="container",
         namespaces=tuple(namespaces),
         network=network,
+        allowed=around.allowed,
         read_only_host=True,
         seccomp=around.has_seccomp,
         no_new_privileges=True,
@@ -306,8 +343,15 @@ def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -
     missing = []
     if network is NetworkMode.HOST:
         missing.append("network: host, so it reaches the node's services, Ray included")
-    if not deploy.container.read_only_root:
+    if network is NetworkMode.ALLOWLIST:
+        missing += _allowed_besides(deploy)
+    if not deploy.container.read_only_root and not deploy.ephemeral_storage:
         missing.append("storage: what it writes to the image's own directories is not limited")
+    elif _root_bytes(deploy) and not around.has_quota:
+        missing.append(
+            "storage: until it is looked at, every few seconds, it can write more than its limit "
+            "to the image's own directories"
+        )
     if not around.has_user_namespace:
         missing.append("user: its users are those of the node, without any capability")
     if not around.has_seccomp:
@@ -320,6 +364,15 @@ def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -
     if deploy.container.cap_add:
         missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
     return missing
+
+
+def _allowed_besides(deploy: DeployConfig) -> Iterator[str]:
+    entries = [parse_destination(entry, what="deployConfig.allow") for entry in deploy.allow or ()]
+    if any(entry.name for entry in entries):
+        yield "network: names are allowed by address, so others at those addresses are reached too"
+    private = [entry.text for entry in entries if entry.block and not is_public(entry.block)]
+    if private:
+        yield f"network: it reaches what the list allows of private networks: {', '.join(private)}"
 
 
 def listed_isolation(row_labels: Mapping[str, str]) -> Isolation:

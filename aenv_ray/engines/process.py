@@ -31,6 +31,7 @@ from aenv_ray.engines.launcher_files import short_name
 from aenv_ray.engines.process_plan import (
     NETWORK_MODES,
     Plan,
+    check_project,
     instance_environment,
     isolation_of,
     loaded,
@@ -159,6 +160,7 @@ class ProcessEngine(Engine):
 
     async def _plan(self, spec: SandboxSpec) -> Plan | AenvError:
         try:
+            check_project(spec.config)
             python = await virtual_environment.ensure(
                 spec.project_dir, self._data_dir / "environments"
             )

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import units
-from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
-from aenv_ray.project_config import NetworkMode
+from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 from aenv_ray.runtime.jail_spec import WORK, JailSpec
 
 NETWORK_MODES: Final = frozenset({"none", "host"})
@@ -31,11 +31,6 @@ class Plan:
     ) -> None:
         deploy = spec.config.deploy
         network = deploy.network or NetworkMode.HOST
-        if network not in NETWORK_MODES:
-            raise ConfigError(
-                f"{spec.config.reference}: the process engine has no network {network.value!r}",
-                hint='use "none" or "host", or the docker engine',
-            )
         jail = JailSpec(
             project=str(spec.project_dir),
             network=network.value,
@@ -63,6 +58,28 @@ class Plan:
             key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
             self._setups[preload] = key, setup
         return self._setups[preload]
+
+
+def check_project(config: EnvironmentConfig) -> None:
+    """Refuse a project that asks for what this engine does not have.
+
+    Raises:
+        ConfigError: It does; the message says for what.
+    """
+    deploy = config.deploy
+    check_os(config, sys.platform, "this node")
+    if deploy.is_dual:
+        raise ConfigError(
+            f"{config.reference}: the process engine has no second container "
+            f"(deployConfig.podTemplate is {deploy.pod_template!r})",
+            hint='use the docker engine: engine="docker", or deployConfig.engine',
+        )
+    network = deploy.network or NetworkMode.HOST
+    if network not in NETWORK_MODES:
+        raise ConfigError(
+            f"{config.reference}: the process engine has no network {network.value!r}",
+            hint='use the docker engine, or network "none" or "host"',
+        )
 
 
 def loaded(report: dict[str, Any]) -> dict[str, Any]:

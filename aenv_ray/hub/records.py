@@ -130,6 +130,8 @@ class Lease(_Frozen):
     """Unguessable lower-case name that stands for the instance on routes without a token."""
     reason: str = ""
     """Why it failed."""
+    made_by: str = ""
+    """The gateway replica that makes it: while it is Pending, it ends with that replica."""
 
 
 class LeaseQuery(_Frozen):

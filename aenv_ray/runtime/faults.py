@@ -15,6 +15,13 @@ INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
+FOR_THE_MODEL: Final = frozenset({"tool_not_found", "tool_input_invalid", "tool_timeout"})
+"""Faults sent as results with ``isError`` rather than as JSON-RPC errors: a model can act on them.
+
+That is what MCP asks for, what AEnvironment's server does, and what its client needs: it counts
+every JSON-RPC error as a broken environment and gives up after five.
+"""
+
 _RPC_CODES = {"tool_not_found": INVALID_PARAMS, "tool_input_invalid": INVALID_PARAMS}
 
 
@@ -46,6 +53,16 @@ class Fault(Exception):
         """Return the JSON-RPC error object."""
         code = _RPC_CODES.get(self.code, SERVER_ERROR)
         return {"code": code, "message": self.message, "data": self.data()}
+
+
+def fault_result(fault: Fault) -> dict[str, Any]:
+    """Return the ``CallToolResult`` object for a refused call; ``_meta`` has it for programs."""
+    text = f"{fault.message}. {fault.hint}" if fault.hint else fault.message
+    return {
+        "content": [{"type": "text", "text": text}],
+        "isError": True,
+        "_meta": {"aenv/error": fault.data()},
+    }
 
 
 class ProjectLoadError(Exception):

@@ -153,7 +153,7 @@ class _Routes:
 
     def _function(self, entry: Registered) -> Callable[[Request], Any]:
         async def call(request: Request) -> Response:
-            arguments = await read_arguments(request, entry)
+            arguments = await read_arguments(request, entry.method, entry.signature.schema)
             params = {"name": entry.name, "arguments": {**request.path_params, **arguments}}
             return await self._answer(request, "aenv/function", params)
 
@@ -167,7 +167,7 @@ class _Routes:
     async def _health(self, request: Request) -> Response:
         entry = self._dispatcher.registry.health
         params = {
-            "arguments": query_arguments(request, entry),
+            "arguments": query_arguments(request, entry.signature.schema if entry else {}),
             "_meta": {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)},
         }
         try:

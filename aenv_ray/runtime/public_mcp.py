@@ -26,29 +26,12 @@ from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from aenv_ray.runtime.async_calls import AsyncCalls, Departure, read_outcome
-from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 from aenv_ray.runtime.registry import Registered
 
 _DEPARTURE: Final = "aenv.departure"
 _PROGRESS_BACKLOG: Final = 1000
 """Progress reports that wait for a slow client; the oldest go first, as later ones replace them."""
-
-FOR_THE_MODEL: Final = frozenset({"tool_not_found", "tool_input_invalid", "tool_timeout"})
-"""Faults sent as results with ``isError`` rather than as JSON-RPC errors: a model can act on them.
-
-That is what MCP asks for, what AEnvironment's server does, and what its client needs: it counts
-every JSON-RPC error as a broken environment and gives up after five.
-"""
-
-
-def fault_result(fault: Fault) -> dict[str, Any]:
-    """Return the ``CallToolResult`` object for a refused call; ``_meta`` has it for programs."""
-    text = f"{fault.message}. {fault.hint}" if fault.hint else fault.message
-    return {
-        "content": [{"type": "text", "text": text}],
-        "isError": True,
-        "_meta": {"aenv/error": fault.data()},
-    }
 
 
 class _Refusal(FastMCPError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pydantic_core
@@ -10,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.runtime.async_calls import CALL_ID, TIMEOUT_S, Departure
-from aenv_ray.runtime.registry import Registered
 from aenv_ray.runtime.results import to_json
 
 
@@ -53,17 +53,24 @@ def read_meta(request: Request) -> dict[str, Any]:
     return meta
 
 
-async def read_arguments(request: Request, entry: Registered) -> dict[str, Any]:
+async def read_arguments(
+    request: Request, method: str, schema: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a function's arguments from where its HTTP method has them.
+
+    Args:
+        request: Its body has not been read.
+        method: The function's own.
+        schema: JSON Schema of its arguments.
 
     Raises:
         BadRequest: The body is no JSON object.
     """
-    if entry.method == "GET":
-        return query_arguments(request, entry)
-    if entry.method == "DELETE" and request.query_params:
+    if method == "GET":
+        return query_arguments(request, schema)
+    if method == "DELETE" and request.query_params:
         # Many clients send no body with DELETE.
-        return {**query_arguments(request, entry), **await body_arguments(request)}
+        return {**query_arguments(request, schema), **await body_arguments(request)}
     return await body_arguments(request)
 
 
@@ -89,13 +96,13 @@ async def body_arguments(request: Request) -> dict[str, Any]:
     return data
 
 
-def query_arguments(request: Request, entry: Registered | None) -> dict[str, Any]:
+def query_arguments(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the query as arguments; the function's signature makes numbers and flags of text.
 
     Parameters that are lists or objects may be written as JSON, as AEnvironment's client does;
     lists also as repeated keys.
     """
-    properties = entry.signature.schema["properties"] if entry else {}
+    properties = schema.get("properties") or {}
     arguments: dict[str, Any] = {}
     for key in request.query_params:
         values = request.query_params.getlist(key)

@@ -57,7 +57,7 @@ class Registered:
         return tool
 
     def listing(self) -> dict[str, Any]:
-        """Return the entry of ``/functions/list``, in AEnvironment's form."""
+        """Return the entry of ``/functions/list``: AEnvironment's form, and the JSON Schema."""
         parameters = {
             name: {
                 "type": "Any" if p.annotation is p.empty else _type_name(p.annotation),
@@ -71,6 +71,7 @@ class Registered:
             "method": self.method,
             "description": self.description or self.signature.description or "",
             "parameters": parameters,
+            "inputSchema": self.signature.schema,
             "is_async": self.is_async,
         }
 

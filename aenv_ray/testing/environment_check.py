@@ -11,19 +11,16 @@ Nothing is called but the listings and the health check: tools and rewards may h
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray import ids, project, units
-from aenv_ray.clock import SystemClock
-from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
-from aenv_ray.engines.process import ProcessEngine
+from aenv_ray import project, units
+from aenv_ray.actors.fresh_sandbox import fresh_sandbox
+from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.errors import AenvError
 from aenv_ray.ids import HostId
 from aenv_ray.project_config import EnvironmentConfig
@@ -69,7 +66,7 @@ def check_environment(
 
     Args:
         path: The project's directory.
-        make_engine: None: the process engine, on directories of its own that are deleted again.
+        make_engine: None: the process engine, of which nothing is left afterwards.
 
     Not to be called from a running event loop; `find` is the same for there.
     """
@@ -85,43 +82,17 @@ async def find(
     except AenvError as exc:
         return [Finding(Severity.ERROR, str(path), exc.message, exc.hint or "")]
     findings = list(_config(loaded.config))
-    with tempfile.TemporaryDirectory(prefix="aenv-check-", dir="/tmp") as directory:
-        engine = (make_engine or _process_engine(Path(directory)))(HostId("check"))
-        try:
-            # A copy, as instances get it: files that only the author may read are readable there.
-            copy = project.unpack(loaded.archive(), loaded.digest, Path(directory, "projects"))
-            findings += await _in_sandbox(engine, copy, loaded.config)
-        except AenvError as exc:
-            findings.append(Finding(Severity.ERROR, "start", exc.message, exc.hint or ""))
-        finally:
-            await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-            await engine.close()
+    try:
+        async with fresh_sandbox(
+            loaded, lifetime_s=units.DEFAULT_TTL_S, make_engine=make_engine
+        ) as sandbox:
+            findings += await _in_sandbox(sandbox)
+    except AenvError as exc:
+        findings.append(Finding(Severity.ERROR, "start", exc.message, exc.hint or ""))
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
-def _process_engine(directory: Path) -> Callable[[HostId], Engine]:
-    def make(host_id: HostId) -> Engine:
-        return ProcessEngine(
-            host_id,
-            runtime_dir=directory / "run",
-            data_dir=directory / "data",
-            scope="check",
-            owner_pid=os.getpid(),
-        )
-
-    return make
-
-
-async def _in_sandbox(
-    engine: Engine, project_dir: Path, config: EnvironmentConfig
-) -> list[Finding]:
-    spec = SandboxSpec(
-        instance_id=ids.new_instance_id(config.name),
-        project_dir=project_dir,
-        config=config,
-        deadline=SystemClock().now() + units.DEFAULT_TTL_S,
-    )
-    sandbox = await engine.start(spec)
+async def _in_sandbox(sandbox: Sandbox) -> list[Finding]:
     findings = list(_start_mode(sandbox))
     tools = (await sandbox.request("tools/list", {}, deadline_s=_CALL_S))["tools"]
     findings += _tools(tools)

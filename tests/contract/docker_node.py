@@ -20,6 +20,7 @@ from uv import find_uv_bin
 
 from aenv_ray.engines.docker import DockerEngine
 from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
+from aenv_ray.engines.docker_network import remove_rules
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.testing.contract_bench import Bench
 
@@ -194,6 +195,8 @@ class DockerNode:
         after = self.janitor_pids()
         for network in docker("network", "ls", "-q", "--filter", f"label={self.label}").split():
             docker("network", "rm", network)
+        if os.geteuid() == 0:
+            remove_rules(f"{self.scope}/docker")
         shutil.rmtree(self.root)
         assert left == [], "containers were left"
         assert after == [], "the janitor was left"

@@ -19,10 +19,11 @@ import pytest
 
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.docker import DockerEngine
-from aenv_ray.engines.docker_network import bridge_name, remove_rules
+from aenv_ray.engines.docker_network import Bridge
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
+from tests.conftest import require
 from tests.contract.docker_node import DockerNode, docker
 
 pytestmark = pytest.mark.docker
@@ -129,8 +130,31 @@ async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: Doc
 
 async def test_a_runtime_that_the_daemon_does_not_have_is_refused(bench: Bench) -> None:
     project = bench.contract_project({"container": {"runtime": "no-such-runtime"}})
-    with pytest.raises(ConfigError, match="no-such-runtime"):
+    with pytest.raises(ConfigError, match=r"no runtime 'no-such-runtime'.*it has .*\brunc\b"):
         await bench.start(project)
+
+
+async def test_a_project_runs_under_the_runtime_that_it_names(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    known = docker("info", "--format", "{{json .Runtimes}}")
+    require("crun", '"crun"' in known, f"the daemon does not know it; it has {known}")
+    project = bench.contract_project({"memory": "256M", "container": {"runtime": "crun"}})
+    sandbox = await bench.start(project)
+    name = docker_node.container(sandbox.instance_id)
+    assert docker("inspect", "--format", "{{.HostConfig.Runtime}}", name) == "crun"
+    assert await value_of(sandbox, "echo", text="under crun") == "under crun"
+    status = (await execute(sandbox, "cat /proc/self/status")).text()
+    assert "NoNewPrivs:\t1" in status
+    assert "CapBnd:\t0000000000000000" in status
+    with pytest.raises(SandboxLost, match=r"out of memory .*limit 256 MiB"):
+        await evaluate(sandbox, "result = len(bytearray(600 * 1024 * 1024))")
+
+
+async def test_a_project_for_another_system_is_refused(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"is for windows .*the Docker daemon runs linux"):
+        await bench.start(bench.contract_project({"os": "windows"}))
+    await bench.start(bench.contract_project({"os": "Linux"}))
 
 
 async def test_a_daemon_that_is_not_there_is_an_unavailable_fabric(
@@ -229,7 +253,7 @@ async def test_the_internet_is_not_the_node_nor_its_neighbours(
         neighbour = await evaluate(two, own)
         gateway = docker(
             "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}",
-            f"aenv-internet-{bridge_name(f'{docker_node.scope}/docker').removeprefix('aenv')}",
+            Bridge(f"{docker_node.scope}/docker").name,
         )  # fmt: skip
         inside = await value_of(two, "evaluate", source=_LISTEN)
         for host, number in (
@@ -238,8 +262,6 @@ async def test_the_internet_is_not_the_node_nor_its_neighbours(
             assert await evaluate(one, _CONNECT.format(host=host, port=number)) != "connected"
         assert one.isolation.network == "internet"
     listener.close()
-    docker("network", "rm", f"aenv-internet-{bridge_name(f'{docker_node.scope}/docker')[4:]}")
-    remove_rules(f"{docker_node.scope}/docker")
 
 
 _LISTEN = (
@@ -312,10 +334,10 @@ async def test_everything_ends_with_its_owner_and_nothing_else(
         await eventually(lambda: not own_node.containers(), "its containers are gone")
         await eventually(lambda: not own_node.janitor_pids(), "the janitor is gone")
         await engine.close()
-        bridge = bridge_name(f"{own_node.scope}/docker")
+        bridge = Bridge(f"{own_node.scope}/docker")
         assert docker("network", "ls", "-q", "--filter", f"label={own_node.label}") == ""
         rules = subprocess.run(["iptables", "-S"], capture_output=True, text=True, check=False)
-        assert bridge.removeprefix("aenv") not in rules.stdout
+        assert bridge.chain not in rules.stdout
         assert docker("inspect", "--format", "{{.State.Running}}", bystander) == "true"
     finally:
         docker("rm", "--force", bystander)

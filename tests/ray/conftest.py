@@ -15,6 +15,7 @@ import pytest
 import aenv_ray
 from aenv_ray.engines.census import live_processes
 from tests.ray.cluster import Cluster
+from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
     PROBE,
     Driver,
@@ -57,8 +58,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     cluster: Cluster = request.getfixturevalue("cluster")
-    if "env" in request.fixturenames:
-        request.getfixturevalue("env")
+    for of_the_module in ("env", "door"):
+        if of_the_module in request.fixturenames:
+            request.getfixturevalue(of_the_module)
     processes, traces = live_processes(cluster.node_dir), cluster.traces()
     yield
     eventually_empty(lambda: without(live_processes(cluster.node_dir), processes))
@@ -141,3 +143,24 @@ def project(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return write
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: Cluster) -> Iterator[GatewayBench]:
+    """Two replicas of a gateway."""
+    del cluster
+    root = Path(tempfile.mkdtemp(prefix="aenv-g", dir="/tmp"))
+    gateway = GatewayBench(root)
+    yield gateway
+    gateway.close()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def door(gateway: GatewayBench) -> Iterator[Door]:
+    """An instance of everything behind them, for the tests that leave it as it is."""
+    import ray
+
+    handle = aenv_ray.create(SINK, actor="shared")
+    yield Door(gateway, handle)
+    ray.get(handle.release.remote(), timeout=60)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from aenv_ray.clock import FakeClock
+from aenv_ray.engines import docker_network
 from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
 from aenv_ray.engines.docker_janitor import (
     BURIAL_GRACE_S,
+    FASTEST_WRITE,
     IDLE_EXIT_S,
     TTL_PASSED,
     Daemon,
@@ -30,6 +32,10 @@ class FakeDaemon(Daemon):
         super().__init__("/nowhere")
         self.rows: list[dict[str, Any]] = []
         self.volumes: set[str] = set()
+        self.written: dict[str, int] = {}
+        self.looks: list[str] = []
+        self.bridges: dict[str, dict[str, str]] = {}
+        self.used_bridges: set[str] = set()
 
     def put(self, name: str, deadline: float, state: str = "running", **labels: str) -> None:
         own = {"aenv.scope": "ours", "aenv.host": "host", "aenv.deadline": repr(deadline)}
@@ -51,12 +57,22 @@ class FakeDaemon(Daemon):
         self.rows = [row for row in self.rows if row["Id"] != container]
         return True
 
+    def written_bytes(self, container: str) -> int:
+        self.looks.append(container)
+        return self.written.get(container, 0)
+
     def remove_volume(self, name: str) -> None:
         if name not in self._used():
             self.volumes.discard(name)
 
     def unused_volumes(self, label: str) -> set[str]:
         return self.volumes - self._used()
+
+    def networks(self, label: str) -> list[dict[str, Any]]:
+        return [{"Id": name, "Labels": labels} for name, labels in self.bridges.items()]
+
+    def remove_network(self, network: str) -> bool:
+        return network not in self.used_bridges and bool(self.bridges.pop(network, True))
 
     def _used(self) -> set[str]:
         return {row["Labels"].get("aenv.volume") for row in self.rows}
@@ -238,3 +254,67 @@ def test_a_volume_whose_containers_somebody_removed_goes_at_the_second_look(
 def test_names_differ_by_scope_and_instance() -> None:
     names = {container_name(scope, one) for scope in ("a", "b") for one in ("x-1", "x-2")}
     assert len(names) == 4
+
+
+def test_what_has_written_more_than_it_may_ends_and_its_host_can_read_why(
+    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, files: DockerFiles, present: int
+) -> None:
+    """The node's disk is not its own."""
+    far = clock.now() + 1000.0
+    limits = {"aenv.storage-bytes": str(64 << 20)}
+    daemon.put("aenv-a", far, **limits)
+    daemon.put("aenv-b", far, "created", **limits)
+    daemon.put("aenv-c", far)
+    daemon.written = {"aenv-a": 64 << 20, "aenv-c": 1 << 40}
+    janitor.sweep()
+    assert daemon.names() == ["aenv-a", "aenv-b", "aenv-c"], "the limit itself is allowed"
+    daemon.written["aenv-a"] += 1
+    janitor.sweep()
+    assert daemon.names() == ["aenv-b", "aenv-c"]
+    assert "limit 64 MiB: deployConfig.ephemeralStorage" in (files.cause("aenv-a") or "")
+
+
+def test_what_has_much_room_is_looked_at_seldom(
+    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+) -> None:
+    """A look costs the daemon a walk through what was written."""
+    daemon.put("aenv-a", clock.now() + 1000.0, **{"aenv.storage-bytes": str(4 * FASTEST_WRITE)})
+    for _ in range(8):
+        janitor.sweep()
+        clock.advance(0.5)
+    assert daemon.looks == ["aenv-a"]
+    daemon.written["aenv-a"] = 4 * FASTEST_WRITE - 1
+    for _ in range(3):
+        janitor.sweep()
+        clock.advance(0.5)
+    assert daemon.looks == ["aenv-a"] * 4
+
+
+def test_networks_of_lists_go_when_nobody_is_on_them_or_about_to_be(
+    janitor: Janitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    files: DockerFiles,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(docker_network, "remove_chains", removed.append)
+    daemon.bridges = {"internet": {}} | {
+        name: {"aenv.chain": f"AENV-{name}"} for name in ("held", "used", "idle")
+    }
+    daemon.used_bridges = {"used"}
+    held = files.hold_network("AENV-held")
+    idle = files.hold_network("AENV-idle")
+    files.note_openings("AENV-idle", {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)})
+    assert files.openings("AENV-idle") == {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)}
+    os.close(idle)
+    janitor.sweep()
+    assert sorted(daemon.bridges) == ["held", "internet", "used"]
+    assert removed == ["AENV-idle"]
+    os.close(held)
+    clock.advance(60.0)
+    janitor.sweep()
+    assert sorted(daemon.bridges) == ["internet", "used"]
+    again = files.hold_network("AENV-idle")
+    assert files.openings("AENV-idle") == set(), "whoever makes it again sets its rules anew"
+    os.close(again)

@@ -12,7 +12,6 @@ from aenv_ray.engines.docker_serving import (
     Serving,
     choose,
     has_code,
-    is_dual,
     network_mode,
     second_image,
     server_command,
@@ -124,8 +123,8 @@ def test_a_second_image_needs_a_datasource() -> None:
 
 @pytest.mark.parametrize("name", ["DualContainer", "dualContainer"])
 def test_both_spellings_ask_for_two_containers(name: str) -> None:
-    assert is_dual(deploy(podTemplate=name))
-    assert not is_dual(deploy(podTemplate="singleContainer"))
+    assert deploy(podTemplate=name).is_dual
+    assert not deploy(podTemplate="singleContainer").is_dual
 
 
 def test_an_unnamed_network_is_the_nodes_only_where_that_gives_nothing_away() -> None:

@@ -109,6 +109,51 @@ def test_the_facts_say_what_is_missing() -> None:
     assert any(item.startswith("seccomp") for item in facts.missing)
 
 
+def test_an_allow_list_comes_with_its_names_and_no_resolver() -> None:
+    around = surroundings(
+        network="aenv-allow-x", network_mode=NetworkMode.ALLOWLIST, dns=("127.0.0.1",),
+        hosts=("a.org:1.2.3.4",), allowed=("a.org (1.2.3.4)", "10.0.0.0/8"),
+        second=second_surroundings(),
+    )  # fmt: skip
+    asked = spec({"allow": ["a.org", "10.0.0.0/8"]})
+    host = container_body(asked, around)["HostConfig"]
+    assert (host["Dns"], host["ExtraHosts"]) == (["127.0.0.1"], ["a.org:1.2.3.4"])
+    assert around.second is not None
+    second = second_body(asked, around, around.second)["HostConfig"]
+    assert not {"Dns", "DnsOptions", "ExtraHosts"} & set(second), "it has them by the network"
+    facts = isolation(asked, around)
+    assert (facts.network, facts.allowed) == ("allowlist", around.allowed)
+    assert any("allowed by address" in item for item in facts.missing)
+    assert any(item.endswith("private networks: 10.0.0.0/8") for item in facts.missing)
+    plain = isolation(spec({"allow": ["1.2.3.4"]}), surroundings(network_mode="allowlist"))
+    assert not any(item.startswith("network") for item in plain.missing)
+
+
+def test_the_images_directories_are_limited_by_quota_or_watched() -> None:
+    deploy = {"ephemeralStorage": "10M"}
+    watched, limited = body_of(deploy), body_of(deploy, has_quota=True)
+    unlimited = body_of({}, has_quota=True)
+    closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, has_quota=True)
+    size = 10 << 20
+    assert {"Name": "fsize", "Soft": size, "Hard": size} in watched["HostConfig"]["Ulimits"]
+    assert watched["Labels"]["aenv.storage-bytes"] == str(size)
+    assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
+    for body in (limited, unlimited, closed):
+        assert "aenv.storage-bytes" not in body["Labels"]
+        assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
+    for body in (watched, unlimited, closed):
+        assert "StorageOpt" not in body["HostConfig"]
+
+    def missing(deploy: dict[str, Any], **fields: Any) -> list[str]:
+        facts = isolation(spec({"network": "none", **deploy}), surroundings(**fields))
+        return [item for item in facts.missing if item.startswith("storage")]
+
+    assert "is not limited" in missing({})[0]
+    assert "until it is looked at" in missing(deploy)[0]
+    assert missing(deploy, has_quota=True) == []
+    assert missing({**deploy, "container": {"readOnlyRoot": True}}) == []
+
+
 def test_which_image_a_project_runs_in() -> None:
     def reference(default: str | None = None, **fields: Any) -> str:
         config = EnvironmentConfig.model_validate({"name": "x", **fields})

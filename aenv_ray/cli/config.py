@@ -1,0 +1,193 @@
+"""``aenv config``: the command line's own settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import FormatAlias, Output, Yes, confirm
+from aenv_ray.cli.output import show
+from aenv_ray.errors import ConfigError
+
+config = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Look at and change the settings of aenv itself.\n\n"
+    "The first file that exists is used: ~/.aenv/cli_config.json,\n"
+    "./.aenv/cli_config.json, /etc/aenv/cli_config.json.\n\n"
+    "Example:\n  aenv config set system_url https://gateway.example.com",
+)  # fmt: skip
+
+Secrets = Annotated[
+    bool, typer.Option("--show-secrets", help="Show tokens and passwords, which are masked else.")
+]
+
+
+@config.command("show")
+def show_all(
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only this one.")] = None,
+    show_secrets: Secrets = False,
+    output: Output = None,
+    format_: FormatAlias = None,
+) -> None:
+    """Show all settings, with defaults for what the file lacks.
+
+    Example:
+      aenv config show -o json
+      aenv config show --key hub_config
+    """
+    from aenv_ray.cli import config_file
+
+    file = config_file.find()
+    data = file.effective if key is None else {key: file.value(key)}
+    shown = data if show_secrets else config_file.masked(data)
+    show(shown, output or format_, dict(config_file.leaves(shown)))
+
+
+@config.command()
+def get(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
+    show_secrets: Secrets = False,
+    output: Output = None,
+) -> None:
+    """Print one setting; exits with 3 when there is none.
+
+    Example:
+      aenv config get system_url
+    """
+    from aenv_ray.cli import config_file
+
+    value = config_file.find().value(key)
+    if not show_secrets:
+        value = config_file.masked(value, key)
+    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    show(value, output, plain)
+
+
+@config.command("set")
+def set_(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text as it is.")],
+) -> None:
+    """Change one setting; the others stay as they are.
+
+    Example:
+      aenv config set owner alice
+      aenv config set hub_config.timeout 60
+    """
+    from aenv_ray.cli import config_file
+
+    file = config_file.find()
+    file.write(file.with_value(key, value))
+    console.say(f"set {key} in {file.path}")
+
+
+@config.command()
+def init(
+    path: Annotated[
+        Path | None, typer.Option("--path", help="Default: ~/.aenv/cli_config.json.")
+    ] = None,
+) -> None:
+    """Write a config file with the defaults and print its path.
+
+    Example:
+      aenv config init
+    """
+    from aenv_ray.cli import config_file
+    from aenv_ray.cli.config_file import ConfigFile
+
+    target = path or config_file.places()[0]
+    if target.exists():
+        raise ConfigError(f"{target} exists already", hint="start over with: aenv config reset")
+    ConfigFile(target, {}).write(config_file.defaults())
+    print(target.absolute())
+
+
+@config.command()
+def reset(
+    force: Annotated[bool, typer.Option("--force", help="Same as --yes.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Set everything back to the defaults; the old file is kept.
+
+    Example:
+      aenv config reset --yes
+    """
+    from aenv_ray.cli import config_file
+    from aenv_ray.cli.config_file import ConfigFile
+    from aenv_ray.local_fabric import write_private
+
+    path = config_file.path_in_use()
+    confirm(f"Set {path} back to the defaults?", yes or force)
+    if path.is_file():
+        kept = path.with_name(f"{path.name}.bak")
+        write_private(kept, path.read_text(encoding="utf-8", errors="replace"))
+        console.say(f"the old one is kept as {kept}")
+    ConfigFile(path, {}).write(config_file.defaults())
+    console.say(f"reset {path}")
+
+
+@config.command()
+def load(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON file with settings.")],
+) -> None:
+    """Take over the settings of a file; others stay as they are.
+
+    Example:
+      aenv config load team.json
+    """
+    from aenv_ray.cli import config_file
+
+    more = config_file.read(file)
+    current = config_file.find()
+    current.write(config_file.merged(current.data, more))
+    console.say(f"loaded {file} into {current.path}")
+
+
+@config.command()
+def export(
+    output: Annotated[
+        Path, typer.Option("--output", help="File to write, or - for standard output.")
+    ] = Path("cli_config_export.json"),
+    show_secrets: Secrets = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write all settings to a file for `aenv config load`.
+
+    Tokens and passwords are left out, unless asked for.
+
+    Example:
+      aenv config export --output team.json
+    """
+    from aenv_ray.cli import config_file
+    from aenv_ray.local_fabric import write_private
+
+    data = config_file.find().effective
+    if not show_secrets:
+        data = config_file.without_secrets(data)
+    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    if str(output) == "-":
+        print(text, end="")
+        return
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists already", hint="overwrite it with --force")
+    write_private(output, text)
+    print(output.absolute())
+
+
+@config.command("path")
+def path_() -> None:
+    """Print where the settings are read from.
+
+    Example:
+      aenv config path
+    """
+    from aenv_ray.cli import config_file
+
+    path = config_file.path_in_use()
+    if not path.is_file():
+        console.say("there is no such file yet; make it with: aenv config init")
+    print(path)

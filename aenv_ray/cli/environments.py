@@ -1,0 +1,230 @@
+"""``aenv list, search, get, release, delete``: the environments that the hub keeps."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import (
+    ApiKey,
+    FormatAlias,
+    Output,
+    SystemUrl,
+    Timeout,
+    Yes,
+    confirm,
+    gateway,
+    reference,
+)
+from aenv_ray.cli.output import Columns, Format, moment, pairs, printable, show, show_rows, size
+from aenv_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aenv_ray.client.gateway_records import EnvironmentAnswer
+
+Name = Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")]
+Version = Annotated[
+    str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
+]
+Limit = Annotated[int, typer.Option("--limit", "-l", min=1, help="Rows at most.")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Rows left out at the start.")]
+Tag = Annotated[str | None, typer.Option("--tag", "--tags", help="Only those with this tag.")]
+
+_COLUMNS: Final[Columns] = {
+    "NAME": lambda e: e["name"],
+    "VERSION": lambda e: e["version"],
+    "STATUS": lambda e: e["status_name"],
+    "TAGS": lambda e: e.get("tags"),
+    "DESCRIPTION": lambda e: e.get("description"),
+    "CREATED": lambda e: moment(e.get("created_at")),
+}
+
+
+def list_(
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this name.")] = None,
+    tag: Tag = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", metavar="STATUS", help="For example Ready."),
+    ] = None,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Of each name the highest version alone.")
+    ] = False,
+    limit: Limit = 100,
+    offset: Offset = 0,
+    output: Output = None,
+    format_: FormatAlias = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """List the published environments.
+
+    By name; of each name the highest version first.
+
+    Example:
+      aenv list --latest --tag linux
+      aenv list -o json
+    """
+    filters = {"name": name, "tag": tag, "status": status, "latest": "true" if latest else None}
+    with gateway(system_url, api_key, timeout) as door:
+        found = door.environments(limit, offset=offset, **filters)
+    _show_found(found, output or format_, "no environments; publish one with: aenv push")
+
+
+def search(
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORD...", help="All are in name, text or tags.")
+    ],
+    tag: Tag = None,
+    every_version: Annotated[
+        bool, typer.Option("--all", "-a", help="All versions, not only the highest of a name.")
+    ] = False,
+    limit: Limit = 100,
+    offset: Offset = 0,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Search the published environments.
+
+    Words are looked for in names, descriptions and tags; case does not matter.
+
+    Example:
+      aenv search terminal bash
+    """
+    filters = {"text": " ".join(words), "tag": tag, "latest": None if every_version else "true"}
+    with gateway(system_url, api_key, timeout) as door:
+        found = door.environments(limit, offset=offset, **filters)
+    _show_found(found, output, "nothing found")
+
+
+def get(
+    name: Name,
+    version: Version = None,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="All versions of the name, the highest first.")
+    ] = False,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Its tools, functions and rewards alone.")
+    ] = False,
+    output: Output = None,
+    format_: FormatAlias = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show a published environment.
+
+    As text on a terminal, as JSON elsewhere.
+
+    Example:
+      aenv get mini-terminal
+      aenv get mini-terminal@1.0.0 --functions
+    """
+    bare, version = reference(name, version)
+    form = output or format_
+    if form is None and not sys.stdout.isatty():
+        form = Format.JSON
+    with gateway(system_url, api_key, timeout) as door:
+        if versions:
+            _show_found(door.versions(bare), form, f"no versions of {bare}")
+            return
+        found = door.environment(bare, version)
+        registered = found.functions or door.functions(found.name, found.version)
+    if functions:
+        show_rows(registered, form, _FUNCTION_COLUMNS, empty="it registers nothing")
+    else:
+        show(_data(found) | {"functions": registered}, form, _lines(found, registered))
+
+
+_FUNCTION_COLUMNS: Final[Columns] = {
+    "KIND": lambda f: f.get("kind"),
+    "NAME": lambda f: f.get("name"),
+    "ARGUMENTS": lambda f: list((f.get("input_schema") or {}).get("properties") or {}),
+    "DESCRIPTION": lambda f: f.get("description"),
+}
+
+
+def release(
+    name: Name,
+    version: Version = None,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Mark a version as released; its status stays so.
+
+    Example:
+      aenv release todo@1.0.0
+    """
+    bare, version = reference(name, version)
+    with gateway(system_url, api_key, timeout) as door:
+        version = version or door.environment(bare).version
+        door.release_environment(bare, version)
+        found = door.environment(bare, version)
+    show(_data(found), output, f"{found.reference} {found.status_word}")
+
+
+def delete(
+    name: Name,
+    version: Version = None,
+    yes: Yes = False,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Delete a published version that nothing uses.
+
+    Its number cannot be given to other content afterwards.
+
+    Example:
+      aenv delete todo@1.0.0 --yes
+    """
+    bare, version = reference(name, version)
+    if version is None:
+        raise ConfigError(f"{name} names no version", hint=f"write it as {bare}@VERSION")
+    with gateway(system_url, api_key, timeout) as door:
+        confirm(f"Delete {bare}@{version} for good?", yes)
+        door.delete_environment(bare, version)
+    console.say(f"deleted {bare}@{version}")
+    show({"name": bare, "version": version, "deleted": True}, output, f"{bare}@{version}")
+
+
+def _show_found(found: list[EnvironmentAnswer], form: Format | None, empty: str) -> None:
+    show_rows([_data(one) for one in found], form, _COLUMNS, empty=empty)
+
+
+def _data(found: EnvironmentAnswer) -> dict[str, Any]:
+    return found.shown() | {"status_name": found.status_word}
+
+
+def _lines(found: EnvironmentAnswer, registered: list[dict[str, Any]]) -> str:
+    """Return a version as people read it: facts, then what it registers."""
+    facts = pairs(
+        {
+            "environment": found.reference,
+            "status": found.status_word,
+            "description": found.description,
+            "tags": found.tags,
+            "owner": found.owner,
+            "created": moment(found.created_at),
+            "digest": found.digest[:12],
+            "archive": size(found.archive_bytes) if found.archive else "none",
+        }
+    )
+    named = {
+        f"{one.get('kind')} {one.get('name')}": printable(str(one.get("description") or ""))
+        .partition("\n")[0]
+        for one in registered
+    }  # fmt: skip
+    width = max(map(len, named), default=0)
+    return "\n".join(
+        [facts, *(f"{name:<{width}}  {text}".rstrip() for name, text in named.items())]
+    )

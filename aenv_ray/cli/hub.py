@@ -1,0 +1,35 @@
+"""``aenv hub``: the hub behind the gateway."""
+
+from __future__ import annotations
+
+import typer
+
+from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.output import show
+
+hub = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Look at the hub, which keeps environments, leases and tokens.\n\n"
+    "Example:\n  aenv hub status",
+)  # fmt: skip
+
+
+@hub.callback()
+def _noun() -> None:
+    """Keep the noun a group, however few commands it has."""
+
+
+@hub.command()
+def status(
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show what the hub keeps, where, and since when it runs.
+
+    Example:
+      aenv hub status -o json
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        show(door.hub(), output)

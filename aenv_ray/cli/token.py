@@ -1,0 +1,102 @@
+"""``aenv token``: who may use the gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, Yes, confirm, gateway
+from aenv_ray.cli.output import Columns, moment, show, show_rows
+
+token = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Make, list and revoke tokens of the gateway.\n\n"
+    "Example:\n  aenv token list",
+)  # fmt: skip
+
+_COLUMNS: Final[Columns] = {
+    "ID": lambda t: t["id"],
+    "ROLE": lambda t: t.get("role"),
+    "OWNER": lambda t: t.get("owner"),
+    "INSTANCE": lambda t: t.get("instance_id"),
+    "CREATED": lambda t: moment(t.get("created_at")),
+    "EXPIRES": lambda t: moment(t.get("expires_at")),
+    "NOTE": lambda t: t.get("note"),
+}
+
+
+@token.command()
+def create(
+    role: Annotated[str, typer.Option("--role", "-r", help="admin, owner or agent.")] = "owner",
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Default: the config file's, else you.")
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option("--instance", help="Of an agent: the one that it may use.")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", "-t", help="It ends after this: 8h, 7d. Default: never.")
+    ] = None,
+    note: Annotated[str | None, typer.Option("--note", help="For people.")] = None,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Make a token and print it; it is never shown again.
+
+    An owner uses environments and its own instances; an agent lists and calls
+    the tools of one instance, nothing else; an admin does everything.
+
+    Example:
+      aenv token create --role owner --owner alice --ttl 30d
+      aenv token create --role agent --instance mini-terminal-abc12345
+    """
+    from aenv_ray.cli import config_file, local_ray
+
+    if owner is None and not (role == "agent" and instance):
+        owner = config_file.find().values.owner or local_ray.user()
+    with gateway(system_url, api_key, timeout) as door:
+        made = door.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
+    console.say(f"made {made.role or role} token {made.id}; it is never shown again")
+    show(made.shown(), output, made.token or "")
+
+
+@token.command("list")
+def list_(
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """List tokens, without their secrets.
+
+    Example:
+      aenv token list
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        rows = [one.shown() for one in door.tokens()]
+    show_rows(rows, output, _COLUMNS, empty="no tokens")
+
+
+@token.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="From aenv token list.")],
+    yes: Yes = False,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """End a token; an unknown one is no error.
+
+    Example:
+      aenv token revoke tk-abc12345 --yes
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        confirm(f"Revoke token {token_id}?", yes)
+        door.revoke_token(token_id)
+    console.say(f"revoked {token_id}")
+    show({"id": token_id, "revoked": True}, output, token_id)

@@ -1,0 +1,1 @@
+"""The gateway: the door for clients outside the cluster. One Ray Serve application."""

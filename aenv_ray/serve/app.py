@@ -1,0 +1,127 @@
+"""The gateway's composition root: what one replica is made of, from the hub to the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp
+
+import aenv_ray
+from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.records import Lease
+from aenv_ray.serve import (
+    openapi,
+    routes_admin,
+    routes_artifacts,
+    routes_environments,
+    routes_instances,
+    routes_meta,
+    routes_streams,
+)
+from aenv_ray.serve.access_log import AccessLog
+from aenv_ray.serve.auth import HubAuthenticator
+from aenv_ray.serve.control import Control
+from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.data_routes import data_routes
+from aenv_ray.serve.deps import Deps, Resolver
+from aenv_ray.serve.endpoint import Endpoint
+from aenv_ray.serve.http import Front
+from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.limits import RequestRate
+from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.routes_artifacts import Publish
+from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.signing import Signer
+from aenv_ray.serve.sweep import Sweep
+
+
+class Gateway:
+    """One replica of the gateway: `app` serves both ports.
+
+    Args:
+        hub: Which keeps everything that outlives a request.
+        fabric: Which makes instances.
+        artifacts: Which keeps source archives.
+        resolve: Finds projects.
+        publish: Publishes source archives.
+        settings: The operator's.
+        clock: For deadlines.
+        twin: Is told all metrics too.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        fabric: Instances,
+        artifacts: ArtifactStore,
+        resolve: Resolver,
+        publish: Publish,
+        settings: GatewaySettings,
+        *,
+        clock: Clock | None = None,
+        twin: Twin | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.replica = f"gateway-{secrets.token_hex(6)}"
+        self.metrics = Metrics(twin)
+        tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
+        self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
+        self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
+        self.control = Control(self.deps, self.creator, tokens)
+        self.sweep = Sweep(
+            hub, fabric, self.creator, clock, self.replica, settings.sweep_s, self._note_live
+        )
+        self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.app: ASGIApp = Front(
+            Router(routes=self._routes(), redirect_slashes=False),
+            AccessLog(self.metrics),
+            settings.max_ongoing_requests,
+        )
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def open(self) -> ASGIApp:
+        """Begin the work that no request asks for, and return the application."""
+        self._sweeping = asyncio.create_task(self.sweep.run())
+        return self.app
+
+    async def close(self) -> None:
+        """End that work; what is being made is undone."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeping
+        await self.creator.close()
+
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        return openapi.document(self.endpoints, aenv_ray.__version__)
+
+    def _note_live(self, leases: Collection[Lease]) -> None:
+        self.metrics.beat()
+        self.metrics.live(leases)
+
+    def _endpoints(self, signer: Signer, publish: Publish) -> list[Endpoint]:
+        return [
+            *routes_meta.endpoints(self.control, self.metrics, lambda: self.document),
+            *routes_environments.endpoints(self.control),
+            *routes_artifacts.endpoints(self.control, signer, publish),
+            *routes_instances.endpoints(self.control),
+            *routes_streams.endpoints(self.control),
+            *routes_admin.endpoints(self.control),
+        ]
+
+    def _routes(self) -> Sequence[BaseRoute]:
+        settings = self.deps.settings
+        rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
+        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        # A request whose headers name an instance is the instance's, whatever its path is.
+        return [*data_routes(self.deps), *control]

@@ -1,0 +1,117 @@
+"""What the control routes share beyond `Deps`: creation, and instances as clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotFound
+from aenv_ray.hub.records import EnvironmentVersion, Lease
+from aenv_ray.models import InstanceStatus
+from aenv_ray.serve.auth import HubAuthenticator
+from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.deps import Deps, Principal
+from aenv_ray.serve.shapes import InstanceObject, instance_object
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control side of one replica."""
+
+    deps: Deps
+    creator: Creator
+    tokens: HubAuthenticator
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Let a task end though nobody waits for it."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def owned(self, principal: Principal, instance_id: str) -> Lease:
+        """Return the lease of an instance that somebody may use.
+
+        Raises:
+            InstanceNotFound: There is none, or it is another owner's.
+            Forbidden: An agent asks.
+        """
+        lease = await self.deps.hub.lease(instance_id)
+        principal.check_owns(lease)
+        return lease
+
+    async def looked_at(self, lease: Lease) -> Lease:
+        """Return a lease with what its host says of the instance now."""
+        if lease.status is not InstanceStatus.RUNNING:
+            return lease
+        try:
+            info = await self.deps.fabric.info(lease.id)
+        except InstanceNotFound:
+            return lease.model_copy(update={"status": InstanceStatus.TERMINATED})
+        except FabricUnavailable:
+            return lease  # as far as is known
+        reason = "its sandbox, its host or its node died"
+        return lease.model_copy(
+            update={
+                "status": info.status,
+                "deadline": info.deadline,
+                "reason": reason if info.status is InstanceStatus.FAILED else lease.reason,
+            }
+        )
+
+    async def live(self, principal: Principal, instance_id: str) -> RayInstance:
+        """Return an instance to work with.
+
+        Raises:
+            AenvError: As `owned`, and as `Instances.handle`.
+        """
+        await self.owned(principal, instance_id)
+        return RayInstance(await self.deps.fabric.handle(instance_id))
+
+    async def environment_of(self, lease: Lease) -> EnvironmentVersion | None:
+        """Return what the hub knows of a lease's environment; None of a built-in one."""
+        name, _, version = lease.reference.partition("@")
+        try:
+            return await self.deps.hub.environment(name, version)
+        except EnvironmentNotFound:
+            return None
+
+    async def shown(self, request: Request, lease: Lease) -> InstanceObject:
+        """Return an instance as its owner sees it alone."""
+        return instance_object(
+            lease,
+            mcp_url=self.mcp_url(request, lease.id),
+            entry=await self.environment_of(lease),
+            is_private=True,
+        )
+
+    def listed(self, request: Request, lease: Lease) -> InstanceObject:
+        """Return an instance as lists show it, without its capability."""
+        url = self.mcp_url(request, lease.id)
+        return instance_object(lease, mcp_url=url, entry=None, is_private=False)
+
+    def mcp_url(self, request: Request, instance_id: str) -> str:
+        """Return where MCP clients reach an instance."""
+        settings = self.deps.settings
+        base = settings.public_mcp_url
+        if base is None:
+            url = request.url
+            host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+            is_control = (url.port or _DEFAULT_PORTS.get(url.scheme)) == settings.port
+            port = settings.mcp_port if is_control else url.port
+            base = f"{url.scheme}://{host}" + (f":{port}" if port else "")
+        return f"{base.rstrip('/')}/instances/{instance_id}/mcp"
+
+    async def end(self, ids: list[str]) -> None:
+        """End instances, and then their leases.
+
+        Raises:
+            FabricUnavailable: The fabric or the hub does not answer; they may live.
+        """
+        await self.deps.fabric.release(ids)
+        await self.deps.hub.end_leases(ids)

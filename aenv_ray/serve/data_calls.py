@@ -1,0 +1,153 @@
+"""Calls to instances from the gateway's event loop: JSON text in, JSON text out, errors ours.
+
+A replica keeps nothing of a call but its wait. What a call needs to be followed, or cancelled from
+another replica, is at the instance's host (`aenv_ray.actors.followed_calls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ray import exceptions as ray_exceptions
+
+from aenv_ray.actors import ray_api
+from aenv_ray.actors.call_parameters import call_id_of
+from aenv_ray.actors.followed_calls import Reports
+from aenv_ray.actors.handle import host_of
+from aenv_ray.actors.wire import call_message
+from aenv_ray.errors import (
+    AenvError,
+    CallCancelled,
+    DeadlineExceeded,
+    InstanceNotFound,
+    SandboxLost,
+)
+from aenv_ray.ids import InstanceId
+from aenv_ray.runtime.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Departure
+from aenv_ray.serve.instances import Instances
+
+HOST_GRACE_S: Final = 90.0
+"""Beyond a call's own deadline: how long a host may take to be restarted and adopt (D7)."""
+
+
+@dataclass(frozen=True)
+class DataCall:
+    """One call of a client."""
+
+    instance_id: str
+    method: str
+    """A fast-door method."""
+    params: Mapping[str, Any]
+    """Without ``_meta``."""
+    meta: Mapping[str, Any]
+    """What the client says of the call: ``aenv/call_id``, ``aenv/timeout_s``."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the client gave it an id: then it means to ask again, whatever happens."""
+        return self.meta.get(CALL_ID) is not None
+
+    @property
+    def what(self) -> str:
+        """The call in words."""
+        return f"{self.method} {self.params.get('name') or ''}".rstrip()
+
+    @property
+    def timeout_s(self) -> Any:
+        """Seconds after which the runtime stops it, as the client wrote them."""
+        return self.meta.get(TIMEOUT_S, LONGEST_CALL_S)
+
+    def message(self) -> bytes:
+        """Return it as it travels.
+
+        Raises:
+            ToolInputInvalid: The arguments are too large for one message.
+            ConfigError: The timeout or the call id is none.
+        """
+        return call_message(
+            InstanceId(self.instance_id),
+            self.method,
+            self.params,
+            call_id_of(self.meta.get(CALL_ID)),
+            self.timeout_s,
+        )
+
+
+class DataCalls:
+    """Brings calls to the hosts of instances.
+
+    Args:
+        fabric: Finds the hosts.
+
+    Every call has an id, so Ray may send it again after the death of a host: no tool runs twice.
+    A client that goes away, see `Departure`, has its call cancelled unless it named it.
+    """
+
+    def __init__(self, fabric: Instances) -> None:
+        self._fabric = fabric
+
+    async def call(self, call: DataCall, departure: Departure) -> bytes:
+        """Run a call and return its result as JSON text.
+
+        Raises:
+            AenvError: The instance has ended, the runtime refused the call, and so on.
+            CallCancelled: The client went away.
+        """
+        handle = await self._fabric.handle(call.instance_id)
+        reference = host_of(handle).call_json.remote(call.message())
+        result: bytes = await self._wait(reference, call, departure)
+        return result
+
+    async def follow(
+        self, call: DataCall, name: str, departure: Departure
+    ) -> AsyncGenerator[Reports | bytes]:
+        """Run a call; yield what it reports, in rounds, then its result as JSON text.
+
+        Args:
+            call: As for `call`.
+            name: By which `cancel` stops it; empty: it cannot.
+            departure: As for `call`.
+        """
+        handle = await self._fabric.handle(call.instance_id)
+        message, token = call.message(), secrets.token_hex(16)
+        while True:
+            reference = host_of(handle).follow_json.remote(message, token, name)
+            news: Reports | bytes = await self._wait(reference, call, departure)
+            yield news
+            if isinstance(news, bytes):
+                return
+
+    async def cancel(self, instance_id: str, name: str) -> None:
+        """Stop a followed call by its name, whichever replica it came through."""
+        handle = await self._fabric.handle(instance_id)
+        with ray_api.translated("cancelling", instance_id=instance_id):
+            await host_of(handle).cancel_named.remote(name)
+
+    async def _wait(self, reference: Any, call: DataCall, departure: Departure) -> Any:
+        if not call.is_named:
+            departure.listen(lambda: ray_api.cancel(reference))
+        try:
+            with ray_api.translated(call.what, instance_id=call.instance_id):
+                try:
+                    async with asyncio.timeout(call.timeout_s + HOST_GRACE_S):
+                        return await reference
+                except TimeoutError as exc:
+                    if isinstance(exc, AenvError | ray_exceptions.RayError):
+                        raise
+                    raise DeadlineExceeded(
+                        f"{call.what} on {call.instance_id} had no answer within "
+                        f"{call.timeout_s + HOST_GRACE_S:g} s"
+                    ) from exc
+        except asyncio.CancelledError:
+            if not call.is_named:
+                ray_api.cancel(reference)
+            raise
+        except ray_exceptions.TaskCancelledError:
+            raise CallCancelled(f"{call.what}: the client went away") from None
+        except (SandboxLost, InstanceNotFound):
+            self._fabric.forget(call.instance_id)
+            raise

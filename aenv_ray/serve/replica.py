@@ -1,0 +1,60 @@
+"""What one replica connects to: the hub, the fabric, the artifact store."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.types import ASGIApp
+
+from aenv_ray.actors.catalog import Catalog
+from aenv_ray.actors.fabric import Fabric
+from aenv_ray.actors.publishing import publish
+from aenv_ray.actors.remote_hub import RemoteHub
+from aenv_ray.config import settings as process_settings
+from aenv_ray.hub.artifacts import open_artifact_store
+from aenv_ray.serve.app import Gateway
+from aenv_ray.serve.ray_instances import RayInstances
+from aenv_ray.serve.ray_metrics import RayTwin
+from aenv_ray.serve.settings import GatewaySettings
+
+
+class ReplicaApp:
+    """Makes the gateway of a replica, in the event loop that serves it.
+
+    Args:
+        settings: The operator's.
+        fabric: This process's connection.
+        hub: This process's way to the hub.
+    """
+
+    def __init__(self, settings: GatewaySettings, fabric: Fabric, hub: RemoteHub) -> None:
+        self._settings = settings
+        self._fabric = fabric
+        self._hub = hub
+        self._store = open_artifact_store(process_settings())
+        self._data_dir = process_settings().data_dir
+        self._gateway: Gateway | None = None
+
+    async def open(self) -> ASGIApp:
+        """Return the application."""
+        self._gateway = Gateway(
+            self._hub,
+            RayInstances(self._fabric),
+            self._store,
+            Catalog(self._hub, self._store, self._data_dir),
+            partial(
+                publish,
+                hub=self._hub,
+                store=self._store,
+                projects_dir=self._data_dir / "projects",
+            ),
+            self._settings,
+            twin=RayTwin(),
+        )
+        return await self._gateway.open()
+
+    async def close(self) -> None:
+        """Leave."""
+        if self._gateway is not None:
+            await self._gateway.close()
+        self._store.close()

@@ -1,0 +1,158 @@
+"""Compares what the hub accounts for with what runs, so that neither outlives the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Final
+
+from aenv_ray.clock import Clock
+from aenv_ray.errors import AenvError, InstanceNotFound
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import Lease, LeaseQuery
+from aenv_ray.models import InstanceInfo, InstanceStatus
+from aenv_ray.serve.creation import Creator
+from aenv_ray.serve.instances import Instances
+
+logger = logging.getLogger(__name__)
+
+REPLICAS: Final = "gateway-replica"
+"""Kind of the documents by which replicas say that they live."""
+MISSED_BEATS: Final = 4
+"""A replica that said nothing for so many sweeps is dead."""
+
+
+class Sweep:
+    """Ends leases whose instance is gone, and instances whose replica died while it made them.
+
+    All replicas run it; for each round the hub chooses one.
+
+    Args:
+        hub: With the leases.
+        fabric: With the instances.
+        creator: What this replica makes is its own affair.
+        clock: For the age of things.
+        replica: This replica's name.
+        every_s: Seconds between rounds.
+        note_live: Told of the running instances in each round of this replica.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        fabric: Instances,
+        creator: Creator,
+        clock: Clock,
+        replica: str,
+        every_s: float,
+        note_live: Callable[[Collection[Lease]], None],
+    ) -> None:
+        self._hub = hub
+        self._fabric = fabric
+        self._creator = creator
+        self._clock = clock
+        self._replica = replica
+        self._every_s = every_s
+        self._note_live = note_live
+
+    async def run(self) -> None:
+        """Sweep for ever; a round that fails is tried again with the next."""
+        while True:
+            try:
+                await self.beat()
+                if await self._is_mine():
+                    await self.once()
+            except AenvError as exc:
+                logger.warning("sweep: %s", exc)
+            except Exception:
+                logger.exception("sweep")
+            await asyncio.sleep(self._every_s)
+
+    async def beat(self) -> None:
+        """Tell the other replicas that this one lives."""
+        document = {"seen_at": self._clock.now()}
+        await self._hub.put_document(REPLICAS, self._replica, document)
+
+    async def _is_mine(self) -> bool:
+        number = int(self._clock.now() / self._every_s)
+        name = f"sweep:{number}"
+        return await self._hub.remember(name, self._replica, 10 * self._every_s) == self._replica
+
+    async def once(self) -> None:
+        """Compare and mend once.
+
+        Raises:
+            FabricUnavailable: The hub or the fabric does not answer; nothing was ended for that.
+        """
+        leases = await self._leases()  # before the instances: what is made meanwhile is in neither
+        infos = await self._fabric.list_instances()
+        live = {str(info.requested_id or info.id): info for info in infos}
+        alive = await self._alive()
+        running = []
+        for lease in leases:
+            if not lease.made_by:
+                continue  # Ray code's: it ends with the instance's owner or deadline
+            if lease.status is InstanceStatus.PENDING:
+                await self._look_at_pending(lease, alive)
+            elif lease.status is not InstanceStatus.RUNNING:
+                continue  # it has ended, and the hub says for a while why
+            elif lease.id in live:
+                running.append(lease)
+                await self._adjust(lease, live[lease.id])
+            else:
+                await self._look_at_unlisted(lease)
+        self._note_live(running)
+
+    async def _leases(self) -> list[Lease]:
+        found: list[Lease] = []
+        cursor = None
+        while True:
+            page = await self._hub.leases(LeaseQuery(limit=1000, cursor=cursor))
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    async def _alive(self) -> set[str]:
+        """Return the replicas that live; forget those that are long dead."""
+        now = self._clock.now()
+        limit_s = MISSED_BEATS * self._every_s
+        documents = await self._hub.documents(REPLICAS)
+        ages = {name: now - float(d.get("seen_at", 0.0)) for name, d in documents.items()}
+        for name, age_s in ages.items():
+            if age_s > 100 * limit_s:
+                await self._hub.delete_document(REPLICAS, name)
+        return {name for name, age_s in ages.items() if age_s <= limit_s} | {self._replica}
+
+    async def _look_at_pending(self, lease: Lease, alive: set[str]) -> None:
+        is_own = lease.made_by == self._replica
+        if (lease.id in self._creator.under_way) if is_own else (lease.made_by in alive):
+            return
+        if is_own:
+            # It may have become Running since it was listed.
+            try:
+                if (await self._hub.lease(lease.id)).status is not InstanceStatus.PENDING:
+                    return
+            except InstanceNotFound:
+                return
+        logger.warning("%s was being made by %s, which is gone", lease.id, lease.made_by)
+        await self._creator.void(lease.id)
+        await self._creator.undo([lease.id])
+
+    async def _adjust(self, lease: Lease, info: InstanceInfo) -> None:
+        if abs(info.deadline - lease.deadline) > 1.0:  # Ray code renewed it
+            await self._hub.update_lease(lease.id, deadline=info.deadline)
+
+    async def _look_at_unlisted(self, lease: Lease) -> None:
+        """End a lease whose instance no host has: one host may just be restarting."""
+        self._fabric.forget(lease.id)
+        try:
+            status = (await self._fabric.info(lease.id)).status
+        except InstanceNotFound:
+            status = InstanceStatus.TERMINATED
+        if status is InstanceStatus.FAILED:
+            reason = "its sandbox, its host or its node died"
+            await self._hub.update_lease(lease.id, status=status, reason=reason)
+        elif status is InstanceStatus.TERMINATED:
+            await self._creator.undo([lease.id])

@@ -1,0 +1,95 @@
+"""A Docker daemon of a test's own, which it may break."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+_UP_S = 60.0
+
+
+class OwnDaemon:
+    """A Docker daemon with directories of its own, without a bridge.
+
+    Args:
+        root: Its directories; None for new ones.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
+        self.address = f"unix://{self.root}/d.sock"
+        # As where systemd starts it: it outlives the daemon, and containers outlive both.
+        with (self.root / "containerd.log").open("ab") as log:
+            self.containerd = subprocess.Popen(
+                [
+                    "containerd", "--address", str(self.root / "c.sock"), "--config", os.devnull,
+                    "--root", str(self.root / "croot"), "--state", str(self.root / "cstate"),
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.root / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    # Apart, for a daemon without a bridge deletes the one that it finds.
+                    "unshare", "--net", "--", "dockerd", "--host", self.address,
+                    "--containerd", str(self.root / "c.sock"),
+                    "--data-root", str(self.root / "data"),
+                    "--exec-root", str(self.root / "exec"), "--pidfile", str(self.root / "pid"),
+                    "--bridge=none", "--iptables=false", "--ip-masq=false",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        end = time.monotonic() + _UP_S
+        while self.run("version", check=False).returncode:
+            words = (self.root / "log").read_text()[-2000:]
+            assert process.poll() is None, words
+            assert time.monotonic() < end, words
+        return process
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        command = ["docker", "--host", self.address, *arguments]
+        return subprocess.run(command, capture_output=True, check=check, timeout=120)
+
+    def load(self, image: str) -> None:
+        command = f"docker save {image} | docker --host {self.address} load"
+        subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True, capture_output=True)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def start_again(self) -> None:
+        self.process = self._start()
+
+    def end(self) -> None:
+        names = self.run("ps", "--all", "--quiet", check=False).stdout.decode().split()
+        for process in (self.process, self.containerd):
+            process.terminate()
+            process.wait(60)
+        for janitor in pids(f"docker_janitor {self.root}"):
+            os.kill(janitor, signal.SIGKILL)
+        for shim in pids(f"-address {self.root}"):  # of containers that nobody ended
+            os.kill(shim, signal.SIGTERM)
+        end = time.monotonic() + 20.0
+        while pids(str(self.root)) and time.monotonic() < end:
+            time.sleep(0.02)
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        for target in sorted((m.split()[1] for m in mounts), reverse=True):
+            if target.startswith(str(self.root)):
+                subprocess.run(["umount", "--lazy", target], check=False)
+        shutil.rmtree(self.root, ignore_errors=True)
+        assert pids(str(self.root)) == []
+        assert names == []
+
+
+def pids(mark: str) -> list[int]:
+    done = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
+    return [int(word) for word in done.stdout.split()]

@@ -1,0 +1,82 @@
+"""Results on standard output: valid JSON and YAML whatever they hold, tables that fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.cli import output
+from aenv_ray.cli.output import Format
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_json_is_read_back_as_it_was(data):
+    assert json.loads(output.as_text(data, Format.JSON)) == data
+
+
+@given(JSON)
+def test_yaml_is_read_back_as_it_was(data):
+    assert yaml.safe_load(output.as_text(data, Format.YAML)) == data
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_json_is_valid_in_every_encoding(encoding, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding))
+    output.show({"text": "中文 é \ud800"}, Format.JSON)
+    assert json.loads(raw.getvalue().decode(encoding)) == {"text": "中文 é \ud800"}
+
+
+def test_an_empty_list_is_data_for_programs_and_a_sentence_for_people(capsys):
+    output.show_rows([], Format.JSON, {})
+    assert capsys.readouterr() == ("[]\n", "")
+    output.show_rows([], Format.TABLE, {}, empty="nothing here")
+    assert capsys.readouterr() == ("", "nothing here\n")
+
+
+def test_a_table_aligns_wide_characters_and_shows_no_control_character(capsys):
+    rows = [
+        {"a": "中文", "b": "x"},
+        {"a": "one", "b": "\x1b[31mred\x07\n  two"},
+        {"a": None, "b": []},
+    ]
+    output.show_rows(rows, Format.TABLE, {"A": lambda r: r["a"], "B": lambda r: r["b"]})
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert out.splitlines()[:2] == ["A     B", "中文  x"]
+    assert out.splitlines()[3] == "-     -"
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(20, 200))
+def test_a_table_fits_its_terminal_as_far_as_columns_stay_readable(widths, available):
+    fitted = output.fitted(widths, available)
+    assert all(narrow <= wide for narrow, wide in zip(fitted, widths, strict=True))
+    assert all(n == w or n >= 8 for n, w in zip(fitted, widths, strict=True))
+    total = sum(fitted) + 2 * (len(widths) - 1)
+    assert total <= available or all(
+        n <= max(8, min(w, 8)) for n, w in zip(fitted, widths, strict=True)
+    )
+
+
+def test_moments_and_sizes_are_for_people():
+    assert output.moment(None) == "-"
+    assert output.moment("not a time") == "not a time"
+    assert output.moment(0.0)[:2] in {"19"}
+    assert output.moment("2026-11-21T10:00:00Z").startswith("2026-11-2")
+    assert [output.size(n) for n in (0, 1023, 2048, 3 << 20, 5 << 30)] == [
+        "0 B", "1023 B", "2.0 KiB", "3.0 MiB", "5.0 GiB",
+    ]  # fmt: skip

@@ -1,0 +1,74 @@
+"""The gateway's outermost layer: envelopes, request ids, errors without a word too much."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
+from aenv_ray.serve.http import Front, Observer
+
+
+def client(failure: Exception) -> httpx.AsyncClient:
+    async def fail(request: Request) -> Response:
+        raise failure
+
+    app = Front(Router(routes=[Route("/fail", fail, methods=["GET"])]), Observer())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+async def test_an_error_travels_whole() -> None:
+    """Design D14: a client raises what the gateway raised."""
+    async with client(SandboxLost("it died", instance_id="a-1", hint="make another")) as http:
+        answer = await http.get("/fail")
+    body = answer.json()
+    assert answer.status_code == 410
+    assert (body["success"], body["code"], body["message"]) == (False, 410, "it died")
+    error = from_wire(body["error"])
+    assert isinstance(error, SandboxLost)
+    assert (error.instance_id, error.hint) == ("a-1", "make another")
+
+
+async def test_a_full_quota_says_when_to_try_again() -> None:
+    async with client(QuotaExceeded("full", retry_after_s=2.5)) as http:
+        answer = await http.get("/fail")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+async def test_a_request_without_token_is_told_how_to_log_in() -> None:
+    async with client(Unauthorized("no token")) as http:
+        answer = await http.get("/fail")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+async def test_a_bug_tells_the_request_id_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Invariant 10: what an unexpected exception says may hold a secret."""
+    async with client(RuntimeError("hunter2")) as http:
+        answer = await http.get("/fail", headers={"X-Request-ID": "mine"})
+    assert answer.status_code == 500
+    assert answer.headers["x-request-id"] == "mine"
+    assert "mine" in answer.json()["message"]
+    assert "hunter2" not in answer.text
+    assert "hunter2" in caplog.text
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/no", 404), ("PUT", "/fail", 405)])
+async def test_unknown_routes_and_methods_answer_in_the_envelope(
+    method: str, path: str, status: int
+) -> None:
+    async with client(RuntimeError()) as http:
+        answer = await http.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (status, status)
+    assert answer.json()["success"] is False
+
+
+async def test_a_request_id_that_could_forge_a_log_line_is_replaced() -> None:
+    async with client(SandboxLost("x")) as http:
+        answer = await http.get("/fail", headers={"X-Request-ID": "a b"})
+    assert answer.headers["x-request-id"] != "a b"
