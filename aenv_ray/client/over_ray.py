@@ -33,6 +33,7 @@ class RayInstance:
 
     def __init__(self, handle: EnvHandle) -> None:
         self.handle = handle
+        self.instance_id: str = handle.instance_id
 
     @classmethod
     async def create(cls, environment: str, options: CreateOptions) -> RayInstance:
