@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 HUB_NAME: Final = "aenv-hub"
 SWEEP_S: Final = 5.0
 """What is overdue is seen within this; so is a bundled Redis that died while nobody asked."""
+END_S: Final = 20.0
+"""Redis writes what it has first."""
 START_S: Final = 120.0
 """A worker may have to start, and a large Redis to be read."""
 
@@ -84,7 +86,7 @@ class HubHost:
         if self._core is not None:
             await self._core.close()
         if self._server is not None:
-            self._server.leave()
+            await self._server.end()
 
     async def _ready(self) -> HubCore:
         """Return the core once Redis runs, as far as one can know."""
@@ -174,7 +176,7 @@ def end_hub() -> None:
     if actor is None:
         return
     try:
-        ray_api.wait(actor.end.remote(), "ending the hub", 10.0, lambda _: None, look_s=1.0)
+        ray_api.wait(actor.end.remote(), "ending the hub", END_S, lambda _: None, look_s=1.0)
     except FabricUnavailable as exc:
         logger.warning("the hub is killed: %s", exc.message)
     ray_api.kill(actor)

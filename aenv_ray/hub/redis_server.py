@@ -106,6 +106,24 @@ class RedisServer:
                     int((self.directory / redis_keeper.KEEPER_LOCK).read_text()), signal.SIGTERM
                 )
 
+    async def end(self) -> None:
+        """Use it no longer, and return when it has ended or somebody else uses it."""
+        self.leave()
+        for _ in range(int(redis_keeper.STOP_S / _POLL_S)):  # its keeper then kills it
+            if not self._is_kept() or self._is_used():
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _is_used(self) -> bool:
+        """Whether somebody else uses it; a keeper that ends it holds the lock alone."""
+        path = self.directory / redis_keeper.USERS_LOCK
+        for operation, is_used in ((fcntl.LOCK_EX, False), (fcntl.LOCK_SH, True)):
+            held = redis_keeper.lock(path, operation)
+            if held is not None:
+                os.close(held)
+                return is_used
+        return False
+
     def _make_directories(self) -> None:
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES:
             raise ConfigError(

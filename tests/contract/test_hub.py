@@ -43,7 +43,7 @@ async def server(tmp_path: Path, program: str) -> AsyncIterator[RedisServer]:
     server = RedisServer(tmp_path / "data", tmp_path / "run", program=program, linger_s=0.0)
     await server.ensure()
     yield server
-    server.leave()
+    await server.end()
 
 
 @pytest.fixture

@@ -68,11 +68,11 @@ def test_a_tool_that_ends_the_process_is_a_lost_sandbox(
 
 
 def test_a_stopped_sandbox_leaves_outcomes_unknown(
-    told: Callable[..., Any], cluster: Cluster, density: str
+    told: Callable[..., Any], cluster: Cluster
 ) -> None:
     """A sandbox that does not answer: `CallOutcomeUnknown`, never a guess; release ends it."""
     before = cluster.sandboxes()
-    handle = told(actor=density)
+    handle = told(actor="shared")
     kill(cluster.appeared(before)[0], signal.SIGSTOP)
     with pytest.raises(CallOutcomeUnknown):
         ray.get(handle.call_tool.remote("count", timeout_s=0.1), timeout=30)

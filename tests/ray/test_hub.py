@@ -16,7 +16,7 @@ from aenv_ray.errors import ConfigError, VersionConflict
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, Quota, Role
 from aenv_ray.testing.hub_contract import entry, lease
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, eventually_empty, kill
 
 pytestmark = pytest.mark.redis
