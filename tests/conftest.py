@@ -35,6 +35,7 @@ _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset(
     {
         "browser",
+        "buildkit",
         "crun",
         "docker",
         "fresh-clone",
@@ -42,6 +43,7 @@ KNOWN = frozenset(
         "namespaces",
         "published-client",
         "redis",
+        "registry",
         "xfs",
     }
 )
