@@ -158,7 +158,8 @@ def _index_options() -> list[str]:
         }.get(key)
         for item in value.split() if option else ():
             options += [str(option), item]
-    return options
+    # pip takes the best version of all its indexes; uv would look into the first alone.
+    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
 
 
 def _pip_settings() -> Iterator[tuple[str, str]]:

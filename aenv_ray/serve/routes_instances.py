@@ -16,8 +16,11 @@ from aenv_ray import ids
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S
 from aenv_ray.errors import (
+    ArtifactDamaged,
     CapacityExceeded,
+    CatalogConflict,
     ConfigError,
+    DeadlineExceeded,
     EnvironmentNotFound,
     Forbidden,
     InstanceExpired,
@@ -56,7 +59,15 @@ _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _LOOK_S: Final = 0.25
 """How often a long poll looks."""
 _GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
-_CREATE: Final = (EnvironmentNotFound, SandboxStartFailed, CapacityExceeded, InstanceReleased)
+_CREATE: Final = (
+    EnvironmentNotFound,
+    CatalogConflict,
+    ArtifactDamaged,
+    SandboxStartFailed,
+    CapacityExceeded,
+    InstanceReleased,
+    DeadlineExceeded,
+)
 
 
 def endpoints(control: Control) -> list[Endpoint]:

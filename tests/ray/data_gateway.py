@@ -52,7 +52,7 @@ class Replica:
         self.hub = HubCore(self._redis.connect(), clock, where="test")
         fabric = RayInstances(init())
         self.gateway = Gateway(
-            self.hub, fabric, None, self._resolve, GatewaySettings(), clock=clock
+            self.hub, fabric, None, self._resolve, None, GatewaySettings(), clock=clock
         )
         return await self.gateway.open()
 
