@@ -27,12 +27,15 @@ pytest.register_assert_rewrite("aenv_ray.testing")
 # A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["fixtures"]  # projects with tests of their own, written for elsewhere
+
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
 KNOWN = frozenset(
     {
         "browser",
+        "buildkit",
         "crun",
         "docker",
         "fresh-clone",
@@ -40,6 +43,7 @@ KNOWN = frozenset(
         "namespaces",
         "published-client",
         "redis",
+        "registry",
         "xfs",
     }
 )

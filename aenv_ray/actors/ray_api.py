@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -14,8 +15,9 @@ import ray
 from ray import exceptions as ray_exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from aenv_ray import local_fabric
 from aenv_ray.config import settings
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLost
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
@@ -30,8 +32,8 @@ def ensure_ray(address: str | None = None) -> bool:
     """Connect to Ray, starting a local one when there is none to join.
 
     Args:
-        address: A cluster. None: what ``RAY_ADDRESS`` names, else a local Ray that runs already or
-            is started now.
+        address: A cluster. None: what ``RAY_ADDRESS`` names, else that of ``aenv up``, else a local
+            Ray that runs already or is started now.
 
     Returns:
         Whether a local Ray was started, which ends with this process.
@@ -42,6 +44,10 @@ def ensure_ray(address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = address or settings().ray_address
+    local = _of_aenv_up(address)
+    if local is not None:
+        address = local
+        use_token()
     try:
         context = ray.init(
             address=address,
@@ -65,6 +71,40 @@ def ensure_ray(address: str | None = None) -> bool:
         ) from exc
     del context
     return address is None
+
+
+def _of_aenv_up(address: str | None) -> str | None:
+    """Return the address of the fabric that ``aenv up`` started, if `address` means that one."""
+    try:
+        fabric = local_fabric.read(settings().data_dir)
+    except ConfigError:
+        return None  # `aenv status` says why; Ray code does not depend on that file
+    if fabric is None or not fabric.owns_ray or address not in (None, fabric.ray_address):
+        return None
+    return fabric.ray_address if fabric.ray_answers() else None
+
+
+def use_token(*, make: bool = False) -> None:
+    """Speak to Ray with the token of this user, as Ray's own drivers do on a local cluster.
+
+    Args:
+        make: Make the token where there is none.
+    """
+    from ray import _raylet
+    from ray._private.authentication import authentication_token_setup as setup
+
+    core: Any = _raylet
+
+    has_token = core.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+    if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or has_token):
+        os.environ[setup.AUTH_MODE_ENV_VAR] = "token"
+        core.Config.initialize("")  # Ray read its settings when it was imported
+    setup.ensure_token_if_auth_enabled(None, create_token_if_missing=make)
+
+
+def leave() -> None:
+    """Disconnect this process from Ray; a Ray that it joined goes on."""
+    ray.shutdown()
 
 
 def is_connected() -> bool:

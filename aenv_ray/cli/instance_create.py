@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
     from aenv_ray.client.gateway_records import InstanceAnswer
 
-_POLL_S: Final = 20.0
-"""Of one long poll: a gateway that restarts is missed for no longer."""
 _PAUSE_S: Final = 2.0
 """After a gateway did not answer."""
 _HEALTHY: Final = frozenset({"healthy", "success", "ok"})
@@ -215,18 +213,25 @@ def _hold(door: Gateway, held: Sequence[InstanceAnswer]) -> None:
     """Return once all have ended, or somebody wants us to end."""
     with contextlib.suppress(KeyboardInterrupt):
         for one in held:
-            while not _has_ended(door, one.id):
-                pass
-        console.say("ended")
+            while (last := _followed(door, one.id)) is None:
+                time.sleep(_PAUSE_S)
+            console.say(f"{one.id} ended{f': {last}' if last else ''}")
 
 
-def _has_ended(door: Gateway, instance_id: str) -> bool:
+def _followed(door: Gateway, instance_id: str) -> str | None:
+    """Return why an instance ended, once it has; None: the gateway went away before that."""
+    from aenv_ray.client.gateway import GONE
+
+    reason = ""
     try:
-        return door.ended(instance_id, _POLL_S)
+        for now in door.follow(instance_id):
+            reason = now.reason or ""
+    except GONE as exc:
+        return exc.message
     except (FabricUnavailable, DeadlineExceeded) as exc:
         console.say(f"{exc.message}; trying again")
-        time.sleep(_PAUSE_S)
-        return False
+        return None
+    return reason
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ _COLUMNS: Final[Columns] = {
 def create(
     role: Annotated[str, typer.Option("--role", "-r", help="admin, owner or agent.")] = "owner",
     owner: Annotated[
-        str | None, typer.Option("--owner", help="Whose instances it is for. Default: your own.")
+        str | None, typer.Option("--owner", help="Default: the config file's, else you.")
     ] = None,
     instance: Annotated[
         str | None, typer.Option("--instance", help="Of an agent: the one that it may use.")
@@ -54,6 +54,10 @@ def create(
       aenv token create --role owner --owner alice --ttl 30d
       aenv token create --role agent --instance mini-terminal-abc12345
     """
+    from aenv_ray.cli import config_file, local_ray
+
+    if owner is None and not (role == "agent" and instance):
+        owner = config_file.find().values.owner or local_ray.user()
     with gateway(system_url, api_key, timeout) as door:
         made = door.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
     console.say(f"made {made.role or role} token {made.id}; it is never shown again")

@@ -3,8 +3,8 @@
     async with Environment("mini-terminal@1.0.0") as env:
         result = await env.call_tool("execute_command", {"command": "uname"})
 
-Inside a Ray cluster, or with none around, it speaks Ray; with ``AENV_SYSTEM_URL`` set it speaks HTTP
-to a gateway, and with ``DUMMY_INSTANCE_IP`` to one server that ``aenv run`` started.
+Inside a Ray cluster, or with none around, it speaks Ray; with ``AENV_SYSTEM_URL`` set it speaks
+HTTP to a gateway, and with ``DUMMY_INSTANCE_IP`` to one server that ``aenv run`` started.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -27,9 +25,13 @@ from aenv_ray.errors import (
     InstanceNotFound,
     InstanceReleased,
     SandboxLost,
+    from_wire,
 )
+from aenv_ray.project_archive import MAX_ARCHIVE_BYTES
 
 PAGE: Final = 200
+_SILENCE_S: Final = 60.0
+"""A stream that says nothing for so long, not even that all is as before, has broken."""
 _PIECE_BYTES: Final = 256 * 1024
 TRANSFER_S: Final = 300.0
 """How long a gateway may take to unpack and load what it was given, or to make an instance."""
@@ -115,15 +117,16 @@ class Gateway:
 
     def has_artifact(self, digest: str) -> bool:
         """Return whether the gateway has an archive."""
-        with self.http.stream("HEAD", _path("artifacts", digest)) as response:
+        path = _path("artifacts", digest)
+        with self.http.stream("HEAD", path, allowed=frozenset({404})) as response:
             return response.is_success
 
-    def upload(self, archive: Path, digest: str, on_bytes: OnBytes = _nothing) -> None:
+    def upload(self, archive: bytes, digest: str, on_bytes: OnBytes = _nothing) -> None:
         """Upload an archive under the name of its content; the same again changes nothing.
 
         Args:
-            archive: The file.
-            digest: Its SHA-256.
+            archive: Its bytes.
+            digest: Their SHA-256.
             on_bytes: Told of progress.
         """
         sent = 0
@@ -135,47 +138,44 @@ class Gateway:
                 nonlocal sent
                 on_bytes(-sent)
                 sent = 0
-                with archive.open("rb") as file:
-                    while piece := file.read(_PIECE_BYTES):
-                        yield piece
-                        sent += len(piece)
-                        on_bytes(len(piece))
+                for start in range(0, len(archive), _PIECE_BYTES):
+                    piece = archive[start : start + _PIECE_BYTES]
+                    yield piece
+                    sent += len(piece)
+                    on_bytes(len(piece))
 
-        headers = {"Content-Type": "application/octet-stream",
-                   "Content-Length": str(archive.stat().st_size)}  # fmt: skip
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(len(archive)),
+        }
         path = _path("artifacts", digest)
         self.http.data("PUT", path, content=Body(), headers=headers, timeout_s=TRANSFER_S)
 
-    def download(self, digest: str, target: Path, on_bytes: OnBytes = _nothing) -> None:
-        """Download an archive into a file, which appears whole and checked or not at all.
+    def download(self, digest: str, on_bytes: OnBytes = _nothing) -> bytes:
+        """Return an archive, checked against its name.
 
         Raises:
             FabricUnavailable: The body broke off, or is not what its name says.
-            ConfigError: The file cannot be written.
+            ConfigError: It is larger than any project may be.
         """
-        seen = hashlib.sha256()
-        fd, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with (
-                os.fdopen(fd, "wb") as file,
-                self.http.stream("GET", _path("artifacts", digest)) as response,
-            ):
-                for piece in response.iter_bytes(_PIECE_BYTES):
-                    seen.update(piece)
-                    file.write(piece)
-                    on_bytes(len(piece))
-            if seen.hexdigest() != digest:
-                raise FabricUnavailable(
-                    f"archive {digest[:12]} came as something else ({seen.hexdigest()[:12]})",
-                    hint="try again; if it stays so, push the version under a new number",
-                )
-            os.replace(partial, target)
-        except OSError as exc:
-            os.unlink(partial)
-            raise ConfigError(f"{target} cannot be written: {exc.strerror}") from exc
-        except BaseException:
-            os.unlink(partial)
-            raise
+        content = bytearray()
+        path = _path("artifacts", digest)
+        with self.http.stream("GET", path, timeout_s=TRANSFER_S) as response:
+            for piece in response.iter_bytes(_PIECE_BYTES):
+                content += piece
+                on_bytes(len(piece))
+                if len(content) > MAX_ARCHIVE_BYTES:
+                    raise ConfigError(
+                        f"archive {digest[:12]} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
+                        hint="no project is so large: what answers is no gateway of ours",
+                    )
+        seen = hashlib.sha256(content).hexdigest()
+        if seen != digest:
+            raise FabricUnavailable(
+                f"archive {digest[:12]} came as something else ({seen[:12]})",
+                hint="try again; if it stays so, push the version under a new number",
+            )
+        return bytes(content)
 
     def publish(self, archive: str, config: Mapping[str, Any] | None = None) -> EnvironmentAnswer:
         """Publish an uploaded archive; the same content again changes nothing."""
@@ -226,11 +226,15 @@ class Gateway:
         """
         return [_instance(row) for row in self._all("/instances", filters, limit)]
 
-    def instance(self, instance_id: str, *, wait_s: float | None = None) -> InstanceAnswer:
-        """Return an instance; with `wait_s` once its status changes, or that many seconds later."""
-        path = _path("instances", instance_id)
-        limit_s = None if wait_s is None else wait_s + 30.0
-        return _instance(self.http.data("GET", path, params={"wait_s": wait_s}, timeout_s=limit_s))
+    def count_instances(self) -> int:
+        """Return how many instances there are that this token may see."""
+        data, headers = self.http.answer("GET", "/instances", params={"limit": 1})
+        total = headers.get("X-Total-Count", "")
+        return int(total) if total.isdecimal() else len(data or [])
+
+    def instance(self, instance_id: str) -> InstanceAnswer:
+        """Return an instance."""
+        return _instance(self.http.data("GET", _path("instances", instance_id)))
 
     def delete(self, instance_id: str) -> None:
         """End an instance."""
@@ -263,13 +267,27 @@ class Gateway:
         with self.http.stream("GET", path, params=params, timeout_s=limit_s) as response:
             yield from response.iter_text()
 
-    def ended(self, instance_id: str, wait_s: float) -> bool:
-        """Wait up to `wait_s` for an instance to change, and return whether it has ended."""
-        try:
-            status = self.instance(instance_id, wait_s=wait_s).status
-        except GONE:
-            return True
-        return status in _ENDED
+    def follow(self, instance_id: str) -> Iterator[InstanceAnswer]:
+        """Yield an instance as it is now and whenever its status changes, until it has ended.
+
+        Raises:
+            FabricUnavailable: The gateway went away meanwhile; follow it again.
+        """
+        path = _path("instances", instance_id, "events")
+        with self.http.stream("GET", path, timeout_s=_SILENCE_S) as response:
+            event = ""
+            for line in response.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    event = value
+                elif name == "data" and event == "error":
+                    raise from_wire(json.loads(value))
+                elif name == "data":
+                    found = _instance(json.loads(value))
+                    yield found
+                    if found.status in _ENDED:
+                        return
+        raise FabricUnavailable(f"the gateway stopped telling of {instance_id}")
 
     # --- pools, tokens, the hub -----------------------------------------------------------------
 
@@ -293,8 +311,11 @@ class Gateway:
             wanted: ``role, owner, instance_id, ttl, note``; None is none.
         """
         body = {key: value for key, value in wanted.items() if value is not None}
+        path = "/tokens"
+        if body.get("role") == "agent" and "instance_id" in body:
+            path = _path("instances", body["instance_id"], "token")  # its owner is the token's
         answer: TokenAnswer = parse(
-            TokenAnswer, self.http.data("POST", "/tokens", json=body), "POST /tokens"
+            TokenAnswer, self.http.data("POST", path, json=body), f"POST {path}"
         )
         return answer
 

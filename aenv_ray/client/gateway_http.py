@@ -169,8 +169,16 @@ class GatewayHttp:
         return self._repeat(once, f"{method} {path}", again, attempts)
 
     @contextmanager
-    def stream(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:
+    def stream(
+        self, method: str, path: str, *, allowed: frozenset[int] = frozenset(), **request: Any
+    ) -> Iterator[httpx.Response]:
         """Yield an answer whose body is read piece by piece; not sent again.
+
+        Args:
+            method: HTTP method.
+            path: Of the route, quoted.
+            allowed: Failing statuses that are an answer too.
+            request: As in `data`.
 
         Raises:
             AenvError: As `data`; also when the body breaks off.
@@ -179,7 +187,7 @@ class GatewayHttp:
             built = self._http.build_request(method, path, **_full(request))
             response = self._http.send(built, stream=True)
             try:
-                if not response.is_success:
+                if not response.is_success and response.status_code not in allowed:
                     response.read()
                     read_envelope(response)
                 yield response

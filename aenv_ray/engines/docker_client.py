@@ -1,7 +1,7 @@
 """The Docker daemon's HTTP API over its Unix socket: the few requests that the engine makes.
 
-Requests of many starts go out at once and none of them takes a thread; the `docker` package, which
-is synchronous, serves ``aenv build``.
+Requests of many starts go out at once and none of them takes a thread, as those of the `docker`
+package would.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -106,9 +106,10 @@ class DockerClient:
         *,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        content: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """Make a request that is answered by one JSON object a line, for as long as it takes."""
-        async with self._answer(method, path, params, headers) as response:
+        async with self._answer(method, path, params, headers, content) as response:
             yield self._lines(response)
 
     @contextlib.asynccontextmanager
@@ -118,11 +119,12 @@ class DockerClient:
         path: str,
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str] | None = None,
+        content: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Make a request and give its answer unread; reading it may take for ever."""
         with self._reaching():
             request = self._http.build_request(
-                method, path, params=_query(params), headers=headers,
+                method, path, params=_query(params), headers=headers, content=content,
                 timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=None),
             )  # fmt: skip
             response = await self._http.send(request, stream=True)

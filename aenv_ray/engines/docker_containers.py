@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,12 @@ LOG_LINES: Final = 50
 """What is told of the output of a container that died."""
 READERS_S: Final = 5.0
 """A container that ended stays this long for those who still read what it printed."""
+DAEMON_AWAY: Final = (
+    "the Docker daemon was killed or unreachable, and meanwhile or on its return {}"
+)
+"""What is told of an end that nobody saw."""
 _KILLED_EXIT: Final = 137
+_TERMINATED_EXIT: Final = 143
 _REPORT_BYTES: Final = 1 << 20
 
 
@@ -203,13 +208,14 @@ class Containers:
                     f"the Docker daemon could not remove {volume}: {exc.message}"
                 ) from exc
 
-    def cause(self, name: str, details: dict[str, Any], *, was_out_of_memory: bool = False) -> str:
+    def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
         """Return why a container ended, in words.
 
         Args:
             name: The container's.
             details: From `details`.
-            was_out_of_memory: The daemon told so when it happened; it does not always remember.
+            out_of_memory: Names of containers of which the daemon told so when it happened; it does
+                not always remember.
         """
         state = details["State"]
         left = self._files.cause(name)
@@ -217,7 +223,7 @@ class Containers:
             return left
         if state["Status"] == "removing":
             return REMOVED
-        if was_out_of_memory or state.get("OOMKilled"):
+        if name in out_of_memory or state.get("OOMKilled"):
             limit = details["HostConfig"].get("Memory") or 0
             bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
             return f"it ran out of memory and was killed ({bound})"
@@ -226,6 +232,8 @@ class Containers:
             return f"its container failed: {state['Error']}"
         if code == _KILLED_EXIT:
             return "its main process was killed by SIGKILL"
+        if code == _TERMINATED_EXIT:
+            return "its main process was ended by SIGTERM, as by a Docker daemon that stops"
         return f"its main process exited with code {code}"
 
 

@@ -143,30 +143,50 @@ def test_a_gateway_that_is_away_is_asked_three_times_and_the_hint_names_the_way_
     assert "aenv up" in str(caught.value.hint)
 
 
-def test_an_upload_begins_anew_after_a_lost_connection_and_its_progress_adds_up(tmp_path):
+def test_an_upload_begins_anew_after_a_lost_connection_and_its_progress_adds_up():
     content = bytes(range(256)) * 4000
-    archive = tmp_path / "a.tar"
-    archive.write_bytes(content)
     server = Server(LOST, good(None))
     seen: list[int] = []
     with server.client() as gateway:
-        gateway.upload(archive, hashlib.sha256(content).hexdigest(), seen.append)
+        gateway.upload(content, hashlib.sha256(content).hexdigest(), seen.append)
     assert server.bodies == [content, content]
     assert sum(seen) == len(content)
 
 
-def test_a_download_appears_whole_and_checked_or_not_at_all(tmp_path):
+def test_a_download_is_checked_against_its_name():
     content = b"x" * 1_000_000
     digest = hashlib.sha256(content).hexdigest()
-    target = tmp_path / "a.tar"
     server = Server(httpx.Response(200, content=content), httpx.Response(200, content=b"other"))
     with server.client() as gateway:
-        gateway.download(digest, target)
-        assert target.read_bytes() == content
-        target.unlink()
+        assert gateway.download(digest) == content
         with pytest.raises(FabricUnavailable, match="came as something else"):
-            gateway.download(digest, target)
-    assert list(tmp_path.iterdir()) == []
+            gateway.download(digest)
+
+
+def test_an_archive_that_is_not_there_is_no_error():
+    server = Server(httpx.Response(404), httpx.Response(200))
+    with server.client() as gateway:
+        assert not gateway.has_artifact("a" * 64)
+        assert gateway.has_artifact("a" * 64)
+
+
+def test_an_instance_is_followed_until_it_ends():
+    def event(status: str) -> str:
+        return f'event: status\ndata: {{"id": "a-1", "status": "{status}"}}\n\n'
+
+    stream = ": still so\n\n".join(map(event, ("Pending", "Running", "Terminated", "Running")))
+    broken = 'event: error\ndata: {"code": "fabric_unavailable", "message": "away"}\n\n'
+    server = Server(
+        httpx.Response(200, text=stream),
+        httpx.Response(200, text=event("Running")),
+        httpx.Response(200, text=broken),
+    )
+    with server.client() as gateway:
+        seen = [one.status for one in gateway.follow("a-1")]
+        assert seen == ["Pending", "Running", "Terminated"]
+        for _ in range(2):
+            with pytest.raises(FabricUnavailable):
+                list(gateway.follow("a-1"))
 
 
 # --- answers ------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""A Ray of ``aenv up``'s own: started beside this process, known by its mark, ended whole."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
+from aenv_ray.local_fabric import MARK, LocalFabric
+
+START_S: Final = 180.0
+"""How long Ray may take to start on a busy machine."""
+_TERM_S: Final = 10.0
+"""Between SIGTERM and SIGKILL: Ray ends its workers, Redis writes what it has."""
+_KILL_S: Final = 10.0
+_SANDBOXES_S: Final = 20.0
+"""A launcher or janitor ends what it keeps, after it saw the end of Ray."""
+_LOOK_S: Final = 0.1
+_NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP")
+"""What steers or authorizes this command; nothing of the fabric needs it."""
+_LOG: Final = "start.log"
+_LOG_LINES: Final = 5
+
+
+def new_temp_dir() -> Path:
+    """Return a new directory for a Ray: on a short path, for its sockets, and private."""
+    parent = os.environ.get("RAY_TMPDIR") or "/tmp"
+    return Path(tempfile.mkdtemp(prefix="aenv-", dir=parent))
+
+
+def user() -> str:
+    """Return the name of this user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a line for it in /etc/passwd
+        return str(os.getuid())
+
+
+def start(fabric: LocalFabric, num_cpus: int | None) -> str:
+    """Start a Ray that lives on after this process, and return its address.
+
+    Args:
+        fabric: Its mark, and the directory of its Ray.
+        num_cpus: What Ray gives to tasks. None: the machine's.
+
+    Raises:
+        FabricUnavailable: It did not start; with the end of what it said.
+    """
+    from aenv_ray.actors.ray_api import SYSTEM_CONFIG
+
+    directory = fabric.ray_temp_dir
+    assert directory is not None
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
+        f"--temp-dir={directory}", "--include-dashboard=false", "--ray-client-server-port=0",
+        "--disable-usage-stats", "--no-monitor", f"--system-config={json.dumps(SYSTEM_CONFIG)}",
+    ]  # fmt: skip
+    if num_cpus is not None:
+        command.append(f"--num-cpus={num_cpus}")
+    environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    environment[MARK] = fabric.id
+    log = directory / _LOG
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(
+                f"Ray did not start within {START_S:g} s", hint=f"look into {directory}"
+            ) from None
+    address = directory / "ray_current_cluster"
+    if code or not address.is_file():
+        lines = log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
+        raise FabricUnavailable(
+            f"Ray did not start: {' | '.join(map(str.strip, lines)) or f'code {code}'}",
+            hint="see what is missing with: aenv doctor",
+        )
+    return address.read_text().strip()
+
+
+def processes(fabric: LocalFabric) -> dict[int, str]:
+    """Return the live processes of a fabric, by pid with their commands.
+
+    They are those that inherited its mark, and those of its node's launcher.
+    """
+    mark = f"{MARK}={fabric.id}".encode()
+    place = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
+    own = os.getpid()
+    found = {}
+    for pid, command, environment in _all_processes():
+        is_of_node = place is not None and place in command.split(b"\0")
+        if pid != own and (mark in environment.split(b"\0") or is_of_node):
+            found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
+    """End the Ray of a fabric, and what it started; whatever of it is still there.
+
+    Raises:
+        FabricUnavailable: A process does not end.
+    """
+    marked = fabric.model_copy(update={"node_dir": None})
+    _signal(processes(marked), signal.SIGTERM)
+    if not _are_gone(marked, _TERM_S):
+        say("some processes do not end by themselves and are killed")
+        _signal(processes(marked), signal.SIGKILL)
+        _are_gone(marked, _KILL_S)
+    # What is left are launchers and janitors: they end sandboxes and containers, then themselves.
+    if not _are_gone(fabric, _SANDBOXES_S):
+        _signal(processes(fabric), signal.SIGKILL)
+        if not _are_gone(fabric, _KILL_S):
+            left = ", ".join(map(str, processes(fabric)))
+            raise FabricUnavailable(f"processes {left} do not end", hint="try again: aenv down")
+    for directory in (fabric.ray_temp_dir, fabric.node_dir):
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _are_gone(fabric: LocalFabric, deadline_s: float) -> bool:
+    ends = time.monotonic() + deadline_s
+    while processes(fabric):
+        if time.monotonic() > ends:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _all_processes() -> Iterable[tuple[int, bytes, bytes]]:
+    """Yield pid, command and environment of the processes of this user, as far as one may look."""
+    if not Path("/proc/self/environ").exists():
+        yield from _all_processes_elsewhere()
+        return
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes()
+            if command:  # else a zombie, or a thread of the kernel
+                yield int(name), command, Path("/proc", name, "environ").read_bytes()
+        except OSError:
+            continue
+
+
+def _all_processes_elsewhere() -> Iterable[tuple[int, bytes, bytes]]:
+    import ray  # noqa: F401  # it brings psutil
+
+    import psutil  # isort: skip
+
+    listing: Any = psutil.process_iter
+    for process in listing():
+        with contextlib.suppress(psutil.Error):
+            pairs = [f"{name}={value}" for name, value in process.environ().items()]
+            command = "\0".join(process.cmdline())
+            yield process.pid, command.encode(), "\0".join(pairs).encode()

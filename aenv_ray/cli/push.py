@@ -1,0 +1,110 @@
+"""``aenv push``: a project, published under its name and version."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.output import show, size
+
+if TYPE_CHECKING:
+    from aenv_ray.hub.packing import Package
+    from aenv_ray.project import Project
+
+
+def push(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
+    work_dir: Annotated[
+        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
+    ] = Path(),
+    version: Annotated[
+        str | None, typer.Option("--version", "-v", help="In place of that of config.json.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Pack and look; send and change nothing.")
+    ] = False,
+    allow_secret: Annotated[
+        list[str] | None,
+        typer.Option("--allow-secret", help="A file, or pattern, that may look like a secret."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="No effect: a version never changes.")
+    ] = False,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Publish a project.
+
+    The gateway loads it in a sandbox and keeps what it registers. The same
+    content again changes nothing; other content needs another version. Files
+    that .gitignore or .aenvignore name are left out.
+
+    Example:
+      aenv push ./todo
+      aenv push ./todo --dry-run
+    """
+    from aenv_ray import project
+    from aenv_ray.hub import packing
+
+    if force:
+        console.say("--force has no effect: a published version never changes")
+    with _versioned(project.load(work_dir / path), version) as source:
+        package = packing.pack(source, allow=allow_secret or [])
+    if dry_run:
+        shown = _facts(package)
+        show(shown, output, shown | {"files": len(shown["files"])})
+        console.say("nothing was sent")
+        return
+    from aenv_ray.cli.transfer import progress
+
+    with gateway(system_url, api_key, timeout) as door:
+        if not door.has_artifact(package.sha256):
+            with progress(source.reference, len(package.data)) as on_bytes:
+                door.upload(package.data, package.sha256, on_bytes)
+        console.say(f"loading {source.reference} in a sandbox …")
+        found = door.publish(package.sha256)
+    console.say(f"published {found.reference}, {size(found.archive_bytes)}")
+    show(found.shown(), output, found.reference)
+
+
+@contextlib.contextmanager
+def _versioned(source: Project, version: str | None) -> Iterator[Project]:
+    """Yield a project under another version: a copy, since the version is part of its content."""
+    from aenv_ray import ids, project
+
+    if version in (None, source.config.version):
+        yield source
+        return
+    ids.split_reference(f"{source.config.name}@{version}")
+    with tempfile.TemporaryDirectory(prefix="aenv-push-") as directory:
+        copy = project.unpack(source.archive(), source.digest, Path(directory))
+        config = copy / project.CONFIG_NAME
+        data = json.loads(config.read_text(encoding="utf-8"))
+        text = json.dumps(data | {"version": version}, indent=2, ensure_ascii=False)
+        config.unlink()  # it may be one name of a file with several
+        config.write_text(text + "\n", encoding="utf-8")
+        yield project.load(copy)
+
+
+def _facts(package: Package) -> dict[str, Any]:
+    with tarfile.open(fileobj=io.BytesIO(package.data), mode="r:") as tar:
+        files = [member.name for member in tar.getmembers()]
+    return {
+        "environment": package.source.reference,
+        "digest": package.source.digest,
+        "archive": package.sha256,
+        "archive_bytes": len(package.data),
+        "files": files,
+    }

@@ -1,0 +1,120 @@
+"""Rollouts as commands show them: a bar while they run, their numbers at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aenv_ray.cli.output import pairs
+from aenv_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aenv_ray.sampling import Sampling, Summary
+
+_SETTLE_S: Final = 10.0
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a file that cannot be written, before anything runs.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        with out.open("a", encoding="utf-8"):
+            pass
+    except OSError as exc:
+        raise ConfigError(
+            f"{out} cannot be written: {exc.strerror}", hint="name another file with --out"
+        ) from exc
+
+
+@contextlib.contextmanager
+def on_ray() -> Iterator[None]:
+    """Leave Ray when the block ends, and standard output to data while it runs."""
+    from aenv_ray.actors import entrance
+
+    # Ray prints its warnings on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            entrance.shutdown()
+
+
+def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
+    """Return the summary of all episodes, also when their file could not be written."""
+    try:
+        return _run(sampling, quiet=quiet)
+    except ConfigError as exc:
+        if exc is not sampling.output_failure:
+            raise
+        return sampling.summary()
+
+
+def _run(sampling: Sampling, *, quiet: bool) -> Summary:
+    if quiet:
+        return sampling.run()
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("success {task.fields[success]}"), TextColumn("void {task.fields[void]}"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    succeeded = void = 0
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        rollouts = bar.add_task("rollouts", total=sampling.total, success=0, void=0)
+        for episode in sampling:
+            succeeded += episode.reward is not None and episode.reward >= 1.0
+            void += episode.reward is None
+            if episode.error is not None:
+                bar.console.print(f"{episode.task_id}: {episode.error}", markup=False)
+            bar.update(rollouts, advance=1, success=succeeded, void=void)
+    return sampling.summary()
+
+
+def instances_left() -> int:
+    """Count what still runs, by what runs it; what is ending gets a moment."""
+    from aenv_ray.actors import entrance
+
+    connection = entrance.init()
+    deadline = time.monotonic() + _SETTLE_S
+    while (left := connection.count_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def table(summary: Summary, left: int | None = None) -> str:
+    """Return the numbers of rollouts for people.
+
+    Args:
+        summary: The numbers.
+        left: How many instances were left; None: nobody counted.
+    """
+
+    def ms(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f} ms"
+
+    mean = "-" if summary.reward_mean is None else f"{summary.reward_mean:.3f}"
+    void = summary.infra_failed + summary.policy_failed + summary.reward_failed
+    rows = [
+        ("rollouts", f"{summary.rollouts}"),
+        ("success", f"{summary.succeeded} of {summary.rollouts}"),
+        ("reward mean", mean),
+        ("infrastructure failures", f"{summary.infra_failed}"),
+        ("void in total", f"{void}"),
+        ("tool calls", f"{summary.tool_calls}"),
+        ("calls/s", f"{summary.calls_per_s:.0f}"),
+        ("create p50 / p99", f"{ms(summary.create_p50_ms)} / {ms(summary.create_p99_ms)}"),
+        ("call p50 / p99", f"{ms(summary.call_p50_ms)} / {ms(summary.call_p99_ms)}"),
+        ("wall time", f"{summary.wall_s:.1f} s"),
+    ]
+    if left is not None:
+        rows.append(("instances left", f"{left}"))
+    return pairs(dict(rows))

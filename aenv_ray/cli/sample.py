@@ -1,0 +1,156 @@
+"""``aenv sample``: episodes of an environment with a policy of one's own, written to a file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import Output, variables
+from aenv_ray.cli.output import Format, chosen, show
+from aenv_ray.errors import ConfigError, EnvironmentNotFound
+
+if TYPE_CHECKING:
+    from aenv_ray.sampling import Task
+
+
+def sample(
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or a project's path.")
+    ],
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="module:function or file.py:function.")
+    ],
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", "-t", help="JSON Lines. Default: its tasks.jsonl.")
+    ] = None,
+    rollouts: Annotated[
+        int | None,
+        typer.Option("--rollouts", "-n", min=1, help="In total. Default: one for each task."),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", min=1, help="Instances at a time.")
+    ] = 16,
+    out: Annotated[Path, typer.Option("--out", help="One JSON line for each episode.")] = Path(
+        "episodes.jsonl"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite that file.")] = False,
+    infra_retries: Annotated[
+        int, typer.Option("--infra-retries", min=0, help="After infrastructure failures.")
+    ] = 2,
+    ttl: Annotated[str | None, typer.Option("--ttl", help="Of an instance: 30m, 2h.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="process, docker.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Run episodes of an environment with your policy.
+
+    The policy is `policy(env, task)`, sync or async; see docs/rollouts.md.
+    Infrastructure failures are in no mean. Exits with 1 when one is left.
+
+    Example:
+      aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
+    """
+    from aenv_ray import sampling
+    from aenv_ray.cli import rollouts as shown
+
+    act = load_policy(policy)
+    if out.is_file() and out.stat().st_size and not force:
+        raise ConfigError(f"{out} has episodes already", hint="name another, or use --force")
+    chosen_tasks = _tasks(environment, tasks)
+    if rollouts is not None:
+        chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
+    shown.check_writable(out)
+    quiet = chosen(output) is not Format.TABLE
+    with shown.on_ray():
+        run = sampling.sample(
+            environment,
+            act,
+            chosen_tasks,
+            concurrency=concurrency,
+            infra_retries=infra_retries,
+            out=out,
+            ttl=ttl,
+            engine=engine,
+            environment_variables=variables(env or [], "--env"),
+        )
+        finished = shown.run_all(run, quiet=quiet)
+    show(finished.model_dump(mode="json"), output, shown.table(finished))
+    if run.output_failure is not None:
+        raise run.output_failure
+    console.say(f"one JSON line for each episode: {out}")
+    if finished.infra_failed:
+        raise typer.Exit(1)
+
+
+def load_policy(text: str) -> Any:
+    """Return the function that ``module:function`` or ``file.py:function`` names.
+
+    Raises:
+        ConfigError: There is none, or its module cannot be imported.
+    """
+    where, colon, name = text.rpartition(":")
+    if not (where and colon and name):
+        raise ConfigError(f"policy {text!r} names no function", hint="write it as module:function")
+    try:
+        module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where)
+    except Exception as exc:
+        raise ConfigError(
+            f"policy {text!r} cannot be imported: {type(exc).__name__}: {exc}",
+            hint="it is looked for from this directory on; see more with: aenv --verbose sample …",
+        ) from exc
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{where} has no function {name!r}")
+    return function
+
+
+def _of_name(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _of_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tasks(environment: str, file: Path | None) -> list[Task]:
+    """Return the tasks of a file, or those that the environment's project carries.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    from aenv_ray import project
+    from aenv_ray.sampling import load_tasks
+
+    if file is None:
+        try:
+            file = project.resolve(environment).path / "tasks.jsonl"
+        except EnvironmentNotFound:
+            raise ConfigError(
+                f"the tasks of {environment} are not known here", hint="name them with --tasks"
+            ) from None
+        if not file.is_file():
+            raise ConfigError(
+                f"{environment} carries no tasks.jsonl", hint="name tasks with --tasks"
+            )
+    found = load_tasks(file)
+    if not found:
+        raise ConfigError(f"{file} holds no task")
+    return found

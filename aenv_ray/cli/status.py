@@ -1,0 +1,79 @@
+"""``aenv status``: what runs on this machine, or behind the gateway that is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
+from aenv_ray.cli.output import moment, show
+from aenv_ray.errors import AenvError
+
+if TYPE_CHECKING:
+    from aenv_ray.local_fabric import LocalFabric
+
+
+def status(
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show what runs; exits with 0 only when it is up.
+
+    That is the fabric of `aenv up` on this machine, and the gateway that other
+    commands use.
+
+    Example:
+      aenv status
+      aenv status -o json
+    """
+    from aenv_ray import local_fabric
+    from aenv_ray.config import settings
+
+    fabric = local_fabric.read(settings().data_dir)
+    facts: dict[str, Any] = {"state": "down"}
+    if fabric is not None:
+        facts = _local(fabric)
+    if knows_gateway(system_url):
+        facts |= _remote(system_url, api_key, timeout)
+    if facts.get("gateway") == "ok" and facts["state"] == "down":
+        facts["state"] = "up"
+    elif facts.get("gateway") != "ok" and facts["state"] == "up":
+        facts["state"] = "broken"
+    lines = facts | {"started": moment(facts["started"])} if "started" in facts else facts
+    show(facts, output, lines)
+    if facts["state"] != "up":
+        raise typer.Exit(1)
+
+
+def _local(fabric: LocalFabric) -> dict[str, Any]:
+    from aenv_ray.cli import local_ray
+    from aenv_ray.local_fabric import Phase
+
+    answers = fabric.ray_answers()
+    state = "starting" if fabric.phase is Phase.STARTING else "up" if answers else "broken"
+    facts: dict[str, Any] = {
+        "state": state,
+        "started": fabric.started_at,
+        "by": fabric.user,
+        "ray": fabric.ray_address,
+        "ray_answers": answers,
+        "ray_is_its_own": fabric.owns_ray,
+    }
+    if fabric.owns_ray:
+        facts["processes"] = len(local_ray.processes(fabric))
+    return facts
+
+
+def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
+    with gateway(system_url, api_key, timeout_s) as door:
+        facts: dict[str, Any] = {"url": door.url}
+        try:
+            door.health()
+            facts["instances"] = door.count_instances()
+            facts["hub"] = door.hub()
+        except AenvError as exc:
+            return facts | {"gateway": exc.message}
+    return facts | {"gateway": "ok"}

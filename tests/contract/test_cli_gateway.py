@@ -1,0 +1,230 @@
+"""The commands against a real gateway: its routes, a real hub on a real Redis, the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+
+from aenv_ray.cli import config_file
+from aenv_ray.cli.main import main
+from aenv_ray.config import settings
+from aenv_ray.hub.records import Role
+from tests.contract.gateway_bench import Bench, a_gateway
+
+AENV = [sys.executable, "-m", "aenv_ray.cli.main"]
+
+
+@dataclass
+class Served:
+    """A gateway on a port of this machine, and its tokens."""
+
+    url: str
+    admin: str
+    owner: str
+    loop: asyncio.AbstractEventLoop
+    bench: Bench
+
+
+def _serve(root: Path, ready: Callable[[Served], None], done: threading.Event) -> None:
+    async def run() -> None:
+        async with a_gateway(root) as bench:
+            await bench.gateway.open()
+            sock = socket.create_server(("127.0.0.1", 0))
+            server = uvicorn.Server(
+                uvicorn.Config(bench.gateway.app, log_level="warning", lifespan="off")
+            )
+            serving = asyncio.create_task(server.serve([sock]))
+            admin = await bench.token(Role.ADMIN, "root")
+            owner = await bench.token(Role.OWNER, "ann")
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            ready(Served(url, admin, owner, asyncio.get_running_loop(), bench))
+            await asyncio.to_thread(done.wait)
+            server.should_exit = True
+            await serving
+            sock.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found: list[Served] = []
+    is_up, done = threading.Event(), threading.Event()
+
+    def ready(one: Served) -> None:
+        found.append(one)
+        is_up.set()
+
+    root = tmp_path_factory.mktemp("g")
+    thread = threading.Thread(target=_serve, args=(root, ready, done))
+    thread.start()
+    assert is_up.wait(60)
+    yield found[0]
+    done.set()
+    thread.join(60)
+
+
+@pytest.fixture
+def aenv(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> Iterator[Callable[..., Any]]:
+    """Run a command as ann; return what it printed as data."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(config_file, "SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setenv("AENV_SYSTEM_URL", served.url)
+    monkeypatch.setenv("AENV_API_KEY", served.owner)
+    monkeypatch.setenv("AENV_DATA_DIR", str(tmp_path / "data"))
+    settings.cache_clear()
+
+    def run(*words: str, code: int = 0, form: str = "json") -> Any:
+        assert main([*words, *(["-o", form] if form else [])]) == code, capsys.readouterr().err
+        run.out, run.err = capsys.readouterr()  # type: ignore[attr-defined]
+        if not run.out:  # type: ignore[attr-defined]
+            return None
+        read = {"json": json.loads, "yaml": yaml.safe_load}.get(form, str)
+        return read(run.out)  # type: ignore[attr-defined]
+
+    yield run
+    settings.cache_clear()
+
+
+def test_environments_are_listed_searched_and_shown_in_every_format(aenv):
+    for form in ("json", "yaml"):
+        (one,) = aenv("list", form=form)
+        assert (one["name"], one["version"], one["status_name"]) == ("probe", "1.0.0", "Ready")
+        assert aenv("search", "PROBE", form=form) == [one]
+        assert aenv("search", "nothing", "such", form=form) == []
+        assert aenv("get", "probe", form=form)["digest"] == one["digest"]
+        assert aenv("get", "probe@1.0.0", "--versions", form=form)[0]["version"] == "1.0.0"
+    assert aenv("list", form="table").splitlines()[0].split()[:3] == ["NAME", "VERSION", "STATUS"]
+    aenv("list", "--name", "other", form="table")
+    assert (aenv.out, aenv.err[:15]) == ("", "no environments")
+    assert aenv("list", "--offset", "1") == []
+    assert "environment" in aenv("get", "probe", form="table")
+
+
+def test_an_instance_lives_through_every_command(aenv):
+    made = aenv("instance", "create", "probe", "--keep-alive", "--ttl", "5m", "--label", "run=a")
+    assert made["status"] == "Running"
+    name = made["id"]
+    assert [row["id"] for row in aenv("instance", "list", "--label", "run=a")] == [name]
+    assert aenv("instance", "list", "-n", "probe", "--version", "9") == []
+    assert aenv("instance", "get", name)["labels"] == {"run": "a"}
+    assert name in aenv("instance", "list", form="table")
+    before = made["deadline"]
+    assert aenv("instance", "renew", name, "2h")["deadline"] > before
+    assert aenv("instance", "delete", name, "--yes") == [{"id": name, "deleted": True}]
+    assert aenv("instance", "list", "--status", "Running") == []
+    aenv("instance", "get", name + "x", code=1)
+    assert aenv.err.startswith("error: ")
+
+
+def test_several_instances_are_made_at_once(aenv):
+    made = aenv("instance", "create", "probe", "-n", "3", "--keep-alive", "--skip-health")
+    assert len({one["id"] for one in made}) == 3
+    aenv("instance", "delete", *(one["id"] for one in made), "-y", form="")
+    assert aenv.out.split()[1:] == [one["id"] for one in made]
+
+
+def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
+    aenv("get", "nowhere", code=1)
+    assert "nowhere" in aenv.err
+    aenv("instance", "create", "nowhere", "--keep-alive", code=1)
+    aenv("instance", "create", "probe", "--ttl", "soon", code=3)
+    assert "ttl" in aenv.err
+    monkeypatch.setenv("AENV_API_KEY", "wrong")
+    settings.cache_clear()
+    aenv("list", code=1)
+    assert "token" in aenv.err
+    assert "wrong" not in aenv.err
+    aenv("list", "--system-url", "http://127.0.0.1:1", code=1)
+    assert "cannot be reached" in aenv.err
+    assert aenv("list", "--api-key", served.admin)
+
+
+def test_tokens_are_made_shown_once_and_revoked(aenv, served):
+    made = aenv("token", "create", "--role", "owner", "--owner", "bob", "--api-key", served.admin)
+    secret = made["token"]
+    listed = aenv("token", "list", "--api-key", served.admin)
+    assert made["id"] in {one["id"] for one in listed}
+    assert secret not in aenv.out
+    assert aenv("instance", "list", "--api-key", secret) == []
+    aenv("token", "revoke", made["id"], "--yes", "--api-key", served.admin)
+    listed = aenv("token", "list", "--api-key", served.admin)
+    assert made["id"] not in {one["id"] for one in listed}
+
+
+def test_hub_and_status_tell_what_runs(aenv, served):
+    assert aenv("hub", "status", "--api-key", served.admin)
+    assert aenv("status", "--api-key", served.admin)["state"] == "up"
+    assert aenv("status", "--system-url", "http://127.0.0.1:1", code=1)["state"] == "down"
+
+
+# --- holding -----------------------------------------------------------------------------------
+
+
+class Held:
+    """An ``aenv instance create`` that holds its instance, in a session of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [*AENV, "instance", "create", "probe", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.id = self.process.stdout.readline().strip()
+
+    def finish(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_held_instance_is_released_by_every_signal_that_asks_us_to_end(number, aenv):
+    held = Held()
+    assert held.id.startswith("probe-")
+    assert aenv("instance", "get", held.id)["status"] == "Running"
+    os.killpg(held.process.pid, number)  # what a terminal does
+    code, err = held.finish()
+    assert (code, err.splitlines()[-1]) == (0, f"released {held.id}")
+    assert held.id not in {one["id"] for one in aenv("instance", "list", "--status", "Running")}
+
+
+def test_a_held_instance_that_ends_by_itself_ends_the_command(aenv):
+    held = Held()
+    aenv("instance", "delete", held.id, "--yes")
+    code, err = held.finish()
+    assert code == 0
+    assert f"{held.id} ended" in err
+
+
+def test_a_create_that_is_interrupted_leaves_no_instance(aenv, served):
+    fabric = served.bench.fabric
+    before = len(fabric.created)
+    served.loop.call_soon_threadsafe(fabric.gate.clear)
+    served.loop.call_soon_threadsafe(fabric.asked.clear)
+    process = subprocess.Popen(
+        [*AENV, "instance", "create", "probe", "--keep-alive"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    asyncio.run_coroutine_threadsafe(fabric.asked.wait(), served.loop).result(60)
+    os.killpg(process.pid, signal.SIGINT)
+    served.loop.call_soon_threadsafe(fabric.gate.set)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert len(fabric.created) <= before + 1, "never made twice"
+    assert aenv("instance", "list", "--status", "Running") == []
