@@ -36,9 +36,9 @@ def endpoints(control: Control) -> list[Endpoint]:
         Endpoint("DELETE", "/tokens/{id}", routes.revoke, "Revoke a token", "tokens", data=bool),
         Endpoint("GET", "/quotas", routes.quotas, "Quotas and their use", "quotas",
                  data=list[QuotaObject]),
-        Endpoint("PUT", "/quotas/{subject}", routes.set_quota, "Set the quota of owner:NAME or "
+        Endpoint("PUT", "/quotas/{subject:path}", routes.set_quota, "Set the quota of owner:NAME or "
                  "label:KEY=VALUE", "quotas", Access.ADMIN, body=QuotaRequest, data=bool),
-        Endpoint("DELETE", "/quotas/{subject}", routes.delete_quota, "Delete a quota", "quotas",
+        Endpoint("DELETE", "/quotas/{subject:path}", routes.delete_quota, "Delete a quota", "quotas",
                  Access.ADMIN, data=bool),
         Endpoint("GET", "/pools", routes.pools, "Sandboxes that were asked to be ready", "pools",
                  data=list[PoolObject]),

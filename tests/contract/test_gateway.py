@@ -420,6 +420,9 @@ async def test_quotas_and_the_hub_are_the_administrators(
     assert (await ann.put("/quotas/owner:ann", json={"max_instances": 9})).status_code == 403
     assert (await admin.put("/quotas/owner:ann", json={"max_instances": 9})).status_code == 200
     assert (await admin.put("/quotas/owner:bob", json={"max_instances": 1})).status_code == 200
+    label = "/quotas/label:path=a%2Fb"
+    assert (await admin.put(label, json={"max_instances": 1})).status_code == 200
+    assert (await admin.delete(label)).status_code == 200
     assert (await admin.put("/quotas/ann", json={"max_instances": 9})).status_code == 400
     await created(ann)
     assert (await ann.get("/quotas")).json()["data"] == [
