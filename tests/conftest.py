@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-_LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
+_LONG_FIRST = ("e2e", "ray", "contract")
 KNOWN = frozenset({"namespaces", "docker", "redis", "browser", "fresh-clone"})
 
 
@@ -82,7 +82,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the directories with long modules first, so that no worker ends with one alone."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: _LONG_FIRST.index(item.path.relative_to(here).parts[0]))
+
+    def place(item: pytest.Item) -> int:
+        for index, name in enumerate(_LONG_FIRST):
+            if here / name in item.path.parents:
+                return index
+        return len(_LONG_FIRST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
