@@ -74,6 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"AENV_REQUIRE names {sorted(unknown)}; known: {sorted(KNOWN)}")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_logins_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the developer's own logins for registries out of the tests."""
+    os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker-config"))
+
+
 @pytest.fixture(autouse=True)
 def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
     """Skip or fail tests marked `namespaces` or `docker` where there are none."""
