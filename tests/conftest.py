@@ -121,6 +121,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_logins_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the developer's own logins for registries out of the tests."""
+    os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker-config"))
+
+
 @pytest.fixture(autouse=True)
 def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
     """Skip or fail tests marked `namespaces`, `docker` or `redis` where there are none."""
