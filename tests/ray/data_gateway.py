@@ -51,8 +51,9 @@ class Replica:
         clock = SystemClock()
         self.hub = HubCore(self._redis.connect(), clock, where="test")
         fabric = RayInstances(init())
+        nothing: Any = None  # publishing has tests of its own
         self.gateway = Gateway(
-            self.hub, fabric, None, self._resolve, None, GatewaySettings(), clock=clock
+            self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock
         )
         return await self.gateway.open()
 
