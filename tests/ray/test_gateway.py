@@ -264,7 +264,7 @@ async def patiently(
 
 
 def kill_hub() -> None:
-    kill(actor_pid(ray_api.find_actor(hub_actor.HUB_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.HUB_NAME)))
 
 
 def kill_redis() -> None:
