@@ -129,6 +129,8 @@ def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
         pool = {"environment": "mini-terminal", "count": 1}
         assert http.put("/pools", json=pool).json()["data"]["count"] == 1
         assert aenv_ray.warm("mini-terminal", 1, wait=True, lifetime="detached") >= 1
+        (shown,) = http.get("/pools").json()["data"]
+        assert (shown["count"], shown["ready"]) == (1, 1)
         made = http.post("/env-instance", json=CREATE).json()["data"]
         path = f"/instances/{made['id']}"
         ran = http.post(f"{path}/exec", json={"command": "echo hi"}).json()["data"]
@@ -235,7 +237,7 @@ async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
     hub, fabric, clock = hub_actor.ensure_hub(), RayInstances(entrance.init()), SystemClock()
     creator = Creator(hub, fabric, project.resolve, clock, "test", lambda *_: None)
-    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None).once()
+    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None, lambda _: None).once()
 
 
 async def _with_client(door: Door, work: Any) -> None:
@@ -262,7 +264,7 @@ async def patiently(
 
 
 def kill_hub() -> None:
-    kill(actor_pid(ray_api.find_actor(hub_actor.HUB_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.HUB_NAME)))
 
 
 def kill_redis() -> None:
