@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _DEFAULT_REGISTRY: Final = "docker.io"
 _DEFAULT_NAMESPACE: Final = "aenv"
 _STEP_LENGTH: Final = 60
+_PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
@@ -118,6 +120,12 @@ def _plan(
 
     config, root = loaded.config, loaded.path
     name = image_name or config.build.image_name or config.name
+    chosen = platform or config.build.platform
+    if chosen is not None and not _PLATFORM.fullmatch(chosen):
+        raise ConfigError(
+            f"platform {chosen!r} is not OS/ARCHITECTURE",
+            hint="one platform a build, for example linux/arm64: an instance runs one image",
+        )
     arguments = dict(config.build.build_args)
     for item in build_args:
         key, equals, value = item.partition("=")
@@ -131,7 +139,7 @@ def _plan(
             compose(registry.strip("/"), namespace.strip("/"), name, tag)
             for tag in tags or [config.build.image_tag or config.version]
         ],
-        platform=platform or config.build.platform,
+        platform=chosen,
         build_args=arguments,
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ _LOOK_S: Final = 0.1
 _NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP")
 """What steers or authorizes this command; nothing of the fabric needs it."""
 _LOG: Final = "start.log"
-_LOG_LINES: Final = 5
+_LOG_LINES: Final = 1
 
 
 def new_temp_dir() -> Path:
@@ -63,8 +64,9 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
     assert directory is not None
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
-        f"--temp-dir={directory}", "--include-dashboard=false", "--ray-client-server-port=0",
-        "--disable-usage-stats", "--no-monitor", f"--system-config={json.dumps(SYSTEM_CONFIG)}",
+        f"--temp-dir={directory}", f"--ray-client-server-port={_free_port()}",
+        "--include-dashboard=false", "--disable-usage-stats", "--no-monitor",
+        f"--system-config={json.dumps(SYSTEM_CONFIG)}",
     ]  # fmt: skip
     if num_cpus is not None:
         command.append(f"--num-cpus={num_cpus}")
@@ -92,6 +94,13 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
     return address.read_text().strip()
 
 
+def _free_port() -> int:
+    """Return a port for Ray's client server, which nobody asks for and Ray starts anyway."""
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
+
+
 def processes(fabric: LocalFabric) -> dict[int, str]:
     """Return the live processes of a fabric, by pid with their commands.
 
@@ -117,7 +126,8 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     marked = fabric.model_copy(update={"node_dir": None})
     _signal(processes(marked), signal.SIGTERM)
     if not _are_gone(marked, _TERM_S):
-        say("some processes do not end by themselves and are killed")
+        stubborn = sorted(map(_short, processes(marked).values()))
+        say(f"killing what does not end by itself: {', '.join(stubborn)}")
         _signal(processes(marked), signal.SIGKILL)
         _are_gone(marked, _KILL_S)
     # What is left are launchers and janitors: they end sandboxes and containers, then themselves.
@@ -129,6 +139,10 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     for directory in (fabric.ray_temp_dir, fabric.node_dir):
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _short(command: str) -> str:
+    return " ".join(Path(word).name for word in command.split()[:2])
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -37,6 +37,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "test": "aenv_ray.cli.test:run_tests",
     "run": "aenv_ray.cli.run:run",
     "build": "aenv_ray.cli.build:build",
+    "up": "aenv_ray.cli.up:up",
+    "down": "aenv_ray.cli.down:down",
     "status": "aenv_ray.cli.status:status",
     "sample": "aenv_ray.cli.sample:sample",
     "push": "aenv_ray.cli.push:push",

@@ -29,7 +29,7 @@ from aenv_ray.errors import (
     SandboxLost,
 )
 from aenv_ray.ids import new_call_id
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
 from aenv_ray.runtime.async_calls import CALL_ID
 
 _CREATE_S: Final = 330.0
@@ -111,7 +111,9 @@ class GatewayInstance(HttpInstance):
         """
         instance = cls(url, token, instance_id)
         try:
-            await instance.info()
+            info = await instance.info()
+            if info.status is not InstanceStatus.RUNNING:
+                raise InstanceNotFound(f"{instance_id} has ended", hint="create a new instance")
         except BaseException as exc:
             await instance.close()
             if isinstance(exc, _GONE):

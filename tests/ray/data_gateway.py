@@ -51,8 +51,9 @@ class Replica:
         clock = SystemClock()
         self.hub = HubCore(self._redis.connect(), clock, where="test")
         fabric = RayInstances(init())
+        nothing: Any = None  # publishing has tests of its own
         self.gateway = Gateway(
-            self.hub, fabric, None, self._resolve, GatewaySettings(), clock=clock
+            self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock
         )
         return await self.gateway.open()
 
@@ -93,7 +94,7 @@ class GatewayBench:
     def close(self) -> None:
         for replica in self.replicas:
             replica.close()
-        self._redis.leave()
+        asyncio.run_coroutine_threadsafe(self._redis.end(), self._loop).result(UP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

@@ -142,6 +142,21 @@ def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
         assert http.get("/pools").json()["data"] == []
 
 
+def test_a_followed_log_ends_with_its_instance(door: Door) -> None:
+    async def run() -> None:
+        async with door.client() as http:
+            made = (await http.post("/env-instance", json=CREATE)).json()["data"]
+            path = f"/instances/{made['id']}"
+            async with http.stream("GET", f"{path}/logs?follow=true") as answer:
+                assert answer.status_code == 200
+                assert (await http.delete(path)).status_code == 200
+                async for _ in answer.aiter_text():
+                    pass
+            assert (await http.get(f"{path}/logs?follow=true")).status_code == 404
+
+    asyncio.run(run())
+
+
 def test_200_instances_by_50_clients_without_an_error(door: Door) -> None:
     async def work(http: httpx.AsyncClient) -> None:
         for _ in range(INSTANCES // CLIENTS):
