@@ -12,6 +12,8 @@
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
+| ``DOCKER_CONFIG`` | directory of Docker's ``config.json``: logins for registries | ``~/.docker`` |
+| ``DOCKER_BUILDKIT`` | ``0``: ``aenv build`` does without BuildKit | used where it is there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``AENV_API_KEY`` | token for that gateway | the config file's, else ``aenv up``'s |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
@@ -36,7 +38,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     data_dir: Path
-    """Caches, which may be deleted when nothing runs, and what the hub keeps, which may not."""
+    """Caches, which may be deleted when nothing runs; ``hub`` and ``artifacts`` must not be."""
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
@@ -48,6 +50,10 @@ class Settings(BaseModel):
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
+    docker_config: Path
+    """The directory of Docker's own ``config.json``, with the logins for registries."""
+    docker_buildkit: bool = True
+    """Whether ``aenv build`` uses BuildKit where it is there."""
     system_url: str | None = None
     api_key: str | None = Field(default=None, repr=False)
     dummy_instance: str | None = None
@@ -76,6 +82,8 @@ def read_settings() -> Settings:
             redis_url=environment.get("AENV_REDIS_URL") or None,
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,
+            docker_config=Path(environment.get("DOCKER_CONFIG") or Path.home() / ".docker"),
+            docker_buildkit=environment.get("DOCKER_BUILDKIT") not in ("0", "false"),
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             api_key=environment.get("AENV_API_KEY") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,

@@ -193,7 +193,7 @@ def resolve(reference: str | Path) -> Project:
             f"environment {reference!r} is neither text nor a path",
             hint="write name@version, or the path of a project",
         )
-    if isinstance(reference, Path) or _looks_like_path(reference):
+    if isinstance(reference, Path) or looks_like_path(reference):
         return load(reference)
     name, version = ids.split_reference(reference)
     path = builtins().get(name)
@@ -212,5 +212,6 @@ def resolve(reference: str | Path) -> Project:
     return project
 
 
-def _looks_like_path(reference: str) -> bool:
+def looks_like_path(reference: str) -> bool:
+    """Whether a reference names a directory rather than an environment."""
     return reference.startswith((".", "/", "~")) or "/" in reference or os.sep in reference

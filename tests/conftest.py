@@ -27,12 +27,15 @@ pytest.register_assert_rewrite("aenv_ray.testing")
 # A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["fixtures"]  # projects with tests of their own, written for elsewhere
+
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-_LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
+_LONG_FIRST = ("e2e", "ray", "contract")
 KNOWN = frozenset(
     {
         "browser",
+        "buildkit",
         "crun",
         "docker",
         "fresh-clone",
@@ -40,6 +43,7 @@ KNOWN = frozenset(
         "namespaces",
         "published-client",
         "redis",
+        "registry",
         "xfs",
     }
 )
@@ -107,7 +111,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the directories with long modules first, so that no worker ends with one alone."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: _LONG_FIRST.index(item.path.relative_to(here).parts[0]))
+
+    def place(item: pytest.Item) -> int:
+        for index, name in enumerate(_LONG_FIRST):
+            if here / name in item.path.parents:
+                return index
+        return len(_LONG_FIRST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

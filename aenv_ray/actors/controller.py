@@ -25,6 +25,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 logger = logging.getLogger(__name__)
 
 CONTROLLER_NAME: Final = "aenv-controller"
+_NO_HOSTS: Final = frozenset({CONTROLLER_NAME, ray_api.HUB_NAME})
 LOOK_S: Final = 1.0
 """The instances of a job, or of a host that was killed for good, end about this long after it."""
 JOB_RETELL_S: Final = 120.0
@@ -194,7 +195,7 @@ class Controller:
     async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        hosts = await self._hosts.find(n for n in names if n != CONTROLLER_NAME)
+        hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._list_on(name)) for name in hosts]
         found = [info for task in tasks for info in task.result()]

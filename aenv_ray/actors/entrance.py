@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from aenv_ray import project
 from aenv_ray.actors.create_options import CreateOptions, group_size
 from aenv_ray.actors.fabric import Fabric
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.references import resolve
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.models import InstanceInfo
 
@@ -105,7 +105,8 @@ def create(
     """Make an instance and return its handle once it answers calls.
 
     Args:
-        environment: ``name@version`` or ``name`` of a built-in environment, or a project's path.
+        environment: ``name@version`` or ``name`` of an environment that is built in or published
+            to the hub, or a project's path.
         actor: ``dedicated``: an actor of its own, visible in ``ray list actors``; ``shared``: a
             place on an actor of the node, a hundred times cheaper.
         lifetime: ``job``: ends with the Ray job of the caller; ``detached``: does not.
@@ -121,6 +122,7 @@ def create(
 
     Raises:
         EnvironmentNotFound: No such environment or project.
+        CatalogConflict: The published version is Failed.
         ConfigError: A malformed reference, project, TTL or option.
         SandboxStartFailed: Its code does not load, or its sandbox does not start.
         CapacityExceeded: The cluster is full.
@@ -131,7 +133,7 @@ def create(
         environment_variables=environment_variables, arguments=arguments, labels=labels,
         owner=owner, datasource=datasource,
     )  # fmt: skip
-    source = project.resolve(environment)
+    source = resolve(environment, init)
     return init().create(source, 1, options)[0]
 
 
@@ -156,7 +158,7 @@ def create_many(
         AenvError: As `create`; nothing is left then.
     """
     parsed = CreateOptions(actor=actor, **options)
-    number, source = group_size(count), project.resolve(environment)
+    number, source = group_size(count), resolve(environment, init)
     return init().create(source, number, parsed)
 
 

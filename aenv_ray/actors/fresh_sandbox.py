@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +52,7 @@ async def fresh_sandbox(
         ConfigError: The project asks for what the engine does not have.
         FabricUnavailable: This machine makes no sandboxes at all.
     """
-    with tempfile.TemporaryDirectory(prefix="aenv-fresh-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix=f"aenv-fresh-{os.getpid()}-", dir="/tmp") as name:
         directory = Path(name)
         copy = await asyncio.to_thread(
             project.unpack, source.archive(), source.digest, directory / "projects"
@@ -106,16 +105,22 @@ async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
     try:
         yield engine
     finally:
-        owner.kill()
-        await owner.wait()
-        await engine.close()
-        await asyncio.to_thread(_wait_for_end, runtime_dir)
+        # A launcher holds its lock until it has ended; the file itself goes before.
+        locks = [os.open(lock, os.O_RDWR | os.O_CLOEXEC) for lock in runtime_dir.glob("*/lock")]
+        try:
+            owner.kill()
+            await owner.wait()
+            await engine.close()
+            await asyncio.to_thread(_wait_for_end, locks, runtime_dir)
+        finally:
+            for lock in locks:
+                os.close(lock)
 
 
-def _wait_for_end(runtime_dir: Path) -> None:
-    """Wait for the end of the launchers of a directory."""
+def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
+    """Wait for the end of the launchers that hold locks."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(_is_locked, runtime_dir.glob("*/lock"))):
+    while any(map(_is_held, locks)):
         if time.monotonic() > deadline:
             # Where it cannot watch its owner it ends by itself, once nobody uses it.
             logger.warning("a launcher in %s still ends", runtime_dir)
@@ -123,18 +128,10 @@ def _wait_for_end(runtime_dir: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def _is_locked(lock: Path) -> bool:
-    """Whether the launcher that holds a lock runs."""
+def _is_held(lock: int) -> bool:
+    """Whether the process that holds a lock runs."""
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        if exc.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    finally:
-        os.close(fd)
     return False

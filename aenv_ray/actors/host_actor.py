@@ -56,6 +56,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 address=settings().docker_host,
                 image=settings().docker_image,
                 runtime=settings().docker_runtime,
+                docker_config=settings().docker_config,
             )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine

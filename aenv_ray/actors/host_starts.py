@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aenv_ray.actors.host_engines import HostEngines
 from aenv_ray.actors.host_projects import HostProjects
@@ -26,7 +26,7 @@ class HostStarts:
         engines: Which make them.
         projects: On its node.
         clock: For deadlines.
-        will_use: Told ``(host id, engine)`` before anything is made there.
+        will_use: Awaited with ``(host id, engine)`` before anything is made there.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class HostStarts:
         engines: HostEngines,
         projects: HostProjects,
         clock: Clock,
-        will_use: Callable[[HostId, str], None],
+        will_use: Callable[[HostId, str], Awaitable[None]],
     ) -> None:
         self._host_id = host_id
         self._node_id = node_id
@@ -75,7 +75,7 @@ class HostStarts:
                 continue
             by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
         for name, pairs in by_engine.items():
-            self._will_use(self._host_id, name)
+            await self._will_use(self._host_id, name)
             outcomes = await self._engines.get(name).start_many([s for _, s in pairs])
             for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
                 if isinstance(outcome, AenvError):

@@ -21,6 +21,8 @@ from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLo
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
+HUB_NAME: Final = "aenv-hub"
+"""Name of the hub actor."""
 
 SYSTEM_CONFIG: Final = {
     # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.

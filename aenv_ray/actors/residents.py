@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Collection, Sequence
@@ -45,9 +47,20 @@ class Residents:
         self.sandboxes: dict[str, Sandbox] = {}
         self.empty_since: float | None = None
         self._noted: set[str] = set()
+        self._unsearched: dict[str, frozenset[InstanceId]] = {}
+        """Engines on which an earlier host may have left something, and what it had recorded."""
+        self._searching = asyncio.Lock()
 
-    def will_use(self, host_id: HostId, engine: str) -> None:
-        """Let the next host of this id know where to look, before anything is made there."""
+    async def will_use(self, host_id: HostId, engine: str) -> None:
+        """See that nothing unrecorded is left on an engine, before anything is made there.
+
+        The next host of this id is let know to look there.
+
+        Raises:
+            FabricUnavailable: It was not known what an earlier host left, and still is not: what is
+                made now could not be told from that.
+        """
+        await self._end_left(engine)
         if engine not in self._noted:
             self._store.note_engine(host_id, engine)
             self._noted.add(engine)
@@ -92,19 +105,32 @@ class Residents:
     ) -> None:
         """End the sandboxes of an earlier host of this id that are in none of its records.
 
+        An engine that cannot be asked keeps no host from opening: `end_due` and `will_use` ask it
+        again.
+
         Args:
             records: The earlier host's.
             engines: Those that it used.
         """
-        recorded = {record.id for record in records}
+        recorded = frozenset(record.id for record in records)
+        self._unsearched = dict.fromkeys(engines, recorded)
         for name in engines:
             try:
-                running = await self._engines.get(name).running()
-                orphans = [s.instance_id for s in running if s.instance_id not in recorded]
-                await self._engines.stop(name, orphans)
+                await self._end_left(name)
             except FabricUnavailable as exc:
-                # A node that cannot be asked keeps no host from opening; deadlines hold there.
                 logger.warning("what engine %s runs is not known: %s", name, exc)
+
+    async def _end_left(self, engine: str) -> None:
+        """End what an earlier host left unrecorded on an engine, unless that is done."""
+        if engine not in self._unsearched:
+            return
+        async with self._searching:
+            if engine in self._unsearched:
+                recorded = self._unsearched[engine]
+                running = await self._engines.get(engine).running()
+                left = [s.instance_id for s in running if s.instance_id not in recorded]
+                await self._engines.stop(engine, left)
+                del self._unsearched[engine]
 
     def _keep(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
         self.sandboxes[instance_id] = sandbox
@@ -149,3 +175,6 @@ class Residents:
         for reason, ids in due.items():
             await self.end(ids, reason, reason.value)
         await self._engines.stop_owed()
+        for name in list(self._unsearched):
+            with contextlib.suppress(FabricUnavailable):  # told when it was first tried
+                await self._end_left(name)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from aenv_ray import project, units
+from aenv_ray import units
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.entrance import init
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S
 from aenv_ray.actors.placement import spread
+from aenv_ray.actors.references import resolve
 from aenv_ray.actors.shared_hosts import Share
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.warm_requests import WarmRequest
@@ -72,7 +73,7 @@ def warm(
         environment_variables=environment_variables, datasource=datasource,
     )  # fmt: skip
     idle_s = units.parse_duration_s(idle_timeout, what="idle timeout")
-    source = project.resolve(environment)
+    source = resolve(environment, init)
     fabric = init()
     (pattern,) = options.specs(source, 1, job_id=fabric.ray.job_id())
     hosts = fabric.shared.look()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import tempfile
-from collections.abc import Iterator
+import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,10 +15,12 @@ from aenv_ray.cli.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.engines.docker_build import BuildPlan, BuiltImage, OnStep
+    from aenv_ray.engines.docker_build import BuildPlan, BuiltImage
+    from aenv_ray.engines.docker_registry import Transfer
     from aenv_ray.project import Project
 
 _STEP_LENGTH: Final = 60
+_PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
@@ -59,36 +58,57 @@ def build(
 ) -> None:
     """Build a project's image and note it in config.json.
 
-    The project's own Dockerfile is built, then a layer with aenv-ray's runtime is
-    added. Instances in containers run exactly that image, by its digest. Prints
-    the image's name and digest.
+    The project's own Dockerfile is built, by BuildKit where it is there, then a
+    layer with aenv-ray's runtime is added. Instances in containers run exactly that
+    image, by its digest. Prints the image's name and digest.
+
+    Registries are logged in to with: docker login
 
     Example:
       aenv build -w todo
       aenv build -w todo -t 1.0.0 -t latest --push
     """
     from aenv_ray import project
-    from aenv_ray.cli import config_file
-    from aenv_ray.config import settings
-    from aenv_ray.engines.docker_build import ImageBuilder
+    from aenv_ray.cli import artifacts, config_file
 
     loaded = project.load(work_dir)
     ours = config_file.find().values.build_config.registry
     registry = ours.host if registry is None else registry
     namespace = ours.namespace if namespace is None else namespace
+    config = loaded.path / project.CONFIG_NAME
     plan = _plan(loaded, image_name, image_tag or [], registry, namespace, dockerfile, platform,
                  build_arg or [])  # fmt: skip
-    tail: list[str] = []
-    with _progress(plan.references[0]) as on_step:
-        builder = ImageBuilder(
-            settings().docker_host, settings().data_dir / "docker", on_step, tail.append
-        )
-        image = builder.build(plan, push=push)
-    _note(loaded.path / project.CONFIG_NAME, plan.references[0], image)
+    artifacts.check_writable(config)
+    reference = plan.references[0]
+    image, pushed = asyncio.run(_make(plan, push=push))
+    digest = pushed or image.id
+    artifacts.note_image(config, reference, digest)
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
-    made = {"image": plan.references[0], "digest": image.pushed or image.id}
-    show(made, output, f"{made['image']} {made['digest']}")
+    show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
+
+
+async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
+    """Build and push, and return the image, and by which digest it was pushed; "" for not."""
+    from aenv_ray.config import settings
+    from aenv_ray.engines.docker_build import ImageBuilder
+
+    chosen = settings()
+    with Progress() as progress:
+        builder = ImageBuilder(
+            chosen.docker_host, chosen.data_dir / "docker", chosen.docker_config,
+            wants_buildkit=chosen.docker_buildkit, say=progress.say, on_step=progress.step,
+            on_output=progress.output,
+        )  # fmt: skip
+        try:
+            image = await builder.build(plan)
+            digests = []
+            for reference in plan.references if push else ():
+                progress.say(f"pushing {reference}")
+                digests.append(await builder.push(reference, progress.moved))
+        finally:
+            await builder.close()
+    return image, digests[0] if digests else ""
 
 
 def _plan(
@@ -102,62 +122,92 @@ def _plan(
     build_args: list[str],
 ) -> BuildPlan:
     from aenv_ray.engines.docker_build import BuildPlan
+    from aenv_ray.engines.docker_reference import compose
 
     config, root = loaded.config, loaded.path
     name = image_name or config.build.image_name or config.name
+    chosen = platform or config.build.platform
+    if chosen is not None and not _PLATFORM.fullmatch(chosen):
+        raise ConfigError(
+            f"platform {chosen!r} is not OS/ARCHITECTURE",
+            hint="one platform a build, for example linux/arm64: an instance runs one image",
+        )
     arguments = dict(config.build.build_args)
     for item in build_args:
         key, equals, value = item.partition("=")
         if not (key and equals):
             raise ConfigError(f"build argument {item!r} is not NAME=VALUE")
         arguments[key] = value
-    prefix = "/".join(part for part in (registry.strip("/"), namespace.strip("/")) if part)
     return BuildPlan(
         dockerfile=(root / (dockerfile or config.build.dockerfile)).resolve(),
         context=(root / config.build.context).resolve(),
         references=[
-            f"{prefix}/{name}:{tag}" for tag in tags or [config.build.image_tag or config.version]
+            compose(registry.strip("/"), namespace.strip("/"), name, tag)
+            for tag in tags or [config.build.image_tag or config.version]
         ],
-        platform=platform or config.build.platform,
+        platform=chosen,
         build_args=arguments,
     )
 
 
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[OnStep]:
-    """Show steps as they begin: a bar on a terminal, lines elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+class Progress:
+    """Shows how far a build is, on standard error: a bar on a terminal, lines elsewhere."""
 
-    terminal = Console(stderr=True)
-    if not terminal.is_terminal:
-        yield lambda done, total, text: console.say(f"{done}/{total} {text[:_STEP_LENGTH]}")
-        return
-    columns: list[Any] = [
-        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
-    ]  # fmt: skip
-    with Progress(*columns, console=terminal) as bar:
-        task = bar.add_task(f"building {what}", total=None)
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )  # fmt: skip
 
-        def on_step(done: int, total: int, text: str) -> None:
-            bar.update(task, completed=done - 1, total=total, description=text[:_STEP_LENGTH])
+        terminal = Console(stderr=True, highlight=False, markup=False)
+        columns: list[Any] = [
+            BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        ]  # fmt: skip
+        self._bar = Progress(*columns, console=terminal) if terminal.is_terminal else None
+        self._task = self._bar.add_task("", total=None) if self._bar is not None else None
+        self._layers_moved = -1
 
-        yield on_step
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
 
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
-def _note(config: Path, reference: str, image: BuiltImage) -> None:
-    """Put the image among the artifacts of config.json, in place of an earlier one."""
-    data = json.loads(config.read_text(encoding="utf-8"))
-    others = [a for a in data.get("artifacts") or [] if a.get("type") != "image"]
-    made = {"type": "image", "content": reference, "digest": image.pushed or image.id}
-    data["artifacts"] = [*others, made]
-    fd, partial = tempfile.mkstemp(dir=config.parent, prefix=f".{config.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-        os.chmod(partial, config.stat().st_mode & 0o777)
-        os.replace(partial, config)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        if self._bar is None:
+            console.say(text)
+        else:
+            self._bar.console.print(text)
+
+    def step(self, done: int, total: int, text: str) -> None:
+        """Show a step that begins."""
+        self._show(done - 1, total, text)
+        if self._bar is None:
+            console.say(f"{done}/{total} {text[:_STEP_LENGTH]}")
+
+    def output(self, text: str) -> None:
+        """Show what a step prints: the last line of it, where there is a bar."""
+        if self._bar is not None and self._task is not None and text.strip():
+            self._bar.update(self._task, description=text.strip()[:_STEP_LENGTH])
+
+    def moved(self, transfer: Transfer) -> None:
+        """Show how much of an image is pushed."""
+        done, layers = transfer.layers
+        self._show(done, layers, f"pushing: {transfer}")
+        if self._bar is None and done != self._layers_moved:
+            console.say(f"pushing: {transfer}")
+        self._layers_moved = done
+
+    def _show(self, done: int, total: int, text: str) -> None:
+        if self._bar is not None and self._task is not None:
+            text = text[:_STEP_LENGTH]
+            self._bar.update(self._task, completed=done, total=total, description=text)

@@ -3,8 +3,8 @@
     async with Environment("mini-terminal@1.0.0") as env:
         result = await env.call_tool("execute_command", {"command": "uname"})
 
-Inside a Ray cluster, or with none around, it speaks Ray; with ``DUMMY_INSTANCE_IP`` set it speaks
-HTTP to one server that ``aenv run`` started.
+Inside a Ray cluster, or with none around, it speaks Ray; with ``AENV_SYSTEM_URL`` set it speaks
+HTTP to a gateway, and with ``DUMMY_INSTANCE_IP`` to one server that ``aenv run`` started.
 """
 
 from __future__ import annotations
@@ -21,18 +21,8 @@ from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
 from aenv_ray.client.opening import open_instance
-from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import (
-    AenvError,
-    ConfigError,
-    DeadlineExceeded,
-)
-from aenv_ray.models import (
-    ExecResult,
-    FileEntry,
-    InstanceInfo,
-    ToolResult,
-)
+from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 
 T = TypeVar("T")
 
@@ -41,22 +31,22 @@ class Environment:
     """One instance of an environment.
 
     Args:
-        env_name: ``name@version``, ``name``, or a project's path.
+        env_name: ``name@version``, ``name``, or, over Ray, a project's path.
         datasource: Given to the instance as ``AENV_DATASOURCE``.
         ttl: None: the project's ``deployConfig.ttl``, else 30 minutes.
         environment_variables: Added to the project's.
         arguments: ``sys.argv[1:]`` of the instance's code.
-        aenv_url: One ``aenv run`` server, as ``DUMMY_INSTANCE_IP`` names it.
+        aenv_url: A gateway, as ``AENV_SYSTEM_URL`` names it.
         timeout: Default seconds for a call.
         startup_timeout: Seconds for creation until healthy.
         max_retries: Attempts to create, beyond the first, when the fabric has no room or is away.
-        api_key: For gateways; not used over Ray.
+        api_key: Token for a gateway. None: ``AENV_API_KEY``.
         skip_for_healthy: Do not wait for the health check.
         owner: Whom the instance is accounted to.
         labels: For people and listings.
-        actor: ``dedicated`` or ``shared``; over Ray.
-        engine: Over Ray; None chooses.
-        idle_timeout: Over Ray; ends the instance after this long without a call.
+        actor: ``dedicated`` or ``shared``. None: over Ray dedicated, else the gateway chooses.
+        engine: None chooses.
+        idle_timeout: Ends the instance after this long without a call.
 
     Its methods may be called concurrently; the first one creates the instance if ``async with``
     or `initialize` did not.
@@ -78,7 +68,7 @@ class Environment:
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         *,
-        actor: str = "dedicated",
+        actor: str | None = None,
         engine: str | None = None,
         idle_timeout: str | float | None = None,
     ) -> None:
@@ -89,8 +79,9 @@ class Environment:
         self.skip_for_healthy = skip_for_healthy
         self._api_key = api_key
         self._url = aenv_url
+        self._actor = actor
         self._options = CreateOptions(
-            actor=actor, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
+            actor=actor or "dedicated", ttl=ttl, idle_timeout=idle_timeout, engine=engine,
             environment_variables=environment_variables, arguments=arguments, labels=labels,
             owner=owner, datasource=datasource,
         )  # fmt: skip
@@ -138,6 +129,8 @@ class Environment:
                     self.env_name,
                     self._options,
                     url=self._url,
+                    api_key=self._api_key,
+                    actor=self._actor,
                     attach_to=self._attach_to,
                     startup_timeout_s=self.startup_timeout,
                     health_timeout_s=None if self.skip_for_healthy else self.timeout,
@@ -186,9 +179,9 @@ class Environment:
         return await self._run(lambda instance: instance.renew(ttl))
 
     async def get_env_info(self) -> dict[str, Any]:
-        """Return ``name, instance_id, status, ip, created_at, updated_at`` and, over Ray, more."""
+        """Return ``name, instance_id, status, ip, created_at, updated_at`` and, if known, more."""
         instance = await self._ready()
-        if not isinstance(instance, RayInstance):
+        if instance.instance_id is None:
             return {
                 "name": self.env_name, "instance_id": "test", "status": "Running",
                 "ip": instance.url, "created_at": "", "updated_at": "",
@@ -203,8 +196,8 @@ class Environment:
 
     @property
     def instance_id(self) -> str | None:
-        """The instance's id; None before `initialize`, and over HTTP."""
-        return getattr(getattr(self._instance, "handle", None), "instance_id", None)
+        """The instance's id; None before `initialize`, and of an ``aenv run`` server."""
+        return getattr(self._instance, "instance_id", None)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -317,30 +310,30 @@ class Environment:
         stdin: bytes | None = None,
         timeout: float | None = None,
     ) -> ExecResult:
-        """Run a command in the sandbox, over Ray; a failing one is a result."""
+        """Run a command in the sandbox; a failing one is a result."""
         seconds = self.timeout if timeout is None else timeout
-        return await self._over_ray(
+        return await self._in_sandbox(
             lambda i: i.exec(command, seconds, cwd=cwd, env=env, stdin=stdin)
         )
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Read a file of the sandbox, over Ray."""
-        return await self._over_ray(lambda i: i.read_file(path, offset, length))
+        """Read a file of the sandbox."""
+        return await self._in_sandbox(lambda i: i.read_file(path, offset, length))
 
     async def write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> int:
-        """Write a file of the sandbox, over Ray; returns its size."""
-        return await self._over_ray(lambda i: i.write_file(path, data, append, mode))
+        """Write a file of the sandbox; returns its size."""
+        return await self._in_sandbox(lambda i: i.write_file(path, data, append, mode))
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
-        """List a directory of the sandbox, over Ray."""
-        return await self._over_ray(lambda i: i.list_files(path))
+        """List a directory of the sandbox."""
+        return await self._in_sandbox(lambda i: i.list_files(path))
 
     async def logs(
         self, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str, None]:
-        """Yield what the instance printed, over Ray, in pieces that may end within a line.
+        """Yield what the instance printed, in pieces that may end within a line.
 
             async for piece in env.logs(tail=10, follow=True):
                 print(piece, end="")
@@ -352,22 +345,23 @@ class Environment:
         Raises:
             AenvError: The instance has ended.
         """
-        instance = await self._on_ray()
+        instance = await self._managed()
         async with aclosing(instance.logs(tail, follow)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _on_ray(self) -> RayInstance:
+    async def _managed(self) -> Any:
+        """Return an instance of the fabric, which has more than a public door."""
         instance = await self._ready()
-        if not isinstance(instance, RayInstance):
+        if instance.instance_id is None:
             raise ConfigError(
                 "an `aenv run` server offers tools and functions, not commands, files and logs",
-                hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
+                hint="unset DUMMY_INSTANCE_IP to use an instance on Ray or behind a gateway",
             )
         return instance
 
-    async def _over_ray(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        await self._on_ray()
+    async def _in_sandbox(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        await self._managed()
         return await self._run(call)
 
     # --- OpenAI ---------------------------------------------------------------------------------

@@ -1,18 +1,25 @@
-"""How an `Environment` comes to its instance: a server's address, a live instance, or a new one."""
+"""How an `Environment` comes to its instance: a server's address, a live instance, or a new one.
+
+``DUMMY_INSTANCE_IP`` names one server; else an address, given or in ``AENV_SYSTEM_URL``, names a
+gateway; else there is Ray.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.config import read_settings
-from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
+from aenv_ray.errors import AenvError, SandboxStartFailed
 
 if TYPE_CHECKING:
+    from aenv_ray.client.over_gateway import GatewayInstance
     from aenv_ray.client.over_http import HttpInstance
+
+Made = TypeVar("Made")
 
 _HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _FIRST_PAUSE_S: Final = 0.1
@@ -24,6 +31,8 @@ async def open_instance(
     options: CreateOptions,
     *,
     url: str | None,
+    api_key: str | None,
+    actor: str | None,
     attach_to: str | None,
     startup_timeout_s: float,
     health_timeout_s: float | None,
@@ -32,9 +41,11 @@ async def open_instance(
     """Return an instance that is healthy; when it does not become so, nothing is left.
 
     Args:
-        env_name: ``name@version``, ``name``, or a project's path.
+        env_name: ``name@version``, ``name``, or, over Ray, a project's path.
         options: Of a new instance.
-        url: Server to use where ``DUMMY_INSTANCE_IP`` names none.
+        url: Gateway to use; None: the one that the settings name, if any.
+        api_key: Token for a gateway; None: that of the settings.
+        actor: As `GatewayInstance.create` takes it.
         attach_to: Id of a live instance to use instead of a new one.
         startup_timeout_s: How long a server may take to become healthy.
         health_timeout_s: How long a new instance's health check may take; None: do not wait.
@@ -45,33 +56,40 @@ async def open_instance(
         SandboxStartFailed: It says that it is not healthy.
     """
     settings = read_settings()
-    server = settings.dummy_instance or url
-    if server is not None:
+    if settings.dummy_instance is not None:
         # Imported here: httpx costs what a driver on Ray need not pay.
         from aenv_ray.client.over_http import HttpInstance
 
-        http = HttpInstance(server)
+        http = HttpInstance(settings.dummy_instance)
         if health_timeout_s is not None:
             await _or_leave(http, http.wait_healthy(startup_timeout_s))
         return http
-    if settings.system_url is not None:
-        raise ConfigError(
-            "AENV_SYSTEM_URL names a gateway, which this version cannot speak to",
-            hint="unset it to use Ray, or set DUMMY_INSTANCE_IP to an `aenv run` server",
-        )
-    if attach_to is not None:
+    gateway = url or settings.system_url
+    if gateway is not None:
+        from aenv_ray.client.over_gateway import GatewayInstance
+
+        token = api_key or settings.api_key
+        if attach_to is not None:
+            return await GatewayInstance.attach(gateway, token, attach_to)
+
+        def create_there() -> Awaitable[GatewayInstance]:
+            return GatewayInstance.create(gateway, token, env_name, options, actor=actor)
+
+        made: RayInstance | GatewayInstance = await _create(create_there, max_retries)
+    elif attach_to is not None:
         return await RayInstance.attach(attach_to)
-    instance = await _create(env_name, options, max_retries)
+    else:
+        made = await _create(lambda: RayInstance.create(env_name, options), max_retries)
     if health_timeout_s is not None:
-        await _or_leave(instance, _expect_healthy(instance, health_timeout_s))
-    return instance
+        await _or_leave(made, _expect_healthy(made, health_timeout_s))
+    return made
 
 
-async def _create(env_name: str, options: CreateOptions, max_retries: int) -> RayInstance:
+async def _create(create: Callable[[], Awaitable[Made]], max_retries: int) -> Made:
     pause_s = _FIRST_PAUSE_S
     for attempt in range(max_retries + 1):
         try:
-            return await RayInstance.create(env_name, options)
+            return await create()
         except AenvError as exc:
             if not exc.retryable or attempt == max_retries:
                 raise
@@ -80,13 +98,13 @@ async def _create(env_name: str, options: CreateOptions, max_retries: int) -> Ra
     raise AssertionError
 
 
-async def _expect_healthy(instance: RayInstance, timeout_s: float) -> None:
+async def _expect_healthy(instance: RayInstance | GatewayInstance, timeout_s: float) -> None:
     body = await instance.check_health({}, timeout_s)
     data = body["data"]
     if data.get("status") not in _HEALTHY:
         raise SandboxStartFailed(
-            f"{instance.handle.instance_id} is {data.get('status')}: {data.get('message', '')}",
-            instance_id=instance.handle.instance_id,
+            f"{instance.instance_id} is {data.get('status')}: {data.get('message', '')}",
+            instance_id=instance.instance_id,
         )
 
 

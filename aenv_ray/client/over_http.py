@@ -40,6 +40,7 @@ from aenv_ray.errors import (
     from_wire,
 )
 from aenv_ray.models import InstanceInfo, ToolResult
+from aenv_ray.runtime.async_calls import TIMEOUT_S
 
 HEALTHY: Final = frozenset({"healthy", "success"})
 _CONNECT_S: Final = 5.0
@@ -66,6 +67,9 @@ class HttpInstance:
     Raises:
         ConfigError: The address is none.
     """
+
+    instance_id: str | None = None
+    """None: a server of somebody else's, which is no instance of the fabric."""
 
     def __init__(
         self,
@@ -131,14 +135,21 @@ class HttpInstance:
         params = {
             "name": name,
             "arguments": dict(object_of(name, arguments)),
-            "_meta": {"aenv/timeout_s": timeout_s},
+            "_meta": self._meta(timeout_s),
         }
         async with self._attributed(name, timeout_s):
-            data = await self._session.request("tools/call", params)
+            data = await self._request("tools/call", params)
         error = (data.get("_meta") or {}).get("aenv/error")
         if isinstance(error, dict):
             raise from_wire(error)
         return ToolResult.from_wire(data)
+
+    def _meta(self, timeout_s: float) -> dict[str, Any]:
+        """Return what is said of a tool call beside its arguments."""
+        return {TIMEOUT_S: timeout_s}
+
+    async def _request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._session.request(method, params)
 
     async def call_tools(
         self,
@@ -168,9 +179,9 @@ class HttpInstance:
     async def _list_page(self, params: Mapping[str, Any]) -> dict[str, Any]:
         async with self._attributed("tools/list", None):
             try:
-                return await self._session.request("tools/list", params)
+                return await self._request("tools/list", params)
             except CallOutcomeUnknown:
-                return await self._session.request("tools/list", params)  # reading twice is safe
+                return await self._request("tools/list", params)  # reading twice is safe
 
     @asynccontextmanager
     async def _attributed(self, name: str, timeout_s: float | None) -> AsyncIterator[None]:

@@ -7,11 +7,11 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Final
 
-from aenv_ray import project
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.entrance import connector
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.references import resolve
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.models import (
     ExecResult,
@@ -33,6 +33,7 @@ class RayInstance:
 
     def __init__(self, handle: EnvHandle) -> None:
         self.handle = handle
+        self.instance_id: str = handle.instance_id
 
     @classmethod
     async def create(cls, environment: str, options: CreateOptions) -> RayInstance:
@@ -208,7 +209,8 @@ class _Creation:
         """
         fabric = self._connect()
         with fabric.gate:
-            (made,) = fabric.create(project.resolve(self._environment), 1, self._options)
+            source = resolve(self._environment, lambda: fabric)
+            (made,) = fabric.create(source, 1, self._options)
             with self._lock:
                 self._made = made
                 is_abandoned = self._is_abandoned

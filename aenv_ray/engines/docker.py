@@ -20,7 +20,7 @@ from aenv_ray.engines import docker_files, docker_janitor
 from aenv_ray.engines import docker_spec as specs
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_containers import REMOVED, Containers, listening
+from aenv_ray.engines.docker_containers import DAEMON_AWAY, REMOVED, Containers, listening
 from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
 from aenv_ray.engines.docker_instance import Instance, await_boot
 from aenv_ray.engines.docker_plan import Planner
@@ -53,6 +53,7 @@ class DockerEngine(Engine):
         address: Of the daemon: ``unix:///path``.
         image: Of projects that name none.
         runtime: OCI runtime of projects that name none; None for the daemon's.
+        docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.
     """
 
@@ -75,6 +76,7 @@ class DockerEngine(Engine):
         address: str,
         image: str | None = None,
         runtime: str | None = None,
+        docker_config: Path = Path("~", ".docker"),
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
     ) -> None:
         self._host_id = host_id
@@ -96,6 +98,7 @@ class DockerEngine(Engine):
         self._planner = Planner(
             self._client, self._files, self._scope, host_id,
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
+            docker_config=docker_config,
         )  # fmt: skip
         self._seconds = SecondContainers(self._containers, self._files)
         self._instances: dict[str, Instance] = {}
@@ -151,12 +154,12 @@ class DockerEngine(Engine):
             for name in instance.started:  # of another, whoever starts it finds out
                 row = rows.get(name)
                 if row is None:
-                    cause = "its container was removed while the daemon was away"
+                    cause = DAEMON_AWAY.format("its container was removed")
                     self._finish(instance, cause if name == instance.name else SECOND + cause)
                     if instance.has_second:
                         self._in_background(self._discard(instance))
                 elif row["State"] != "running":
-                    self._bury(instance, name)
+                    self._bury(instance, name, DAEMON_AWAY)
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -172,6 +175,7 @@ class DockerEngine(Engine):
         try:
             return await self._boot(spec)
         except DaemonRefused as exc:
+            self._planner.note_refusal(exc)
             return SandboxStartFailed(
                 f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
             )
@@ -264,8 +268,7 @@ class DockerEngine(Engine):
             instance.has_second = docker_files.VOLUME_LABEL in row_labels
             cause = await self._seconds.find(instance) if instance.has_second else None
             if not details["State"]["Running"]:
-                was_out = name in instance.out_of_memory
-                cause = self._containers.cause(name, details, was_out_of_memory=was_out)
+                cause = self._containers.cause(name, details, instance.out_of_memory)
             if cause is not None:
                 await self._discard(instance)
                 raise lost(instance_id, cause)
@@ -309,10 +312,11 @@ class DockerEngine(Engine):
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        if instance_id not in self._instances:
+        instance = self._instances.get(instance_id)
+        if instance is None:
             raise lost(instance_id, "it does not run")
-        name = container_name(self._scope, instance_id)
-        return self._containers.logs(name, lines=tail_lines, follow=follow)
+        ended = instance.ended if follow else None
+        return self._containers.logs(instance.name, lines=tail_lines, ended=ended)
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -353,21 +357,21 @@ class DockerEngine(Engine):
             return
         self._files.clean(instance.name)
 
-    def _bury(self, instance: Instance, name: str) -> None:
+    def _bury(self, instance: Instance, name: str, around: str = "{}") -> None:
         """Find out why a container of an instance died, tell, and remove what there is of it."""
         if instance.burial is None and not instance.ended.done():
-            instance.burial = self._in_background(self._inquire(instance, name))
+            instance.burial = self._in_background(self._inquire(instance, name, around))
 
-    async def _inquire(self, instance: Instance, name: str) -> None:
+    async def _inquire(self, instance: Instance, name: str, around: str) -> None:
         try:
             details = await self._containers.details(name)
-            was_out = name in instance.out_of_memory
-            cause = self._containers.cause(name, details, was_out_of_memory=was_out)
+            cause = self._containers.cause(name, details, instance.out_of_memory)
             if details["State"]["Status"] != "removing":
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):
-            left = self._files.cause(name)
-            cause = left or REMOVED
+            cause = self._files.cause(name) or REMOVED
+        if self._files.cause(name) is None:  # else it is the janitor's word
+            cause = around.format(cause)
         expected = cause in (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
         if name != instance.name and not expected:
             cause = SECOND + cause

@@ -1,7 +1,7 @@
 """The Docker daemon's HTTP API over its Unix socket: the few requests that the engine makes.
 
-Requests of many starts go out at once and none of them takes a thread; the `docker` package, which
-is synchronous, serves ``aenv build``.
+Requests of many starts go out at once and none of them takes a thread, as those of the `docker`
+package would.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -106,9 +106,10 @@ class DockerClient:
         *,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        content: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """Make a request that is answered by one JSON object a line, for as long as it takes."""
-        async with self._answer(method, path, params, headers) as response:
+        async with self._answer(method, path, params, headers, content) as response:
             yield self._lines(response)
 
     @contextlib.asynccontextmanager
@@ -118,11 +119,12 @@ class DockerClient:
         path: str,
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str] | None = None,
+        content: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Make a request and give its answer unread; reading it may take for ever."""
         with self._reaching():
             request = self._http.build_request(
-                method, path, params=_query(params), headers=headers,
+                method, path, params=_query(params), headers=headers, content=content,
                 timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=None),
             )  # fmt: skip
             response = await self._http.send(request, stream=True)
@@ -146,33 +148,24 @@ class DockerClient:
             response = await self._http.get(f"/containers/{container}/logs", params=params)
         if response.status_code >= 400:
             raise _refusal(response.status_code, response.content)
-        return _unframed(response.content)[0].decode(errors="replace").strip()
+        return b"".join(_unframed(response.content)[0]).decode(errors="replace").strip()
 
-    async def logs(
-        self, container: str, *, lines: int | None, follow: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield a container's output, stdout and stderr as they came.
+    async def frames(
+        self, path: str, params: Mapping[str, Any]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the frames of a container's output, as many at once as came.
 
         Args:
-            container: Its name or id.
-            lines: The last ones to begin with. None: all that the daemon keeps.
-            follow: Go on until the container ends.
-
-        One that is gone has no more output.
+            path: Below the daemon's root.
+            params: Query.
         """
-        tail = "all" if lines is None else lines
-        params = {"stdout": 1, "stderr": 1, "tail": tail, "follow": int(follow)}
-        try:
-            async with self._answer("GET", f"/containers/{container}/logs", params) as response:
-                pending = b""
-                with self._reaching():
-                    async for piece in response.aiter_raw():
-                        payload, pending = _unframed(pending + piece)
-                        if payload:
-                            yield payload
-        except DaemonRefused as exc:
-            if exc.status not in (404, 409):  # it ended just now
-                raise FabricUnavailable(f"the Docker daemon gives no log: {exc.message}") from exc
+        async with self._answer("GET", path, params) as response:
+            pending = b""
+            with self._reaching():
+                async for piece in response.aiter_raw():
+                    found, pending = _unframed(pending + piece)
+                    if found:
+                        yield found
 
     @contextlib.contextmanager
     def _reaching(self) -> Any:
@@ -206,8 +199,8 @@ def _refusal(status: int, content: bytes) -> DaemonRefused:
     return DaemonRefused(status, message)
 
 
-def _unframed(stream: bytes) -> tuple[bytes, bytes]:
-    """Return the payload of the daemon's frames, and the beginning of one that is not whole yet.
+def _unframed(stream: bytes) -> tuple[list[bytes], bytes]:
+    """Return the payloads of the daemon's frames, and the beginning of one that is not whole yet.
 
     A frame is a kind, three zeros, a length, and as many bytes.
     """
@@ -219,4 +212,4 @@ def _unframed(stream: bytes) -> tuple[bytes, bytes]:
             break
         parts.append(stream[position + 8 : position + 8 + length])
         position += 8 + length
-    return b"".join(parts), stream[position:]
+    return parts, stream[position:]

@@ -7,11 +7,11 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines import docker_files
+from aenv_ray.engines import docker_files, docker_logs
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
@@ -23,7 +23,12 @@ LOG_LINES: Final = 50
 """What is told of the output of a container that died."""
 READERS_S: Final = 5.0
 """A container that ended stays this long for those who still read what it printed."""
+DAEMON_AWAY: Final = (
+    "the Docker daemon was killed or unreachable, and meanwhile or on its return {}"
+)
+"""What is told of an end that nobody saw."""
 _KILLED_EXIT: Final = 137
+_TERMINATED_EXIT: Final = 143
 _REPORT_BYTES: Final = 1 << 20
 
 
@@ -126,23 +131,24 @@ class Containers:
         return await self._client.log(name, LOG_LINES)
 
     async def logs(
-        self, name: str, *, lines: int | None, follow: bool
+        self, name: str, *, lines: int | None, ended: asyncio.Future[str] | None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what a container prints; see `DockerClient.logs`."""
+        """Yield what a container printed.
+
+        Args:
+            name: The container's.
+            lines: The last ones to begin with. None: all that the daemon keeps.
+            ended: Go on until this is done. None: what there is now.
+        """
         finished = asyncio.Event()
         readers = self._readers.setdefault(name, set())
         readers.add(finished)
+        log = docker_logs.ContainerLog(self._client, name, lines)
         try:
-            piece = b""
-            pieces = self._client.logs(name, lines=lines, follow=follow)
+            pieces = log.read() if ended is None else docker_logs.follow(log, ended)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     yield piece
-            if follow and lines != 0 and (not piece or piece.endswith(b"\n")):
-                # A daemon that follows often forgets a last line without an end, and keeps it.
-                async for last in self._client.logs(name, lines=1, follow=False):
-                    if not last.endswith(b"\n"):
-                        yield last
         finally:
             finished.set()
             readers.discard(finished)
@@ -203,13 +209,14 @@ class Containers:
                     f"the Docker daemon could not remove {volume}: {exc.message}"
                 ) from exc
 
-    def cause(self, name: str, details: dict[str, Any], *, was_out_of_memory: bool = False) -> str:
+    def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
         """Return why a container ended, in words.
 
         Args:
             name: The container's.
             details: From `details`.
-            was_out_of_memory: The daemon told so when it happened; it does not always remember.
+            out_of_memory: Names of containers of which the daemon told so when it happened; it does
+                not always remember.
         """
         state = details["State"]
         left = self._files.cause(name)
@@ -217,7 +224,7 @@ class Containers:
             return left
         if state["Status"] == "removing":
             return REMOVED
-        if was_out_of_memory or state.get("OOMKilled"):
+        if name in out_of_memory or state.get("OOMKilled"):
             limit = details["HostConfig"].get("Memory") or 0
             bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
             return f"it ran out of memory and was killed ({bound})"
@@ -226,6 +233,8 @@ class Containers:
             return f"its container failed: {state['Error']}"
         if code == _KILLED_EXIT:
             return "its main process was killed by SIGKILL"
+        if code == _TERMINATED_EXIT:
+            return "its main process was ended by SIGTERM, as by a Docker daemon that stops"
         return f"its main process exited with code {code}"
 
 

@@ -16,11 +16,13 @@ from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines import docker_files as labels
-from aenv_ray.engines import docker_kit, docker_python
+from aenv_ray.engines import docker_kit, docker_python, docker_registry
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.engines.docker_files import locked
 from aenv_ray.engines.docker_kit import ImagePython
 from aenv_ray.engines.docker_serving import ImageContent
+from aenv_ray.engines.flights import Flights
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 from aenv_ray.project_config import EnvironmentConfig
 
@@ -31,7 +33,6 @@ RUNTIME_LABEL: Final = "aenv.runtime"
 ARTIFACT_TYPE: Final = "image"
 TOOL_DEADLINE_S: Final = 120.0
 """A container that looks into an image, or compiles for it, has done so within this."""
-_TELL_S: Final = 5.0
 _LOOK: Final = """
 import importlib.util, json, platform, sys
 print(json.dumps({
@@ -90,6 +91,7 @@ class DockerImages:
 
     Args:
         client: Of the node's daemon.
+        credentials: For registries.
         own_labels: For containers that only look into an image; the janitor finds them by these.
         cache_dir: Kits, and what is known of images, shared by every host of the node.
         clock: Wall-clock seconds.
@@ -98,34 +100,37 @@ class DockerImages:
     def __init__(
         self,
         client: DockerClient,
+        credentials: Credentials,
         own_labels: Mapping[str, str],
         cache_dir: Path,
         clock: Clock | None = None,
     ) -> None:
         self._client = client
+        self._credentials = credentials
         self._labels = own_labels
         self._cache_dir = cache_dir
         self._clock = clock or SystemClock()
         self._known: dict[str, Image] = {}
-        self._finding: dict[str, asyncio.Lock] = {}
+        self._finding: Flights[Image] = Flights()
 
     async def find(self, reference: str) -> Image:
-        """Return an image, pulling it where it is missing.
+        """Return an image, pulling it where it is missing: once for all on this node who ask.
 
-        A reference that was found stays what it was then, for as long as this host lives.
+        A reference that was found stays what it was then, until an image turns out to be gone.
 
         Raises:
             SandboxStartFailed: It does not exist, or cannot be pulled.
             FabricUnavailable: The daemon does not answer.
         """
-        async with self._finding.setdefault(reference, asyncio.Lock()):
-            if reference not in self._known:
-                self._known[reference] = await self._look(reference)
-            return self._known[reference]
+        if reference not in self._known:
+            self._known[reference] = await self._finding.join(
+                reference, lambda: self._look(reference)
+            )
+        return self._known[reference]
 
-    def forget(self, reference: str) -> None:
-        """Look at a reference anew when it is next asked for."""
-        self._known.pop(reference, None)
+    def forget(self) -> None:
+        """Look at every reference anew when it is next asked for: an image was removed."""
+        self._known.clear()
 
     async def _look(self, reference: str) -> Image:
         details = await self._inspect(reference)
@@ -165,34 +170,14 @@ class DockerImages:
         with lock:
             with contextlib.suppress(DaemonRefused):  # another host of this node pulled it
                 return dict(await self._client.request("GET", path))
-            await self._pull(reference)
+            if reference.startswith("sha256:"):
+                raise SandboxStartFailed(
+                    f"image {reference[:19]} is not on this node, and no registry has it by that "
+                    "name",
+                    hint="it was built on another node: push it there with `aenv build --push`",
+                )
+            await docker_registry.pull(self._client, self._credentials, reference)
             return dict(await self._client.request("GET", path))
-
-    async def _pull(self, reference: str) -> None:
-        if reference.startswith("sha256:"):
-            raise SandboxStartFailed(
-                f"image {reference[:19]} is not on this node, and no registry has it by that name",
-                hint="it was built on another node: push it there with `aenv build --push`",
-            )
-        logger.warning("pulling image %s", reference)
-        loop = asyncio.get_running_loop()
-        tell_at = loop.time() + _TELL_S
-        layers: dict[str, str] = {}
-        params = {"fromImage": reference, **({} if _has_tag(reference) else {"tag": "latest"})}
-        try:
-            async with self._client.stream("POST", "/images/create", params=params) as lines:
-                async for line in lines:
-                    if "error" in line:
-                        raise DaemonRefused(500, str(line["error"]))
-                    layers[line.get("id", "")] = line.get("status", "")
-                    if loop.time() >= tell_at:
-                        tell_at = loop.time() + _TELL_S
-                        done = sum(
-                            s in ("Pull complete", "Already exists") for s in layers.values()
-                        )
-                        logger.warning("pulling %s: %d of %d", reference, done, len(layers))
-        except DaemonRefused as exc:
-            raise _pull_failure(reference, exc.message) from exc
 
     # --- looking inside ---------------------------------------------------------------------
 
@@ -295,35 +280,8 @@ class DockerImages:
                 )
 
 
-def _has_tag(reference: str) -> bool:
-    return "@" in reference or ":" in reference.rpartition("/")[2]
-
-
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{uuid.uuid4().hex}")
     partial.write_text(text)
     partial.replace(path)
-
-
-_REASONS: Final = (
-    (("no space left",), "the node's disk is full", "free some, for example: docker image prune"),
-    (
-        ("unauthorized", "denied", "authentication required"),
-        "it does not exist, or this node may not pull it",
-        "log the node in: docker login",
-    ),
-    (("not found", "manifest unknown"), "it does not exist", "check its name and tag"),
-)
-
-
-def _pull_failure(reference: str, words: str) -> SandboxStartFailed:
-    for marks, reason, hint in _REASONS:
-        if any(mark in words.lower() for mark in marks):
-            return SandboxStartFailed(
-                f"image {reference} cannot be pulled: {reason} ({words})", hint=hint
-            )
-    return SandboxStartFailed(
-        f"image {reference} cannot be pulled: {words}",
-        hint="is its registry reachable from this node? An image that is there needs no pull",
-    )

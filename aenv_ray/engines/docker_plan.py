@@ -12,6 +12,7 @@ from typing import Any
 from aenv_ray.engines import docker_files, docker_images, docker_serving
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.engines.docker_images import DockerImages, Image
 from aenv_ray.engines.docker_networks import Networks
@@ -36,6 +37,7 @@ class Planner:
         cache_dir: For kits.
         image: Of projects that name none.
         runtime: OCI runtime of projects that name none; None for the daemon's.
+        docker_config: Directory of Docker's own ``config.json``.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Planner:
         cache_dir: Path,
         image: str | None,
         runtime: str | None,
+        docker_config: Path,
     ) -> None:
         self._client = client
         self._files = files
@@ -60,7 +63,8 @@ class Planner:
             docker_files.HOST_LABEL: host_id,
             docker_files.DIRECTORY_LABEL: str(files.directory),
         }
-        self._images = DockerImages(client, own_labels, cache_dir)
+        credentials = Credentials(docker_config.expanduser())
+        self._images = DockerImages(client, credentials, own_labels, cache_dir)
         self._runtimes: frozenset[str] = frozenset()
         self._has_seccomp = False
         self._has_user_namespace = False
@@ -84,6 +88,11 @@ class Planner:
         self._runtimes = frozenset(info.get("Runtimes") or ())
         self._os = str(info.get("OSType") or "linux")
         self._storage.learn(info)
+
+    def note_refusal(self, refusal: DaemonRefused) -> None:
+        """Note that the daemon made no container of what `surroundings` gave."""
+        if refusal.status == 404:
+            self._images.forget()
 
     @contextlib.asynccontextmanager
     async def surroundings(self, spec: SandboxSpec, name: str) -> AsyncIterator[Surroundings]:

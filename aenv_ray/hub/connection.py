@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -28,12 +28,22 @@ _HINT: Final = (
     "unix:///path.sock, redis+sentinel://[user:password@]host:port,host:port/service[/db] or "
     "redis+cluster://host:port"
 )
+_PLACES: Final = re.compile(r"(,?([A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?)+")
 _COMMON: Final[dict[str, Any]] = {
     "decode_responses": True,
     "encoding_errors": "surrogatepass",
     "socket_timeout": ANSWER_S,
     "socket_connect_timeout": CONNECT_S,
 }
+
+_FOR_NOW: Final = (
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.TryAgainError,
+)
+"""Answers of a Redis that may serve us later."""
 
 RedisClient = Any
 """``redis.asyncio.Redis`` or ``RedisCluster``; what the hub uses of them is the same."""
@@ -47,13 +57,15 @@ def _once_more() -> Retry:
 
 def redacted(url: str) -> str:
     """Return a URL without its credentials and options, for messages."""
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        if parts.scheme:
-            place = parts.netloc.rpartition("@")[2]
-            path = parts.path if parts.scheme == "unix" or "/" not in parts.path[1:] else ""
-            return urlunsplit((parts.scheme, place, path, "", ""))
-    return "the URL"
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "the URL"
+    if scheme == "unix":
+        return f"unix://{rest.rpartition('@')[2].partition('?')[0]}"
+    # What stands where it should not may be a part of the password.
+    place = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+    is_clear = "@" not in rest.partition("/")[2] and _PLACES.fullmatch(place)
+    return f"{scheme}://{place if is_clear else '…'}"
 
 
 def connect(url: str) -> RedisClient:
@@ -105,7 +117,21 @@ def _sentinel(url: str) -> RedisClient:
     }
     theirs = {**common, "password": options.get("sentinel_password")}
     make: Any = Sentinel  # redis-py gives it no types
-    return make(nodes, sentinel_kwargs=theirs, **common).master_for(service, **own)
+    sentinel = make(nodes, sentinel_kwargs=theirs, **common)
+    client: _MasterRedis = sentinel.master_for(service, redis_class=_MasterRedis, **own)
+    client.sentinels = sentinel.sentinels
+    return client
+
+
+class _MasterRedis(aioredis.Redis):
+    """A master that sentinels name; closes the connections to these as well."""
+
+    sentinels: Sequence[aioredis.Redis] = ()
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for sentinel in self.sentinels:
+            await sentinel.aclose()
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -138,12 +164,16 @@ def redis_errors(where: str) -> Iterator[None]:
     except exceptions.ResponseError as exc:
         if re.match(r"(NOAUTH|WRONGPASS|ERR AUTH|invalid (username|password))", str(exc)):
             raise _refused(where) from exc
-        if not re.match(r"(OOM|MISCONF|READONLY|LOADING|BUSY|NOREPLICAS|MASTERDOWN)", str(exc)):
+        if not isinstance(exc, _FOR_NOW) and not re.match(r"(MISCONF|NOREPLICAS|BUSY)", str(exc)):
             raise
         raise FabricUnavailable(
             f"Redis at {where} cannot do it now: {exc}", hint="look into the log of Redis"
         ) from exc
-    except (exceptions.RedisError, OSError, TimeoutError) as exc:
+    except (
+        exceptions.RedisError, exceptions.RedisClusterException, OSError, TimeoutError
+    ) as exc:  # fmt: skip
+        if isinstance(exc.__cause__, exceptions.AuthenticationError):
+            raise _refused(where) from exc  # a cluster says it so
         raise FabricUnavailable(
             f"Redis at {where} does not answer: {type(exc).__name__}: {exc}",
             hint="try again; check AENV_REDIS_URL, and that this Redis runs",

@@ -59,6 +59,14 @@ class Leases(HubBase, ABC):
                 hint="end instances that are no longer used, or try again",
             )
 
+    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
+        """Let leases take the places of others, which are forgotten; no quota is asked again.
+
+        For instances that came to be under other ids than those that were admitted.
+        """
+        wire = to_json([_wire(lease) for lease in leases])
+        await self._run(scripts.EXCHANGE, to_json(list(instance_ids)), wire)
+
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
         return await self._lease(instance_id, InstanceNotFound(
             f"there is no instance {instance_id}", instance_id=instance_id,

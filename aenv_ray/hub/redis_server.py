@@ -23,11 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from redis import exceptions
-
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub import redis_keeper
-from aenv_ray.hub.connection import RedisClient, connect_socket
+from aenv_ray.hub.connection import RedisClient, connect_socket, redis_errors
 
 LINGER_S: Final = 5.0
 """Redis outlives its last hub by this much; a hub that comes back later starts it again."""
@@ -106,6 +104,24 @@ class RedisServer:
                     int((self.directory / redis_keeper.KEEPER_LOCK).read_text()), signal.SIGTERM
                 )
 
+    async def end(self) -> None:
+        """Use it no longer, and return when it has ended or somebody else uses it."""
+        self.leave()
+        for _ in range(int(redis_keeper.STOP_S / _POLL_S)):  # its keeper then kills it
+            if not self._is_kept() or self._is_used():
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _is_used(self) -> bool:
+        """Whether somebody else uses it; a keeper that ends it holds the lock alone."""
+        path = self.directory / redis_keeper.USERS_LOCK
+        for operation, is_used in ((fcntl.LOCK_EX, False), (fcntl.LOCK_SH, True)):
+            held = redis_keeper.lock(path, operation)
+            if held is not None:
+                os.close(held)
+                return is_used
+        return False
+
     def _make_directories(self) -> None:
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES:
             raise ConfigError(
@@ -148,13 +164,14 @@ class RedisServer:
         """
         client = self.connect()
         try:
-            return bool(await client.ping())
-        except exceptions.AuthenticationError:
+            with redis_errors(str(self.socket)):
+                return bool(await client.ping())
+        except ConfigError:
             raise ConfigError(
                 f"the Redis at {self.socket} refuses the password in {self.directory}",
                 hint="end that redis-server: it was started with another password",
             ) from None
-        except (exceptions.RedisError, OSError):
+        except FabricUnavailable:
             return False
         finally:
             await client.aclose()

@@ -196,6 +196,23 @@ local function forget(id)
     redis.call('ZREM', root..'lease:ended', id)
     redis.call('DEL', of(id))
 end
+local function place(lease)
+    local id = lease.id
+    redis.call('HSET', of(id), 'record', lease.record, 'names', lease.names,
+        'status', lease.status, 'deadline', lease.deadline, 'reason', lease.reason,
+        'engine', lease.engine)
+    redis.call('ZADD', root..'lease:in:all', 0, lease.member)
+    redis.call('ZADD', root..'lease:in:status:'..lease.status, 0, lease.member)
+    redis.call('ZADD', root..'lease:in:env:'..lease.name, 0, lease.member)
+    redis.call('ZADD', root..'lease:in:ref:'..lease.reference, 0, lease.member)
+    for _, subject in ipairs(lease.subjects) do
+        redis.call('ZADD', root..'lease:in:'..subject, 0, lease.member)
+        redis.call('SADD', root..'lease:live:'..subject, id)
+    end
+    redis.call('SADD', root..'lease:live-ref:'..lease.reference, id)
+    redis.call('HSET', root..'lease:capabilities', lease.capability, id)
+    redis.call('ZADD', root..'lease:deadlines', lease.deadline, id)
+end
 local function end_overdue(before, forget_at, most)
     local overdue = redis.call(
         'ZRANGEBYSCORE', root..'lease:deadlines', '-inf', before, 'LIMIT', 0, most)
@@ -261,23 +278,7 @@ for _, entry in ipairs(limited) do
     end
 end
 for _, entry in ipairs(limited) do redis.call('HDEL', root..'quota:waiting:'..entry[1], owner) end
-for _, lease in ipairs(new) do
-    local id = lease.id
-    redis.call('HSET', of(id), 'record', lease.record, 'names', lease.names,
-        'status', lease.status, 'deadline', lease.deadline, 'reason', lease.reason,
-        'engine', lease.engine)
-    redis.call('ZADD', root..'lease:in:all', 0, lease.member)
-    redis.call('ZADD', root..'lease:in:status:'..lease.status, 0, lease.member)
-    redis.call('ZADD', root..'lease:in:env:'..lease.name, 0, lease.member)
-    redis.call('ZADD', root..'lease:in:ref:'..lease.reference, 0, lease.member)
-    for _, subject in ipairs(lease.subjects) do
-        redis.call('ZADD', root..'lease:in:'..subject, 0, lease.member)
-        redis.call('SADD', root..'lease:live:'..subject, id)
-    end
-    redis.call('SADD', root..'lease:live-ref:'..lease.reference, id)
-    redis.call('HSET', root..'lease:capabilities', lease.capability, id)
-    redis.call('ZADD', root..'lease:deadlines', lease.deadline, id)
-end
+for _, lease in ipairs(new) do place(lease) end
 return {'ok'}
 """
 )
@@ -309,6 +310,18 @@ return redis.call('HMGET', of(id), 'record', 'status', 'deadline', 'reason', 'en
 )
 """Arguments: id, what changes as JSON, when to forget it should it end. Returns the lease's fields,
 nothing when there is none. What has ended stays so: a late report revives nothing."""
+
+EXCHANGE: Final = (
+    _LEASE
+    + """
+for _, id in ipairs(cjson.decode(ARGV[1])) do forget(id) end
+for _, lease in ipairs(cjson.decode(ARGV[2])) do
+    if redis.call('EXISTS', of(lease.id)) == 0 then place(lease) end
+end
+return 1
+"""
+)
+"""Arguments: ids, and the leases that take their places, as JSON."""
 
 END: Final = (
     _LEASE

@@ -148,6 +148,9 @@ class DataCalls:
             raise
         except ray_exceptions.TaskCancelledError:
             raise CallCancelled(f"{call.what}: the client went away") from None
-        except (SandboxLost, InstanceNotFound):
-            self._fabric.forget(call.instance_id)
+        except (SandboxLost, InstanceNotFound) as exc:
+            if isinstance(exc, InstanceNotFound) or isinstance(
+                exc.__cause__, ray_exceptions.RayError
+            ):
+                self._fabric.forget(call.instance_id)  # not where its host says why it ended
             raise

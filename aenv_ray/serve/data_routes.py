@@ -9,10 +9,10 @@ from starlette.types import Scope
 
 from aenv_ray.runtime.public_requests import BodyLimit
 from aenv_ray.serve.data_calls import DataCalls
-from aenv_ray.serve.data_files import FileDoor
 from aenv_ray.serve.data_functions import FunctionDoor
 from aenv_ray.serve.data_http import door_app
 from aenv_ray.serve.data_mcp import McpDoor
+from aenv_ray.serve.data_sandbox import SandboxDoor
 from aenv_ray.serve.data_targets import ADDRESS_HEADER, INSTANCE_HEADER, Targets
 from aenv_ray.serve.deps import Deps
 
@@ -29,15 +29,16 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     limit = deps.settings.max_body_bytes
     addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
     functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)
-    files = FileDoor(targets.of_path, deps.fabric, limit)
+    sandbox = SandboxDoor(targets.of_path, deps.fabric, limit)
     instance = "/instances/{instance_id}"
     return [
         _AddressedRoute("/mcp", addressed_mcp),
         _AddressedRoute("/{path:path}", functions),
         Route(f"{instance}/mcp", BodyLimit(McpDoor(targets.of_path, calls), limit)),
-        Route(f"{instance}/files/list", files.list, methods=["GET"]),
-        Route(f"{instance}/files", files.read, methods=["GET"]),
-        Route(f"{instance}/files", files.write, methods=["PUT"]),
+        Route(f"{instance}/info", sandbox.info, methods=["GET"]),
+        Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
+        Route(f"{instance}/files", sandbox.read, methods=["GET"]),
+        Route(f"{instance}/files", sandbox.write, methods=["PUT"]),
         # Without headers: the answer says which are missing.
         Route("/mcp", addressed_mcp),
         Route("/functions/{path:path}", functions),

@@ -27,8 +27,6 @@ _HEALTH_PERIOD_S: Final = 2.0
 _HEALTH_TIMEOUT_S: Final = 30.0
 _GRACE_S: Final = 20.0
 
-logger = logging.getLogger("aenv_ray")
-
 
 def deploy(settings: GatewaySettings | None = None) -> None:
     """Bring the gateway up in the cluster that this process is connected to, or change it.
@@ -51,6 +49,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
     if not is_deployed():
         for port in (settings.port, settings.mcp_port):
             listen(settings.host, port, shared=False).close()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is not ours to tell
     serve.start(proxy_location=ProxyLocation.Disabled)
     deployment = serve.deployment(
         name="gateway",

@@ -36,10 +36,10 @@ class Instances(ABC):
 
     @abstractmethod
     async def handle(self, instance_id: str) -> EnvHandle:
-        """Return a handle to a live instance.
+        """Return a handle to an instance; calls to one that has ended say why it did.
 
         Raises:
-            InstanceNotFound: No host has it, or it has ended.
+            InstanceNotFound: No host knows it.
             FabricUnavailable: The fabric does not answer.
         """
 

@@ -105,7 +105,7 @@ class Metrics:
         counts = dict.fromkeys(self._environments, 0)
         for lease in leases:
             name = lease.reference.partition("@")[0]
-            if name not in self._environments and len(self._environments) >= MOST_ENVIRONMENTS:
+            if name not in counts and len(counts) >= MOST_ENVIRONMENTS:
                 name = "other"
             counts[name] = counts.get(name, 0) + 1
         self._environments |= counts.keys()

@@ -12,8 +12,8 @@ from aenv_ray.actors import ray_api
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S, Fabric, of_group
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.wire import decode_outcomes
-from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceNotFound
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import Project
 from aenv_ray.serve.instances import Instances, Made
 
@@ -84,11 +84,7 @@ class RayInstances(Instances):
         known = self._handles.get(instance_id)
         if known is not None:
             return known
-        host, info = await self._locate(instance_id)
-        if info.status is not InstanceStatus.RUNNING:
-            raise InstanceNotFound(
-                f"{instance_id} has ended", instance_id=instance_id, hint="create a new instance"
-            )
+        host, info = await self._locate(instance_id)  # of one that ended, its host says why
         handle = EnvHandle(_id_of(info), info.reference, host, self._fabric.controller)
         self._keep(handle)
         return handle

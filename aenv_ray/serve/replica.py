@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.types import ASGIApp
 
-from aenv_ray import ids, project
+from aenv_ray.actors.catalog import Catalog
 from aenv_ray.actors.fabric import Fabric
 from aenv_ray.actors.publishing import publish
 from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.config import settings as process_settings
-from aenv_ray.errors import ConfigError
 from aenv_ray.hub.artifacts import open_artifact_store
-from aenv_ray.project import Project
 from aenv_ray.serve.app import Gateway
 from aenv_ray.serve.ray_instances import RayInstances
 from aenv_ray.serve.ray_metrics import RayTwin
@@ -35,7 +32,7 @@ class ReplicaApp:
         self._fabric = fabric
         self._hub = hub
         self._store = open_artifact_store(process_settings())
-        self._projects = process_settings().data_dir / "projects"
+        self._data_dir = process_settings().data_dir
         self._gateway: Gateway | None = None
 
     async def open(self) -> ASGIApp:
@@ -44,23 +41,17 @@ class ReplicaApp:
             self._hub,
             RayInstances(self._fabric),
             self._store,
-            self._resolve,
-            partial(publish, hub=self._hub, store=self._store, projects_dir=self._projects),
+            Catalog(self._hub, self._store, self._data_dir),
+            partial(
+                publish,
+                hub=self._hub,
+                store=self._store,
+                projects_dir=self._data_dir / "projects",
+            ),
             self._settings,
             twin=RayTwin(),
         )
         return await self._gateway.open()
-
-    async def _resolve(self, reference: str) -> Project:
-        name, version = ids.split_reference(reference)
-        if name in project.builtins():
-            return await asyncio.to_thread(project.resolve, reference)
-        entry = await self._hub.environment(name, version)
-        if not entry.archive:
-            raise ConfigError(f"{entry.reference} was published without its source")
-        archive = await self._store.read(entry.archive)
-        path = await asyncio.to_thread(project.unpack, archive, entry.digest, self._projects)
-        return await asyncio.to_thread(project.load, path)
 
     async def close(self) -> None:
         """Leave."""

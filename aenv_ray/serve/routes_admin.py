@@ -27,7 +27,7 @@ POOLS: Final = "pool"
 
 def endpoints(control: Control) -> list[Endpoint]:
     """Return the routes."""
-    routes = AdminRoutes(control)
+    routes, quota = AdminRoutes(control), "/quotas/{subject:path}"
     return [
         Endpoint("POST", "/tokens", routes.create_token, "Make a token; its secret is told this "
                  "once", "tokens", Access.ADMIN, body=TokenRequest, data=TokenObject),
@@ -36,10 +36,10 @@ def endpoints(control: Control) -> list[Endpoint]:
         Endpoint("DELETE", "/tokens/{id}", routes.revoke, "Revoke a token", "tokens", data=bool),
         Endpoint("GET", "/quotas", routes.quotas, "Quotas and their use", "quotas",
                  data=list[QuotaObject]),
-        Endpoint("PUT", "/quotas/{subject}", routes.set_quota, "Set the quota of owner:NAME or "
-                 "label:KEY=VALUE", "quotas", Access.ADMIN, body=QuotaRequest, data=bool),
-        Endpoint("DELETE", "/quotas/{subject}", routes.delete_quota, "Delete a quota", "quotas",
-                 Access.ADMIN, data=bool),
+        Endpoint("PUT", quota, routes.set_quota, "Set the quota of owner:NAME or label:KEY=VALUE",
+                 "quotas", Access.ADMIN, body=QuotaRequest, data=bool),
+        Endpoint("DELETE", quota, routes.delete_quota, "Delete a quota", "quotas", Access.ADMIN,
+                 data=bool),
         Endpoint("GET", "/pools", routes.pools, "Sandboxes that were asked to be ready", "pools",
                  data=list[PoolObject]),
         Endpoint("PUT", "/pools", routes.set_pool, "Keep sandboxes ready; 0: none", "pools",

@@ -353,7 +353,13 @@ def instance_object(
     """
     name, _, version = lease.reference.partition("@")
     entry = entry or EnvironmentVersion(
-        name=name, version=version, digest=lease.digest, archive="", archive_bytes=0, config={}
+        name=name,
+        version=version,
+        digest=lease.digest,
+        archive="",
+        archive_bytes=0,
+        config={},
+        created_at=lease.created_at,
     )
     env = EnvironmentObject.of(entry).model_dump(exclude={"functions"})
     return InstanceObject(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
@@ -22,6 +23,9 @@ _FILL_BYTES = 256 * 1024 * 1024
 
 class ApartTests:
     """Sandboxes and their surroundings."""
+
+    many: ClassVar[int] = 30
+    """How many sandboxes are started at once."""
 
     # --- what it is given ---------------------------------------------------------------------
 
@@ -147,7 +151,7 @@ class ApartTests:
         assert (await value_of(two, "facts"))["cwd"] == before
 
     async def test_many_sandboxes_answer_at_the_same_time(self, bench: Bench) -> None:
-        started = await bench.engine.start_many([bench.spec() for _ in range(30)])
+        started = await bench.engine.start_many([bench.spec() for _ in range(self.many)])
         async with asyncio.TaskGroup() as group:
             for index, sandbox in enumerate(started):
                 assert not isinstance(sandbox, Exception)

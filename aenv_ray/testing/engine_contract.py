@@ -47,7 +47,7 @@ class EngineContract(
     known_gaps: ClassVar[Mapping[str, str]] = {}
     """What this engine does not do: ``test_x`` or ``test_x[id]``, and the reason."""
     cannot_run: ClassVar[Mapping[str, str]] = {}
-    """Gaps that would take the test process with them: expected to fail without being tried."""
+    """Gaps that are not tried, for that would end the test process or only wait; and the reason."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -214,7 +214,7 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
         await engine.close()
         await hub.close()
         artifacts.close()
-        server.leave()
+        await server.end()
 
 
 def _written(root: Path) -> Project:

@@ -141,7 +141,7 @@ def test_the_new_project_is_served_as_the_template_promises(todo, aenv_run):
     assert request(url, "/task/reward", {})["data"] == 0.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_server_and_exits_with_0(todo, aenv_run, number):
     running = aenv_run(str(todo), "-p", "0")
     running.wait_until_served()

@@ -15,7 +15,7 @@ import pytest
 import aenv_ray
 from aenv_ray.engines.census import live_processes
 from tests.ray.cluster import Cluster
-from tests.ray.data_gateway import SINK, Door, Gateway
+from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
     PROBE,
     Driver,
@@ -146,16 +146,18 @@ def project(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def gateway(cluster: Cluster) -> Iterator[Gateway]:
-    """The data side of two gateway replicas."""
+def gateway(cluster: Cluster) -> Iterator[GatewayBench]:
+    """Two replicas of a gateway."""
     del cluster
-    gateway = Gateway()
+    root = Path(tempfile.mkdtemp(prefix="aenv-g", dir="/tmp"))
+    gateway = GatewayBench(root)
     yield gateway
     gateway.close()
+    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def door(gateway: Gateway) -> Iterator[Door]:
+def door(gateway: GatewayBench) -> Iterator[Door]:
     """An instance of everything behind them, for the tests that leave it as it is."""
     import ray
 

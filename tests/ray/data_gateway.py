@@ -1,157 +1,127 @@
-"""The gateway's data side on real sockets: replicas that share a hub and a fabric, nothing else."""
+"""Gateway replicas on real sockets, with a hub on a real Redis and the Ray of these tests."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
-import uvicorn
-from starlette.requests import HTTPConnection
-from starlette.routing import Router
+from starlette.types import ASGIApp
 
-import aenv_ray
+from aenv_ray import ids, project
 from aenv_ray.actors.entrance import init
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.clock import SystemClock
-from aenv_ray.errors import InstanceNotFound, Unauthorized
+from aenv_ray.errors import EnvironmentNotFound
+from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import Lease, Role
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
+from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.models import InstanceStatus
 from aenv_ray.project import Project
-from aenv_ray.serve.data_routes import data_routes
-from aenv_ray.serve.deps import Deps, Principal
-from aenv_ray.serve.http import Front, Observer
-from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.app import Gateway
+from aenv_ray.serve.listener import Listener, listen
+from aenv_ray.serve.ray_instances import RayInstances
 from aenv_ray.serve.settings import GatewaySettings
+from tests.ray.faults import PROBE
 
 SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
+UP_S = 30.0
 
-
-class Book:
-    """What the data side asks of a hub: leases, by id and by capability, and tokens."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[str, Lease] = {}
-        self.tokens: dict[str, Principal] = {}
-
-    def admit(self, handle: EnvHandle, owner: str) -> Lease:
-        lease = Lease(
-            id=handle.instance_id, reference=handle.reference, digest="d", owner=owner,
-            created_at=0.0, deadline=2e9, capability=secrets.token_hex(16),
-        )  # fmt: skip
-        self.by_id[lease.id] = lease
-        return lease
-
-    async def lease(self, instance_id: str) -> Lease:
-        return self._found(self.by_id.get(instance_id), instance_id)
-
-    async def lease_of_capability(self, capability: str) -> Lease:
-        named = [lease for lease in self.by_id.values() if lease.capability == capability]
-        return self._found(named[0] if named else None, "such an address")
-
-    def _found(self, lease: Lease | None, what: str) -> Lease:
-        if lease is None:
-            raise InstanceNotFound(f"there is no {what}")
-        return lease
-
-    async def authenticate(self, request: HTTPConnection) -> Principal:
-        secret = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if secret not in self.tokens:
-            raise Unauthorized("no such token")
-        return self.tokens[secret]
-
-
-class Reached(Instances):
-    """Instances of the Ray of this process."""
-
-    def __init__(self) -> None:
-        self._handles: dict[str, EnvHandle] = {}
-
-    async def create(
-        self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
-    ) -> list[EnvHandle]:
-        raise NotImplementedError
-
-    async def handle(self, instance_id: str) -> EnvHandle:
-        if instance_id not in self._handles:
-            found = await asyncio.to_thread(lambda: init().get(instance_id))
-            self._handles[instance_id] = found
-        return self._handles[instance_id]
-
-    async def info(self, instance_id: str) -> InstanceInfo:
-        handle = await self.handle(instance_id)
-        info: InstanceInfo = await handle.info.remote()
-        return info
-
-    def forget(self, instance_id: str) -> None:
-        self._handles.pop(instance_id, None)
-
-    async def release(self, instance_ids: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    async def list_instances(self) -> list[InstanceInfo]:
-        return aenv_ray.list_instances()
+T = TypeVar("T")
 
 
 class Replica:
     """One gateway process, as far as its state is concerned, on a port of its own."""
 
-    def __init__(self, book: Book) -> None:
-        deps: Any = Deps(
-            hub=book, fabric=Reached(), artifacts=None, resolve=None,  # type: ignore[arg-type]
-            authenticate=book.authenticate, settings=GatewaySettings(), clock=SystemClock(),
-        )  # fmt: skip
-        app = Front(Router(routes=data_routes(deps)), Observer())
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
+    def __init__(self, redis: RedisServer, projects: dict[str, Path]) -> None:
+        sock = listen("127.0.0.1", 0, shared=False)
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, args=([sock],), daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 30
-        while not self._server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        self._redis = redis
+        self._projects = projects
+        self._listener = Listener(self._open, [sock], self._close)
+        self._listener.start(UP_S)
+
+    async def _open(self) -> ASGIApp:
+        self._loop = asyncio.get_running_loop()
+        clock = SystemClock()
+        self.hub = HubCore(self._redis.connect(), clock, where="test")
+        fabric = RayInstances(init())
+        nothing: Any = None  # publishing has tests of its own
+        self.gateway = Gateway(
+            self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock
+        )
+        return await self.gateway.open()
+
+    async def _resolve(self, reference: str) -> Project:
+        name, _ = ids.split_reference(reference)
+        if name in self._projects:
+            return project.load(self._projects[name])
+        found = await asyncio.to_thread(project.resolve, reference)
+        if found is None:
+            raise EnvironmentNotFound(f"there is no environment {reference!r}")
+        return found
+
+    async def _close(self) -> None:
+        await self.gateway.close()
+        await self.hub.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in the replica's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(UP_S)
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._server.force_exit = True
-        self._thread.join(10)
+        self._listener.stop()
 
 
-class Gateway:
-    """Two replicas, and an instance behind them."""
+class GatewayBench:
+    """Two replicas, which know each other through the hub alone."""
 
-    def __init__(self) -> None:
-        self.book = Book()
-        self.replicas = [Replica(self.book), Replica(self.book)]
+    def __init__(self, root: Path) -> None:
+        self._redis = RedisServer(root / "data", root / "run", linger_s=0.0)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._redis.ensure(), self._loop).result(UP_S)
+        self.projects = {"probe": PROBE, "kitchen-sink": SINK}
+        self.replicas = [Replica(self._redis, self.projects) for _ in range(2)]
         self.url = self.replicas[0].url
 
     def close(self) -> None:
         for replica in self.replicas:
             replica.close()
+        asyncio.run_coroutine_threadsafe(self._redis.end(), self._loop).result(UP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
 
     def token(self, role: Role, owner: str = "ada", instance_id: str | None = None) -> str:
-        secret = secrets.token_hex(8)
-        self.book.tokens[secret] = Principal(role, owner, instance_id, secret)
-        return secret
+        made = self.replicas[0].hub.create_token(role, owner, instance_id=instance_id)
+        return self.replicas[0].run(made)[0]
+
+    def admit(self, handle: EnvHandle, owner: str) -> Lease:
+        """Account for an instance that was made beside the gateway."""
+        lease = Lease(
+            id=handle.instance_id, reference=handle.reference, digest="d", owner=owner,
+            created_at=0.0, deadline=4e9, capability=secrets.token_hex(16),
+            status=InstanceStatus.RUNNING,
+        )  # fmt: skip
+        self.replicas[0].run(self.replicas[0].hub.admit([lease]))
+        return lease
 
 
 class Door:
     """An instance as its owner and its agent reach it."""
 
-    def __init__(self, gateway: Gateway, handle: EnvHandle) -> None:
+    def __init__(self, gateway: GatewayBench, handle: EnvHandle) -> None:
         self.gateway = gateway
         self.handle = handle
         self.id = handle.instance_id
-        self.lease = gateway.book.admit(handle, "ada")
+        self.lease = gateway.admit(handle, "ada")
         self.owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
         agent = gateway.token(Role.AGENT, instance_id=self.id)
         self.agent = {"authorization": f"Bearer {agent}"}

@@ -1,4 +1,4 @@
-"""`Environment` and `SyncEnvironment` over Ray: AEnvironment's shape, our errors."""
+"""`Environment` and `SyncEnvironment`, over Ray and over a gateway: one shape, our errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
     EnvironmentNotFound,
+    FabricUnavailable,
+    Forbidden,
     FunctionFailed,
     InstanceNotFound,
     SandboxLost,
@@ -25,30 +27,82 @@ from aenv_ray.errors import (
     ToolInputInvalid,
     ToolNotFound,
     ToolTimeout,
+    Unauthorized,
 )
+from aenv_ray.hub.records import Role
 from tests.ray.cluster import Cluster
+from tests.ray.data_gateway import GatewayBench
 from tests.ray.faults import PROBE, Witness, eventually_empty, kill, without
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("cluster", "way")
 
-PATH = str(PROBE)
-
-
-def shared(name: str = PATH, **options: Any) -> Environment:
-    """Return an environment on a shared host: the density is not the point here."""
-    return Environment(name, actor="shared", **options)
+Named = Callable[[Path], str]
+Shared = Callable[..., Environment]
 
 
-async def test_async_with_creates_and_releases(cluster: Cluster, density: str) -> None:
+@pytest.fixture(scope="module", params=["ray", "gateway"])
+def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
+    """How instances are reached: by Ray, or by a gateway that `AENV_SYSTEM_URL` names."""
+    del cluster
+    if request.param == "ray":
+        yield "ray"
+        return
+    gateway: GatewayBench = request.getfixturevalue("gateway")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AENV_SYSTEM_URL", gateway.url)
+        patch.setenv("AENV_API_KEY", gateway.token(Role.OWNER))
+        yield "gateway"
+
+
+@pytest.fixture
+def named(way: str, request: pytest.FixtureRequest) -> Named:
+    """Return how a project is named: over Ray by its path, at a gateway by its name."""
+
+    def name(path: Path) -> str:
+        if way == "ray":
+            return str(path)
+        gateway: GatewayBench = request.getfixturevalue("gateway")
+        gateway.projects[path.name] = path
+        return path.name
+
+    return name
+
+
+@pytest.fixture
+def live(way: str, make: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+    """Return an instance that was made by Ray, and that the gateway accounts for."""
+    handle = make()
+    if way == "gateway":
+        request.getfixturevalue("gateway").admit(handle, "ada")
+    return handle
+
+
+@pytest.fixture
+def probe(named: Named) -> str:
+    """Return how the probe project is named."""
+    return named(PROBE)
+
+
+@pytest.fixture
+def shared(probe: str) -> Shared:
+    """Make environments on a shared host: the density is not the point here."""
+
+    def make(name: str = probe, **options: Any) -> Environment:
+        return Environment(name, actor="shared", **options)
+
+    return make
+
+
+async def test_async_with_creates_and_releases(cluster: Cluster, density: str, probe: str) -> None:
     """The instance lives exactly as long as the block, at both densities."""
     before = cluster.sandboxes()
-    async with Environment(PATH, actor=density) as env:
+    async with Environment(probe, actor=density) as env:
         assert (await env.call_tool("add", {"a": 1, "b": 2})).data == 3
         cluster.appeared(before)
     assert without(cluster.sandboxes(), before) == []
 
 
-async def test_an_exception_in_the_block_releases(cluster: Cluster) -> None:
+async def test_an_exception_in_the_block_releases(cluster: Cluster, shared: Shared) -> None:
     """The exception passes and the instance goes."""
     before = cluster.sandboxes()
     with pytest.raises(RuntimeError, match="mine"):
@@ -57,7 +111,7 @@ async def test_an_exception_in_the_block_releases(cluster: Cluster) -> None:
     assert without(cluster.sandboxes(), before) == []
 
 
-async def test_the_first_call_creates_the_instance(cluster: Cluster) -> None:
+async def test_the_first_call_creates_the_instance(cluster: Cluster, shared: Shared) -> None:
     """Without `async with`, and only once for concurrent first calls."""
     before = cluster.sandboxes()
     env = shared()
@@ -69,7 +123,9 @@ async def test_the_first_call_creates_the_instance(cluster: Cluster) -> None:
     await env.release()
 
 
-async def test_release_is_idempotent_and_initialize_starts_anew() -> None:
+async def test_release_is_idempotent_and_initialize_starts_anew(
+    shared: Shared,
+) -> None:
     """A released environment can be used again, on a fresh instance."""
     env = shared()
     await env.release()
@@ -86,9 +142,9 @@ async def test_release_is_idempotent_and_initialize_starts_anew() -> None:
     await env.destroy()
 
 
-async def test_attach_uses_a_live_instance(make: Callable[..., Any]) -> None:
+async def test_attach_uses_a_live_instance(live: Any) -> None:
     """The same state by another client; leaving the block releases it."""
-    handle = make()
+    handle = live
     await handle.call_tool.remote("count")
     async with await Environment.attach(handle.instance_id) as env:
         assert env.instance_id == handle.instance_id
@@ -100,7 +156,9 @@ async def test_attach_uses_a_live_instance(make: Callable[..., Any]) -> None:
         await Environment.attach("probe-zzzzzzzz")
 
 
-async def test_get_env_info_has_the_fields_of_the_original() -> None:
+async def test_get_env_info_has_the_fields_of_the_original(
+    shared: Shared,
+) -> None:
     """AEnvironment's six fields, and ours beside them."""
     async with shared("mini-terminal@1.0.0", labels={"a": "b"}, owner="ada") as env:
         info = await env.get_env_info()
@@ -113,7 +171,9 @@ async def test_get_env_info_has_the_fields_of_the_original() -> None:
         assert renewed.deadline > info["deadline"]
 
 
-async def test_tools_are_listed_under_the_environments_name() -> None:
+async def test_tools_are_listed_under_the_environments_name(
+    shared: Shared,
+) -> None:
     """`env/tool`, callable by that and by its own name."""
     async with shared("mini-terminal@1.0.0") as env:
         (tool,) = await env.list_tools()
@@ -126,7 +186,7 @@ async def test_tools_are_listed_under_the_environments_name() -> None:
             await env.call_tool("other@1.0.0/execute_command", {"command": "true"})
 
 
-async def test_openai_tools_are_listed_and_called() -> None:
+async def test_openai_tools_are_listed_and_called(shared: Shared) -> None:
     """Function tools under names that OpenAI takes, called with the JSON text a model writes."""
     async with shared() as env:
         tools = await env.list_openai_tools()
@@ -143,7 +203,9 @@ async def test_openai_tools_are_listed_and_called() -> None:
             await env.call_openai_tool("nonsense", "{}")
 
 
-async def test_functions_rewards_health_commands_and_files() -> None:
+async def test_functions_rewards_health_commands_and_files(
+    shared: Shared,
+) -> None:
     """Every other call of the handle, under AEnvironment's names."""
     async with shared() as env:
         assert await env.call_function("double", {"value": 4}) == 8
@@ -167,14 +229,14 @@ async def test_functions_rewards_health_commands_and_files() -> None:
         await env.wait_for_ready()
 
 
-async def test_concurrent_calls_get_their_own_results() -> None:
+async def test_concurrent_calls_get_their_own_results(shared: Shared) -> None:
     """A few hundred at once on one environment."""
     async with shared() as env, asyncio.TaskGroup() as group:
         tasks = [group.create_task(env.call_tool("add", {"a": n, "b": 0})) for n in range(300)]
     assert [t.result().data for t in tasks] == list(range(300))
 
 
-async def test_a_call_is_stopped_at_its_timeout() -> None:
+async def test_a_call_is_stopped_at_its_timeout(shared: Shared) -> None:
     """Given with the call, or once for the environment."""
     async with shared(timeout=0.4) as env:
         with pytest.raises(ToolTimeout):
@@ -185,7 +247,7 @@ async def test_a_call_is_stopped_at_its_timeout() -> None:
 
 
 async def test_a_dead_sandbox_opens_the_circuit_and_a_new_one_closes_it(
-    cluster: Cluster,
+    cluster: Cluster, shared: Shared
 ) -> None:
     """Five infrastructure failures in a row, then `CircuitOpen`; release and initialize heal."""
     before = cluster.sandboxes()
@@ -204,7 +266,7 @@ async def test_a_dead_sandbox_opens_the_circuit_and_a_new_one_closes_it(
     await env.release()
 
 
-async def test_what_tools_do_opens_no_circuit() -> None:
+async def test_what_tools_do_opens_no_circuit(shared: Shared) -> None:
     """Timeouts, refusals and failing tools say nothing about the infrastructure."""
     async with shared() as env:
         for _ in range(7):
@@ -246,7 +308,7 @@ def test_an_open_circuit_lets_one_call_probe() -> None:
         breaker.check()
 
 
-async def test_cancelled_error_passes(witness: Witness) -> None:
+async def test_cancelled_error_passes(witness: Witness, shared: Shared) -> None:
     """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is told each time."""
     async with shared(environment_variables=witness.variables) as env:
         with pytest.raises(TimeoutError):
@@ -262,11 +324,11 @@ async def test_cancelled_error_passes(witness: Witness) -> None:
         assert (await env.call_tool("count")).data == 1
 
 
-async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster) -> None:
+async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster, probe: str) -> None:
     """Whenever the cancellation comes, the instance that was under way does not stay."""
     before = cluster.sandboxes()
     for pause_s in (0.0, 0.005, 0.02, 0.1):
-        env = Environment(PATH, actor="shared")
+        env = Environment(probe, actor="shared")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await env.initialize()
@@ -274,7 +336,9 @@ async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster) -> None:
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
-def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(cluster: Cluster) -> None:
+def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(
+    cluster: Cluster, probe: str
+) -> None:
     """The event loop is closed when the instance comes to be, and nobody is told of it there."""
     before = cluster.sandboxes()
     listed = len(aenv_ray.list_instances())
@@ -282,7 +346,7 @@ def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(cluster: Cluster
     async def give_up() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.001):
-                await Environment(PATH, actor="shared").initialize()
+                await Environment(probe, actor="shared").initialize()
 
     for _ in range(3):
         asyncio.run(give_up())
@@ -291,20 +355,20 @@ def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(cluster: Cluster
 
 
 async def test_a_failed_start_leaves_nothing(
-    cluster: Cluster, project: Callable[..., Path]
+    cluster: Cluster, project: Callable[..., Path], shared: Shared, named: Named
 ) -> None:
     """Code that does not load, an unhealthy start, a start that takes too long."""
     before = cluster.sandboxes()
     with pytest.raises(SandboxStartFailed, match="not today"):
-        await shared(str(project("raise RuntimeError('not today')\n"))).initialize()
+        await shared(named(project("raise RuntimeError('not today')\n"))).initialize()
     ill = project(
         "from aenv_ray.runtime import register_health, register_tool\n"
         "@register_tool\ndef fine() -> int: ...\n"
         "@register_health\ndef health(): return {'status': 'unhealthy', 'message': 'no fuel'}\n"
     )
     with pytest.raises(SandboxStartFailed, match="no fuel"):
-        await shared(str(ill)).initialize()
-    async with shared(str(ill), skip_for_healthy=True) as env:
+        await shared(named(ill)).initialize()
+    async with shared(named(ill), skip_for_healthy=True) as env:
         assert (await env.check_health())["data"]["status"] == "unhealthy"
     with pytest.raises(DeadlineExceeded, match="not ready within"):
         await shared(startup_timeout=0.001).initialize()
@@ -313,19 +377,34 @@ async def test_a_failed_start_leaves_nothing(
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
-async def test_a_gateway_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`AENV_SYSTEM_URL` is refused clearly rather than ignored."""
+async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, shared: Shared) -> None:
+    """Typed and told apart from an instance that is lost."""
     monkeypatch.setenv("AENV_SYSTEM_URL", "http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="AENV_SYSTEM_URL"):
-        await shared().initialize()
+    with pytest.raises(FabricUnavailable, match="cannot be reached"):
+        await shared(max_retries=0).initialize()
+
+
+async def test_a_gateway_given_by_argument(
+    monkeypatch: pytest.MonkeyPatch, gateway: GatewayBench
+) -> None:
+    """`aenv_url` and `api_key`, as AEnvironment's users give them; a wrong token is refused."""
+    monkeypatch.delenv("AENV_SYSTEM_URL", raising=False)
+    monkeypatch.delenv("AENV_API_KEY", raising=False)
+    token = gateway.token(Role.OWNER)
+    async with Environment("probe", aenv_url=gateway.url, api_key=token) as env:
+        assert (await env.call_tool("count")).data == 1
+    with pytest.raises(Unauthorized):
+        await Environment("probe", aenv_url=gateway.url, api_key="wrong").initialize()
+    with pytest.raises(Forbidden):
+        await Environment("probe", aenv_url=gateway.url, api_key=token, owner="eve").initialize()
 
 
 # --- without await -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def sync_env() -> Iterator[SyncEnvironment]:
-    env = SyncEnvironment(PATH, actor="shared")
+def sync_env(probe: str) -> Iterator[SyncEnvironment]:
+    env = SyncEnvironment(probe, actor="shared")
     yield env
     env.close()
 
@@ -347,9 +426,9 @@ def test_the_sync_client_blocks(sync_env: SyncEnvironment) -> None:
     assert sync_env.instance_id != first
 
 
-def test_the_sync_client_attaches(make: Callable[..., Any]) -> None:
+def test_the_sync_client_attaches(live: Any) -> None:
     """By id, with the same state."""
-    handle = make()
+    handle = live
     ray.get(handle.call_tool.remote("count"))
     env = SyncEnvironment.attach(handle.instance_id)
     assert env.call_tool("count").data == 2
@@ -360,7 +439,7 @@ def test_the_sync_client_attaches(make: Callable[..., Any]) -> None:
     assert handle.instance_id not in [i.id for i in aenv_ray.list_instances()]
 
 
-def test_the_sync_client_raises_what_the_constructor_raises() -> None:
+def test_the_sync_client_raises_what_the_constructor_raises(probe: str) -> None:
     """A wrong option is `ConfigError`, in the caller's thread."""
     with pytest.raises(ConfigError, match="actor"):
-        SyncEnvironment(PATH, actor="lonely")
+        SyncEnvironment(probe, actor="lonely")

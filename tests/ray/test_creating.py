@@ -19,11 +19,11 @@ from tests.ray.faults import PROBE, free_port
 
 
 @pytest.mark.parametrize("reference", ["mini-terminal@1.0.0", "mini-terminal"])
-def test_a_builtin_environment_is_created_by_name(
-    make: Callable[..., Any], density: str, reference: str
-) -> None:
+def test_a_builtin_environment_is_created_by_name(make: Callable[..., Any], reference: str) -> None:
     """`create` takes a name with and without a version."""
-    handle = make(reference, actor=density)
+    handle = make(
+        reference,
+    )
     assert handle.reference == "mini-terminal@1.0.0"
     assert handle.instance_id.startswith("mini-terminal-")
     result = ray.get(handle.call_tool.remote("execute_command", {"command": "echo hello"}))
@@ -71,12 +71,10 @@ def test_info_tells_what_was_asked_for(make: Callable[..., Any], density: str) -
     assert (info.calls, info.generation) == (0, 0)
 
 
-def test_an_instance_gets_its_variables_and_arguments(
-    make: Callable[..., Any], density: str
-) -> None:
+def test_an_instance_gets_its_variables_and_arguments(make: Callable[..., Any]) -> None:
     """Variables, arguments, labels and data source reach the code; the host's variables do not."""
     handle = make(
-        actor=density, environment_variables={"COLOUR": "blue"}, arguments=["--level", "3"],
+        environment_variables={"COLOUR": "blue"}, arguments=["--level", "3"],
         labels={"run": "7"}, datasource="set-1",
     )  # fmt: skip
     names = ["COLOUR", "AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE", "envNAME"]

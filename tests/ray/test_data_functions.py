@@ -17,7 +17,7 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
 )
-from tests.ray.data_gateway import Door, Gateway
+from tests.ray.data_gateway import Door, GatewayBench
 from tests.ray.faults import Witness
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -118,7 +118,7 @@ async def test_the_http_client_finds_what_it_finds_at_a_server(instance: HttpIns
 
 
 async def test_a_client_that_goes_away_stops_its_function(
-    gateway: Gateway, make: Callable[..., Any], witness: Witness, project: Callable[..., Any]
+    gateway: GatewayBench, make: Callable[..., Any], witness: Witness, project: Callable[..., Any]
 ) -> None:
     """Invariant 11: the function is told."""
     source = project(
@@ -154,7 +154,7 @@ async def test_a_client_that_goes_away_stops_its_function(
     ("path", "told"), [("/mcp", 400), ("/functions/list", 400), ("/task/reward", 400)]
 )
 async def test_without_headers_the_answer_says_which_are_missing(
-    gateway: Gateway, path: str, told: int
+    gateway: GatewayBench, path: str, told: int
 ) -> None:
     """AEnvironment's client sends none with `skip_for_healthy`."""
     async with httpx.AsyncClient(base_url=gateway.url) as http:
@@ -163,7 +163,9 @@ async def test_without_headers_the_answer_says_which_are_missing(
     assert "AEnvCore-MCPProxy-URL" in answer.text
 
 
-async def test_an_address_is_a_credential_and_never_dialled(gateway: Gateway, door: Door) -> None:
+async def test_an_address_is_a_credential_and_never_dialled(
+    gateway: GatewayBench, door: Door
+) -> None:
     """Nobody is asked at a URL that the caller supplies: the name in it must be a lease's."""
     dialled = []
 
@@ -199,7 +201,9 @@ async def test_an_address_is_a_credential_and_never_dialled(gateway: Gateway, do
     assert dialled == []
 
 
-async def test_an_instance_that_ended_says_so(gateway: Gateway, make: Callable[..., Any]) -> None:
+async def test_an_instance_that_ended_says_so(
+    gateway: GatewayBench, make: Callable[..., Any]
+) -> None:
     """Invariant 2: an infrastructure failure is typed, with its status, and never a reward."""
     door = Door(gateway, make())
     async with door.http(door.client_headers) as http:
@@ -215,7 +219,7 @@ async def test_an_instance_that_ended_says_so(gateway: Gateway, make: Callable[.
 
 
 async def test_files_are_written_read_and_listed(
-    gateway: Gateway, make: Callable[..., Any]
+    gateway: GatewayBench, make: Callable[..., Any]
 ) -> None:
     """Raw bytes both ways, up to the limit of a body and beyond it when read."""
     door = Door(gateway, make())

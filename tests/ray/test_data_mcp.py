@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from aenv_ray.errors import InstanceReleased
-from tests.ray.data_gateway import Door, Gateway
+from tests.ray.data_gateway import Door, GatewayBench
 from tests.ray.faults import Witness
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -51,7 +51,7 @@ async def test_fastmcp_client(door: Door, mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 @pytest.mark.parametrize("tool", ["hold", "ahold"])
 async def test_a_client_that_cancels_stops_the_tool(
-    gateway: Gateway, make: Callable[..., Any], witness: Witness, mode: Any, tool: str
+    gateway: GatewayBench, make: Callable[..., Any], witness: Witness, mode: Any, tool: str
 ) -> None:
     """Invariant 11, by ``notifications/cancelled`` or by going away, as the version has it."""
     from fastmcp import Client
@@ -150,7 +150,7 @@ async def test_a_call_with_an_id_runs_once(door: Door) -> None:
 
 
 async def test_a_session_goes_on_at_another_replica(
-    gateway: Gateway, make: Callable[..., Any], witness: Witness
+    gateway: GatewayBench, make: Callable[..., Any], witness: Witness
 ) -> None:
     """What one replica opened another one serves, and a third could cancel."""
     door = Door(gateway, make(environment_variables=witness.variables))
@@ -182,7 +182,7 @@ async def test_a_session_goes_on_at_another_replica(
 
 
 async def test_a_plain_client_that_goes_away_stops_its_tool(
-    gateway: Gateway, make: Callable[..., Any], witness: Witness
+    gateway: GatewayBench, make: Callable[..., Any], witness: Witness
 ) -> None:
     """Invariant 11: no session, no id, just a POST that ends."""
     door = Door(gateway, make(environment_variables=witness.variables))
@@ -210,7 +210,9 @@ async def test_a_hundred_calls_at_once(door: Door) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-async def test_an_instance_that_ended_says_so(gateway: Gateway, make: Callable[..., Any]) -> None:
+async def test_an_instance_that_ended_says_so(
+    gateway: GatewayBench, make: Callable[..., Any]
+) -> None:
     """Invariant 2: typed, with its status; in a session with 200, which old clients need."""
     door = Door(gateway, make())
     await door.rpc("tools/list", {})
@@ -263,7 +265,7 @@ async def test_bodies_up_to_64_mib_pass_and_larger_ones_do_not(door: Door) -> No
 
 
 async def test_an_agent_has_the_tools_of_its_own_instance_alone(
-    gateway: Gateway, door: Door, make: Callable[..., Any]
+    gateway: GatewayBench, door: Door, make: Callable[..., Any]
 ) -> None:
     """Invariant 8: no reward, function, file or other instance."""
     other = Door(gateway, make())
@@ -288,7 +290,7 @@ async def test_an_agent_has_the_tools_of_its_own_instance_alone(
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
 
 
-async def test_others_and_nobody_are_refused(gateway: Gateway, door: Door) -> None:
+async def test_others_and_nobody_are_refused(gateway: GatewayBench, door: Door) -> None:
     """Somebody else's instance is not told to exist; no token is 401."""
     from aenv_ray.hub.records import Role
 

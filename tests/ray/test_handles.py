@@ -76,20 +76,18 @@ def test_a_tool_that_raises_is_a_result(env: Any) -> None:
     assert "ValueError: no such luck" in result.text()
 
 
-def test_call_tools_runs_in_order(make: Callable[..., Any], density: str) -> None:
+def test_call_tools_runs_in_order(make: Callable[..., Any]) -> None:
     """A batch keeps its order, in running and in results."""
-    handle = make(actor=density)
+    handle = make()
     results = ray.get(handle.call_tools.remote([("note", {"line": str(n)}) for n in range(20)]))
     assert len(results) == 20
     notes = ray.get(handle.read_file.remote("notes.txt")).decode().split()
     assert notes == [str(n) for n in range(20)]
 
 
-def test_call_tools_runs_in_parallel(
-    make: Callable[..., Any], witness: Witness, density: str
-) -> None:
+def test_call_tools_runs_in_parallel(make: Callable[..., Any], witness: Witness) -> None:
     """With `parallel` all calls of a batch are under way at the same time."""
-    handle = make(actor=density, environment_variables=witness.variables)
+    handle = make(environment_variables=witness.variables)
     reference = handle.call_tools.remote([("hold", {"key": "go"})] * 8, parallel=True)
     witness.wait_for("began go")
     ray.get(handle.write_file.remote("go", ""))
@@ -129,9 +127,9 @@ def test_an_empty_batch_is_an_empty_list(env: Any) -> None:
     assert ray.get(env.call_tools.remote([])) == []
 
 
-def test_a_repeated_call_id_runs_once(make: Callable[..., Any], density: str) -> None:
+def test_a_repeated_call_id_runs_once(make: Callable[..., Any]) -> None:
     """Invariant 1: the same id again returns the first outcome and runs nothing."""
-    handle = make(actor=density)
+    handle = make()
     results = ray.get([handle.call_tool.remote("count", call_id="one") for _ in range(5)])
     assert [r.data for r in results] == [1] * 5
     assert ray.get(handle.call_tool.remote("count")).data == 2
@@ -204,9 +202,9 @@ def test_exec_is_stopped_at_its_deadline(env: Any) -> None:
     eventually(ended)  # a killed process is in the table until it is reaped
 
 
-def test_files_are_written_read_and_listed(make: Callable[..., Any], density: str) -> None:
+def test_files_are_written_read_and_listed(make: Callable[..., Any]) -> None:
     """Bytes come back as they went; ranges, appending, modes and directories work."""
-    handle = make(actor=density)
+    handle = make()
     data = bytes(range(256)) * 4096
     assert ray.get(handle.write_file.remote("deep/er/blob", data)) == len(data)
     assert ray.get(handle.read_file.remote("deep/er/blob")) == data
@@ -229,9 +227,9 @@ def test_a_missing_file_is_a_typed_error(env: Any) -> None:
 # --- what travels --------------------------------------------------------------------------------
 
 
-def test_info_counts_calls(make: Callable[..., Any], density: str) -> None:
+def test_info_counts_calls(make: Callable[..., Any]) -> None:
     """`calls` is what was answered; asking for it is none."""
-    handle = make(actor=density)
+    handle = make()
     ray.get([handle.call_tool.remote("count") for _ in range(7)])
     ray.get([handle.info.remote() for _ in range(3)])
     assert ray.get(handle.info.remote()).calls == 7

@@ -16,7 +16,7 @@ from aenv_ray.errors import ConfigError, VersionConflict
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, Quota, Role
 from aenv_ray.testing.hub_contract import entry, lease
-from tests.ray.conftest import Cluster
+from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, eventually_empty, kill
 
 pytestmark = pytest.mark.redis
@@ -48,7 +48,7 @@ def redis_pids() -> list[int]:
 
 
 def kill_hub() -> None:
-    kill(actor_pid(ray_api.find_actor(hub_actor.HUB_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.HUB_NAME)))
 
 
 def kill_redis() -> None:
@@ -117,7 +117,7 @@ def test_a_hub_that_was_ended_finds_all_it_kept(hub: RemoteHub) -> None:
 def test_a_redis_ends_with_the_last_hub_however_it_died(hub: RemoteHub) -> None:
     blocking(hub.status())
     assert redis_pids()
-    ray_api.kill(ray_api.find_actor(hub_actor.HUB_NAME))
+    ray_api.kill(ray_api.find_actor(ray_api.HUB_NAME))
     eventually_empty(redis_pids)
     eventually(lambda: hub_actor.find_hub() is None, what=lambda: "the hub is there")
 

@@ -142,13 +142,6 @@ def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: 
     assert console.value("aenv_ray.warm(PROBE, 0)") == 0
 
 
-def test_a_node_that_joins_late_is_used(passing: Callable[..., Node], console: Console) -> None:
-    """A driver that knows the cluster's hosts looks again for those of new nodes."""
-    console.do("aenv_ray.create(PROBE, actor='shared').release.remote()")
-    late = passing()
-    eventually(lambda: is_used(console, late), 30.0)
-
-
 def test_a_node_whose_host_cannot_start_is_left_out(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
 ) -> None:
@@ -167,7 +160,11 @@ def test_a_node_whose_host_cannot_start_is_left_out(
 def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
 ) -> None:
-    """What the lost host was to make is made elsewhere; the others keep what they have."""
+    """What the lost host was to make is made elsewhere; the others keep what they have.
+
+    Before, the driver that knows the cluster's hosts finds that of a node that joins late.
+    """
+    console.do("aenv_ray.create(PROBE, actor='shared').release.remote()")
     third = passing()
     eventually(lambda: is_used(console, third), 30.0)
     console.do(f"ray.kill(ray_api.find_actor('aenv-host-{third.node_id[:12]}-0'), no_restart=True)")

@@ -22,10 +22,10 @@ from tests.ray.faults import GONE_S, Driver, Witness, eventually, without
 
 @pytest.mark.parametrize("tool", ["hold", "ahold"])
 def test_a_cancelled_call_is_told_to_stop(
-    told: Callable[..., Any], witness: Witness, density: str, tool: str
+    told: Callable[..., Any], witness: Witness, tool: str
 ) -> None:
     """Invariant 11: `ray.cancel` reaches the tool; the instance stays usable."""
-    handle = told(actor=density)
+    handle = told()
     reference = handle.call_tool.remote(tool, {"key": "k"})
     witness.wait_for("began k")
     ray.cancel(reference)
@@ -37,10 +37,10 @@ def test_a_cancelled_call_is_told_to_stop(
 
 
 def test_a_cancelled_task_of_the_client_cancels_its_call(
-    told: Callable[..., Any], witness: Witness, density: str
+    told: Callable[..., Any], witness: Witness
 ) -> None:
     """Invariant 11: `CancelledError` passes through `Environment`, and the tool is told."""
-    handle = told(actor=density)
+    handle = told()
 
     async def cancel_one() -> None:
         env = await Environment.attach(handle.instance_id)
@@ -74,20 +74,18 @@ def test_a_call_of_a_driver_that_died_ends_at_its_deadline(
 # --- unruly tools and callers --------------------------------------------------------------------
 
 
-def test_a_thousand_calls_at_once(told: Callable[..., Any], density: str) -> None:
+def test_a_thousand_calls_at_once(told: Callable[..., Any]) -> None:
     """Each of 1,000 concurrent calls gets its own result, and none is lost or run twice."""
-    handle = told(actor=density)
+    handle = told()
     references = [handle.call_tool.remote("add", {"a": n, "b": 0}) for n in range(500)]
     counts = [handle.call_tool.remote("count") for _ in range(500)]
     assert [r.data for r in ray.get(references, timeout=60)] == list(range(500))
     assert sorted(r.data for r in ray.get(counts, timeout=60)) == list(range(1, 501))
 
 
-def test_many_slow_calls_block_no_quick_one(
-    told: Callable[..., Any], witness: Witness, density: str
-) -> None:
+def test_many_slow_calls_block_no_quick_one(told: Callable[..., Any], witness: Witness) -> None:
     """Fifty calls that wait leave an instance that answers."""
-    handle = told(actor=density)
+    handle = told()
     slow = [handle.call_tool.remote("hold", {"key": "go"}) for _ in range(50)]
     eventually(lambda: witness.heard().count("began go") == 50, what=lambda: "not all began")
     assert ray.get(handle.call_tool.remote("count"), timeout=GONE_S).data == 1
@@ -95,31 +93,27 @@ def test_many_slow_calls_block_no_quick_one(
     assert [r.data for r in ray.get(slow, timeout=30)] == ["held go"] * 50
 
 
-def test_a_hanging_tool_is_a_timeout_and_the_instance_goes_on(
-    told: Callable[..., Any], density: str
-) -> None:
+def test_a_hanging_tool_is_a_timeout_and_the_instance_goes_on(told: Callable[..., Any]) -> None:
     """A tool in a system call without end: `ToolTimeout`, then calls and release work."""
-    handle = told(actor=density)
+    handle = told()
     with pytest.raises(ToolTimeout, match="block"):
         ray.get(handle.call_tool.remote("block", timeout_s=0.3), timeout=GONE_S)
     assert ray.get(handle.call_tool.remote("count")).data == 1
     ray.get(handle.release.remote(), timeout=GONE_S)
 
 
-def test_a_timeout_tells_the_tool(told: Callable[..., Any], witness: Witness, density: str) -> None:
+def test_a_timeout_tells_the_tool(told: Callable[..., Any], witness: Witness) -> None:
     """A tool that can be interrupted is, at its deadline."""
-    handle = told(actor=density)
+    handle = told()
     for tool in ("hold", "ahold"):
         with pytest.raises(ToolTimeout):
             ray.get(handle.call_tool.remote(tool, {"key": tool}, timeout_s=0.3), timeout=GONE_S)
         witness.wait_for(f"interrupted {tool}")
 
 
-def test_fifty_megabytes_of_output(
-    told: Callable[..., Any], cluster: Cluster, density: str
-) -> None:
+def test_fifty_megabytes_of_output(told: Callable[..., Any], cluster: Cluster) -> None:
     """What a tool prints goes to a log that stays small; the call's result is untouched."""
-    handle = told(actor=density)
+    handle = told()
     assert ray.get(handle.call_tool.remote("shout", {"megabytes": 50}), timeout=60).data == 50
     log = cluster.node_dir / "log" / short_name(handle.instance_id)
     eventually(lambda: log.stat().st_size <= LOG_LIMIT_BYTES, what=lambda: "the log keeps growing")

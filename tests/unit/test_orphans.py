@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from aenv_ray.actors import janitor
 from aenv_ray.actors.janitor import end_each
 from aenv_ray.actors.orphans import Orphans
+from aenv_ray.config import read_settings
+from aenv_ray.engines.base import RunningSandbox
+from aenv_ray.engines.fake import FakeEngine
+from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.hub.store import MemoryInstanceStore
+from aenv_ray.hub.store import FileInstanceStore, MemoryInstanceStore
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceRecord
+from aenv_ray.testing.contract_bench import Bench
 from aenv_ray.testing.store_contract import record as a_record
 
 
@@ -111,3 +122,97 @@ async def test_a_record_whose_engine_hangs_is_given_up_for_now(
     ended, failed = await end_each(records("env-aaaaaaaa", "env-bbbbbbbb"), end)
     assert ended == ["env-bbbbbbbb"]
     assert "TimeoutError" in failed[0]
+
+
+# --- what no record names ------------------------------------------------------------------------
+
+SHARED, DEDICATED, PRESENT = (
+    HostId(name) for name in ("aenv-host-gone-0", "env-cccccccc", "aenv-host-here-0")
+)
+PROJECT = Path(janitor.__file__).parents[1] / "testing" / "contract_environment"
+
+
+@pytest.fixture
+def run_on_fake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[HostId, list[str]]], FileInstanceStore]]:
+    """Return what starts sandboxes on the fake engine that their hosts did not record."""
+    runtime_dir = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))  # sockets need a short path
+    directory = node_directory(runtime_dir, "scope")
+    store = FileInstanceStore(directory / "records")
+    monkeypatch.setattr(janitor.ray_api, "session_scope", lambda: "scope")
+    monkeypatch.setattr(janitor.ray_api, "actor_names", lambda: [PRESENT])
+    settings = read_settings().model_copy(update={"runtime_dir": runtime_dir})
+    monkeypatch.setattr(janitor, "settings", lambda: settings)
+    monkeypatch.setattr(janitor, "make_engine_factory", lambda host: lambda _: FakeEngine(host))
+    started: dict[HostId, list[str]] = {}
+
+    async def make(wanted: dict[HostId, list[str]]) -> None:
+        for host, ids in wanted.items():
+            engine = FakeEngine(host)
+            bench = Bench(engine, tmp_path)
+            for name in ids:
+                await engine.start(replace(bench.spec(PROJECT), instance_id=InstanceId(name)))
+            await engine.close()
+
+    async def end_all() -> None:
+        for host, ids in started.items():
+            engine = FakeEngine(host)
+            await engine.stop([InstanceId(name) for name in ids])
+
+    def start(wanted: dict[HostId, list[str]]) -> FileInstanceStore:
+        started.update(wanted)
+        asyncio.run(make(wanted))
+        for host in wanted:
+            store.note_engine(host, "fake")
+        return store
+
+    yield start
+    asyncio.run(end_all())
+    shutil.rmtree(runtime_dir)
+
+
+def alive(host: HostId) -> list[str]:
+    return sorted(sandbox.instance_id for sandbox in asyncio.run(FakeEngine(host).running()))
+
+
+def test_of_a_shared_host_that_is_gone_only_what_is_named_ends(
+    run_on_fake: Callable[[dict[HostId, list[str]]], FileInstanceStore],
+) -> None:
+    """The rest is its own again when it is made again under its name."""
+    store = run_on_fake(
+        {
+            SHARED: ["env-named000", "env-kept0000"],
+            DEDICATED: ["env-cccccccc"],
+            PRESENT: ["env-here0000"],
+        }
+    )
+    named = ["env-named000", "env-here0000", "env-unknown0"]
+    assert sorted(janitor.end_orphans(named)) == ["env-cccccccc", "env-named000"]
+    assert alive(SHARED) == ["env-kept0000"]
+    assert alive(DEDICATED) == []
+    assert alive(PRESENT) == ["env-here0000"], "a host that is there ends its own"
+    assert set(store.engines_used()) == {SHARED, PRESENT}, "a dedicated one never comes back"
+
+
+def test_an_engine_that_cannot_be_asked_is_asked_again(
+    run_on_fake: Callable[[dict[HostId, list[str]]], FileInstanceStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 3: it is told, the others are ended, and what the host used is not forgotten."""
+    store = run_on_fake({SHARED: ["env-named000"], DEDICATED: ["env-cccccccc"]})
+
+    async def away(engine: FakeEngine) -> list[RunningSandbox]:
+        if engine._host_id == DEDICATED:
+            raise FabricUnavailable("the daemon is away")
+        return await running(engine)
+
+    running = FakeEngine.running
+    monkeypatch.setattr(FakeEngine, "running", away)
+    with pytest.raises(FabricUnavailable, match=rf"what {DEDICATED} did not record.*is away"):
+        janitor.end_orphans(["env-named000"])
+    assert DEDICATED in store.engines_used()
+    monkeypatch.setattr(FakeEngine, "running", running)
+    assert alive(SHARED) == []
+    assert janitor.end_orphans([]) == ["env-cccccccc"]
+    assert alive(DEDICATED) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aenv_ray.engines.base import Sandbox, SandboxSpec
+from aenv_ray.engines.base import RunningSandbox, Sandbox, SandboxSpec
 from aenv_ray.engines.fake import FakeEngine
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
@@ -27,7 +27,7 @@ class SpyEngine(FakeEngine):
         self.gate.set()
         self.at_gate = asyncio.Event()
         self.away_for = 0
-        """How many more stops and attaches meet nobody."""
+        """How many more stops, attaches and listings meet nobody."""
 
     async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
         self.at_gate.set()
@@ -48,6 +48,10 @@ class SpyEngine(FakeEngine):
     async def attach(self, instance_id: InstanceId) -> Sandbox:
         self._reach()
         return await super().attach(instance_id)
+
+    async def running(self) -> list[RunningSandbox]:
+        self._reach()
+        return await super().running()
 
     def _reach(self) -> None:
         if self.away_for:

@@ -12,6 +12,7 @@ from aenv_ray.actors import host as host_module
 from aenv_ray.actors.host import Host
 from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
 from tests.unit.host.spy_engine import AWAY, HOST, SpyEngine
 
@@ -196,3 +197,47 @@ async def test_what_was_made_and_not_recorded_is_ended_on_the_engine_that_made_i
     await later.open()
     assert await engine.running() == []
     assert await later.instances() == []
+
+
+async def unrecorded(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> Host:
+    """Return a host whose node could not be asked for what an earlier one did not record."""
+    store = MemoryInstanceStore()
+    earlier = open_host(store)
+    await earlier.open()
+    await earlier.start([spec])
+    store.delete([spec.instance_id])
+    await earlier.close()
+    engine.away_for = 1
+    later = open_host(store)
+    await later.open()
+    assert [s.instance_id for s in await engine.running()] == [spec.instance_id]
+    return later
+
+
+async def test_what_was_not_recorded_is_ended_once_its_node_answers(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Invariant 3: a daemon that was down when the host came back is asked again."""
+    host = await unrecorded(open_host, spec, engine)
+    engine.away_for = 1
+    await host.sweep()
+    assert len(await engine.running()) == 1
+    await host.sweep()
+    assert await engine.running() == []
+
+
+async def test_what_was_not_recorded_is_never_mixed_up_with_what_is_new(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Nothing is started before the search, which would take it for something left."""
+    host = await unrecorded(open_host, spec, engine)
+    new = spec.model_copy(update={"instance_id": new_instance_id("probe")})
+    engine.away_for = 1
+    with pytest.raises(FabricUnavailable, match=AWAY):
+        await host.start([new])
+    (started,) = await host.start([new])
+    assert isinstance(started, InstanceInfo)
+    await host.sweep()
+    assert [s.instance_id for s in await engine.running()] == [new.instance_id]

@@ -1,4 +1,4 @@
-"""Files of an instance's sandbox: read in a stream of any length, written whole."""
+"""An instance's sandbox: its facts, and its files, read in streams and written whole."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read from the sandbox at once; a reader that is slow holds no more in memory."""
 
 
-class FileDoor:
-    """Reads, writes and lists.
+class SandboxDoor:
+    """Tells of a sandbox, reads, writes and lists its files.
 
     Args:
         find: Says which instance a request is for, and refuses who may not use it.
@@ -42,6 +42,10 @@ class FileDoor:
         target = await self._find(request)
         target.check_not_agent()
         return RayInstance(await self._fabric.handle(target.instance_id))
+
+    async def info(self, request: Request) -> Response:
+        """Answer with what is known of the instance, its isolation included."""
+        return success(await (await self._instance(request)).info())
 
     async def read(self, request: Request) -> Response:
         """Answer with a file's bytes, or those from `offset` on, at most `length`.

@@ -1,0 +1,78 @@
+"""What `aenv build` notes in config.json: as a whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from aenv_ray.cli import artifacts
+from aenv_ray.errors import ConfigError
+
+_FULL = """
+import resource, sys
+from pathlib import Path
+from aenv_ray.cli import artifacts
+from aenv_ray.errors import ConfigError
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))  # as if the disk took no more
+try:
+    artifacts.note_image(Path(sys.argv[1]), "r:1", "sha256:00")
+except ConfigError as exc:
+    sys.exit(0 if "is built, and cannot be noted" in str(exc) and "sha256:00" in exc.hint else 2)
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    earlier = [{"type": "image", "content": "old"}, {"type": "dataset", "content": "kept"}]
+    path.write_text(json.dumps({"name": "täglich", "artifacts": earlier}))
+    path.chmod(0o640)
+    return path
+
+
+def test_an_image_takes_the_place_of_an_earlier_one_and_the_rest_stays(config):
+    artifacts.note_image(config, "r:1", "r@sha256:00")
+    assert json.loads(config.read_text()) == {
+        "name": "täglich",
+        "artifacts": [
+            {"type": "dataset", "content": "kept"},
+            {"type": "image", "content": "r:1", "digest": "r@sha256:00"},
+        ],
+    }
+    assert "täglich" in config.read_text()
+    assert config.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_linked_config_stays_a_link(config, tmp_path):
+    link = tmp_path / "project" / "config.json"
+    link.parent.mkdir()
+    link.symlink_to(config)
+    artifacts.note_image(link, "r:1", "sha256:00")
+    assert link.is_symlink()
+    assert "sha256:00" in config.read_text()
+
+
+def test_a_full_disk_leaves_the_file_as_it_is(config):
+    before = config.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, str(config)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert config.read_bytes() == before
+    assert [path.name for path in config.parent.iterdir()] == ["config.json"]
+
+
+def test_a_config_that_was_broken_meanwhile_is_said(config):
+    config.write_text("{")
+    with pytest.raises(ConfigError, match="is built, and cannot be noted"):
+        artifacts.note_image(config, "r:1", "sha256:00")
+
+
+def test_a_directory_that_cannot_be_written_to_is_said_before_the_build(monkeypatch, config):
+    artifacts.check_writable(config)
+    monkeypatch.setattr("os.access", lambda *_: False)  # nothing is closed to root
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        artifacts.check_writable(config)

@@ -1,0 +1,66 @@
+"""Names of images: what may be one, and which registry it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from aenv_ray.engines.docker_reference import compose, has_tag, registry_of, split_tag
+from aenv_ray.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("parts", "reference"),
+    [
+        (("docker.io", "aenv", "todo", "1.0.0"), "docker.io/aenv/todo:1.0.0"),
+        (("localhost:5000", "a/b", "todo", "v_1"), "localhost:5000/a/b/todo:v_1"),
+        (("localhost", "", "todo", "1"), "localhost/todo:1"),
+        (("", "", "my-todo", "1"), "my-todo:1"),
+        (("[::1]:5000", "a", "b", "1"), "[::1]:5000/a/b:1"),
+    ],
+)
+def test_a_reference_is_composed(parts, reference):
+    assert compose(*parts) == reference
+
+
+@pytest.mark.parametrize(
+    ("parts", "what"),
+    [
+        (("https://ghcr.io", "a", "b", "1"), "registry"),
+        (("ghcr.io/team", "a", "b", "1"), "registry"),
+        (("myregistry", "a", "b", "1"), "registry"),  # daemons take it for a namespace of the hub
+        (("docker.io", "Team", "b", "1"), "namespace"),
+        (("docker.io", "a", "Todo", "1"), "name"),
+        (("docker.io", "a", "", "1"), "name"),
+        (("docker.io", "a", "b:c", "1"), "name"),
+        (("docker.io", "a", "b", "1.0.0+cu"), "tag"),
+        (("docker.io", "a", "b", ""), "tag"),
+        (("docker.io", "a", "b", "x" * 129), "tag"),
+        (("docker.io", "a", "b" * 250, "1"), "255"),
+    ],
+)
+def test_what_cannot_be_a_part_is_named(parts, what):
+    with pytest.raises(ConfigError, match=what):
+        compose(*parts)
+
+
+@pytest.mark.parametrize(
+    ("reference", "registry"),
+    [
+        ("python:3.11", "docker.io"),
+        ("library/python", "docker.io"),
+        ("index.docker.io/library/python", "docker.io"),
+        ("localhost/x", "localhost"),
+        ("localhost:5000/x:1", "localhost:5000"),
+        ("ghcr.io/a/b@sha256:" + "0" * 64, "ghcr.io"),
+    ],
+)
+def test_the_registry_of_a_reference(reference, registry):
+    assert registry_of(reference) == registry
+
+
+def test_tags_and_ports_are_told_apart():
+    assert split_tag("localhost:5000/a/b") == ("localhost:5000/a/b", "latest")
+    assert split_tag("localhost:5000/a/b:1") == ("localhost:5000/a/b", "1")
+    assert not has_tag("localhost:5000/a/b")
+    assert has_tag("a:1")
+    assert has_tag("localhost:5000/a@sha256:00")
