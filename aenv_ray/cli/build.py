@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli import console
+from aenv_ray.cli.options import Output
+from aenv_ray.cli.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from aenv_ray.engines.docker_registry import Transfer
     from aenv_ray.project import Project
 
-_DEFAULT_REGISTRY: Final = "docker.io"
-_DEFAULT_NAMESPACE: Final = "aenv"
 _STEP_LENGTH: Final = 60
 _PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
@@ -35,11 +35,13 @@ def build(
         typer.Option("--image-tag", "-t", help="Repeatable. Default: buildConfig, else version."),
     ] = None,
     registry: Annotated[
-        str, typer.Option("--registry", "-r", help="Where it is pushed to.")
-    ] = _DEFAULT_REGISTRY,
+        str | None,
+        typer.Option("--registry", "-r", help="Default: the config file's, else docker.io."),
+    ] = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-s", help="Whose images they are there.")
-    ] = _DEFAULT_NAMESPACE,
+        str | None,
+        typer.Option("--namespace", "-s", help="Default: the config file's, else aenv."),
+    ] = None,
     dockerfile: Annotated[
         Path | None, typer.Option("--dockerfile", "-f", help="Default: buildConfig.dockerfile.")
     ] = None,
@@ -52,6 +54,7 @@ def build(
     push: Annotated[
         bool, typer.Option("--push/--no-push", help="Push it to the registry.")
     ] = False,
+    output: Output = None,
 ) -> None:
     """Build a project's image and note it in config.json.
 
@@ -66,9 +69,12 @@ def build(
       aenv build -w todo -t 1.0.0 -t latest --push
     """
     from aenv_ray import project
-    from aenv_ray.cli import artifacts
+    from aenv_ray.cli import artifacts, config_file
 
     loaded = project.load(work_dir)
+    ours = config_file.find().values.build_config.registry
+    registry = ours.host if registry is None else registry
+    namespace = ours.namespace if namespace is None else namespace
     config = loaded.path / project.CONFIG_NAME
     plan = _plan(loaded, image_name, image_tag or [], registry, namespace, dockerfile, platform,
                  build_arg or [])  # fmt: skip
@@ -79,7 +85,7 @@ def build(
     artifacts.note_image(config, reference, digest)
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
-    print(f"{reference} {digest}")
+    show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
 
 
 async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:

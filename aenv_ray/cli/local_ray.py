@@ -30,6 +30,7 @@ _SANDBOXES_S: Final = 20.0
 _LOOK_S: Final = 0.1
 _NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP")
 """What steers or authorizes this command; nothing of the fabric needs it."""
+_NO_NODE: Final = {"node_dir": None}
 _LOG: Final = "start.log"
 _LOG_LINES: Final = 1
 
@@ -104,17 +105,34 @@ def _free_port() -> int:
 def processes(fabric: LocalFabric) -> dict[int, str]:
     """Return the live processes of a fabric, by pid with their commands.
 
-    They are those that inherited its mark, and those of its node's launcher.
+    They are those that inherited its mark, those in a session with one of them (some of Ray's
+    overwrite their environment with a title), and those of its node's launcher.
     """
     mark = f"{MARK}={fabric.id}".encode()
     place = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
-    own = os.getpid()
-    found = {}
-    for pid, command, environment in _all_processes():
-        is_of_node = place is not None and place in command.split(b"\0")
-        if pid != own and (mark in environment.split(b"\0") or is_of_node):
-            found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
+    every = [row for row in _all_processes() if row[0] != os.getpid()]
+    marked = {pid for pid, _, environment in every if mark in environment.split(b"\0")}
+    sessions = fabric.sessions | sessions_of(marked)
+    return {
+        pid: command.replace(b"\0", b" ").decode(errors="replace").strip()
+        for pid, command, _ in every
+        if pid in marked
+        or _session(pid) in sessions
+        or (place is not None and place in command.split(b"\0"))
+    }
+
+
+def sessions_of(pids: Iterable[int]) -> frozenset[int]:
+    """Return the sessions of processes, without our own."""
+    found = {_session(pid) for pid in pids} - {0, os.getsid(0)}
+    return frozenset(found)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has just ended
+        return 0
 
 
 def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
@@ -123,7 +141,9 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     Raises:
         FabricUnavailable: A process does not end.
     """
-    marked = fabric.model_copy(update={"node_dir": None})
+    sessions = fabric.sessions | sessions_of(processes(fabric.model_copy(update=_NO_NODE)))
+    fabric = fabric.model_copy(update={"sessions": sessions})
+    marked = fabric.model_copy(update=_NO_NODE)
     _signal(processes(marked), signal.SIGTERM)
     if not _are_gone(marked, _TERM_S):
         stubborn = sorted(map(_short, processes(marked).values()))

@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "build": "aenv_ray.cli.build:build",
     "up": "aenv_ray.cli.up:up",
     "down": "aenv_ray.cli.down:down",
+    "doctor": "aenv_ray.cli.doctor:doctor",
     "status": "aenv_ray.cli.status:status",
     "sample": "aenv_ray.cli.sample:sample",
     "push": "aenv_ray.cli.push:push",

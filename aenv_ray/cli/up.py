@@ -204,7 +204,8 @@ def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> Loc
             local_ray.end(fabric, console.say)
             fabric = fabric.model_copy(update={"ray_temp_dir": local_ray.new_temp_dir()})
             local_fabric.write(data_dir, fabric)
-    fabric = fabric.model_copy(update={"ray_address": address})
+    sessions = local_ray.sessions_of(local_ray.processes(fabric))
+    fabric = fabric.model_copy(update={"ray_address": address, "sessions": sessions})
     local_fabric.write(data_dir, fabric)
     return fabric
 
