@@ -19,6 +19,7 @@ _CLASSES: Final = {
     "xdigit": "0-9a-fA-F",
 }  # fmt: skip
 _NEVER: Final = "(?!)"
+_MOST_VERDICTS: Final = 50_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class IgnoreRules:
         """
         key = (path, is_directory)
         if key not in self._verdicts:
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()  # files come and go
             self._verdicts[key] = self._decide(path, is_directory)
         return self._verdicts[key]
 

@@ -52,6 +52,8 @@ class LocalFabric(BaseModel):
     """Whether Ray was started for it, and ends with it."""
     ray_temp_dir: Path | None = None
     """Of a Ray of its own."""
+    sessions: frozenset[int] = frozenset()
+    """Of the operating system, in which the processes of its Ray are, whatever they are called."""
     node_dir: Path | None = None
     """Of its node's launcher; None until Ray runs, or where Ray is not its own."""
     started_at: float

@@ -69,7 +69,7 @@ class DeployConfig(_ProjectSection):
     memory: str | int | None = None
     """``"4G"`` or ``"4Gi"``. None means no limit."""
     ephemeral_storage: str | int | None = Field(default=None, alias="ephemeralStorage")
-    """Size of the private work directory."""
+    """Size of the private work directory, and of what is written to a container's image."""
     os: str | None = None
     """``"linux"`` …: refused where sandboxes run on another one. None: any."""
     ttl: str | float | None = None

@@ -31,7 +31,7 @@ collect_ignore = ["fixtures"]  # projects with tests of their own, written for e
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-_LONG_FIRST = ("e2e", "ray", "contract", "meta", "unit")
+_LONG_FIRST = ("e2e", "ray", "contract")
 KNOWN = frozenset(
     {
         "browser",
@@ -111,7 +111,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the directories with long modules first, so that no worker ends with one alone."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: _LONG_FIRST.index(item.path.relative_to(here).parts[0]))
+
+    def place(item: pytest.Item) -> int:
+        for index, name in enumerate(_LONG_FIRST):
+            if here / name in item.path.parents:
+                return index
+        return len(_LONG_FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_logins_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the developer's own logins for registries out of the tests."""
+    os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker-config"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 TIMEOUTS = 3
 """As many tests of a module reach their timeout; the rest of it waits for the same thing."""
-_LINE_LIMIT = 300
+_PART_LIMIT = 200
 
 
 class Verdicts:
@@ -44,10 +44,11 @@ def _module(nodeid: str) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Return where and why, in a line."""
+    """Return where and why, in a line: of a long message its beginning and its end."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is None:
-        lines = report.longreprtext.strip().splitlines()
-        return lines[-1][:_LINE_LIMIT] if lines else ""
-    why = str(crash.message).strip().partition("\n")[0]
-    return f"{crash.path}:{crash.lineno}: {why}"[:_LINE_LIMIT]
+    place = "" if crash is None else f"{crash.path}:{crash.lineno}: "
+    message = report.longreprtext if crash is None else str(crash.message)
+    why = " | ".join(line.strip() for line in message.splitlines() if line.strip())
+    if len(why) > 2 * _PART_LIMIT:
+        why = f"{why[:_PART_LIMIT]} … {why[-_PART_LIMIT:]}"
+    return f"{place}{why}"

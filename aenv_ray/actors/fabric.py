@@ -49,17 +49,27 @@ class _Made(NamedTuple):
     outcome: InstanceInfo | AenvError
 
 
+class _Whole(NamedTuple):
+    """An instance that was made."""
+
+    spec: InstanceSpec
+    host: Any
+    outcome: InstanceInfo
+
+
 class Fabric:
     """A connection of this process to the fabric of a Ray cluster."""
 
     def __init__(self, address: str | None = None) -> None:
         from aenv_ray.actors import controller, ray_api
+        from aenv_ray.actors.accounts import Accounts
 
         self.ray = ray_api
         self.gate = Gate()
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller()
         self.shared = SharedHosts(self.controller, self.wait)
+        self._accounts = Accounts()
         self._noticed: set[str] = set()
         self.wait(self.controller.ping.remote(), "the controller", 120.0)
 
@@ -114,9 +124,30 @@ class Fabric:
             check_capacity(count, DEDICATED_PER_NODE * len(self.ray.alive_nodes()))
         self._notice(source)
         specs = options.specs(source, count, job_id=self.ray.job_id())
+        account = self._accounts.open(specs, options)
+        try:
+            made = self._make(source, specs, options.actor)
+        except BaseException:
+            if account is not None and self.ray.is_connected():
+                account.close()
+            raise
+        if account is not None:
+            try:
+                account.settle((one.spec, one.outcome.id) for one in made)
+            except BaseException:
+                self.release([one.outcome.id for one in made])
+                raise
+        return [  # one from a pool has an id of its own
+            EnvHandle(one.outcome.id, one.spec.reference, one.host, self.controller) for one in made
+        ]
+
+    def _make(
+        self, source: project.Project, specs: list[InstanceSpec], density: ActorDensity
+    ) -> list[_Whole]:
+        """Make what the specs say, all or none."""
         tried = [spec.instance_id for spec in specs]
         try:
-            if options.actor is ActorDensity.DEDICATED:
+            if density is ActorDensity.DEDICATED:
                 made = self._create_dedicated(source, specs)
             else:
                 made = self._create_shared(source, specs, tried)
@@ -126,16 +157,14 @@ class Fabric:
             if self.ray.is_connected():
                 self.controller.release.remote(tried)
             raise
+        whole = [
+            _Whole(m.spec, m.host, m.outcome) for m in made if isinstance(m.outcome, InstanceInfo)
+        ]
         failures = [one.outcome for one in made if isinstance(one.outcome, AenvError)]
         if failures:
-            whole = [m.outcome.id for m in made if isinstance(m.outcome, InstanceInfo)]
-            self.release(whole)
-            raise of_group(failures[0], len(failures), count)
-        return [  # one from a pool has an id of its own
-            EnvHandle(one.outcome.id, one.spec.reference, one.host, self.controller)
-            for one in made
-            if isinstance(one.outcome, InstanceInfo)
-        ]
+            self.release([one.outcome.id for one in whole])
+            raise of_group(failures[0], len(failures), len(specs))
+        return whole
 
     def _create_dedicated(self, source: project.Project, specs: list[InstanceSpec]) -> list[_Made]:
         reference = self.controller.create_dedicated.remote(specs, source.archive())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.actors import ray_api
+from aenv_ray.actors.accounts import MADE_BY_RAY, changes
+from aenv_ray.actors.controller import CONTROL_DEADLINE_S, ensure_controller
 from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
@@ -25,13 +28,16 @@ from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import DEFAULT_PREFIX
 from aenv_ray.hub.leases import SWEEP_AT_ONCE
+from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.models import InstanceStatus
 
 logger = logging.getLogger(__name__)
 
-HUB_NAME: Final = "aenv-hub"
 SWEEP_S: Final = 5.0
 """What is overdue is seen within this; so is a bundled Redis that died while nobody asked."""
+COMPARE_TURNS: Final = 6
+"""Of so many sweeps one compares leases with what runs."""
 END_S: Final = 20.0
 """Redis writes what it has first."""
 START_S: Final = 120.0
@@ -80,6 +86,33 @@ class HubHost:
             self._is_doubtful = True
             raise
 
+    async def compare(self) -> None:
+        """Compare the leases of Ray code with what runs, and mend what differs.
+
+        Raises:
+            FabricUnavailable: Redis or the controller does not answer; nothing was ended for that.
+        """
+        leases: list[Lease] = []
+        cursor: str | None = None
+        while True:
+            query = LeaseQuery(label=MADE_BY_RAY, limit=1000, cursor=cursor)
+            page = await self.call("leases", query)
+            leases += page.items
+            cursor = page.cursor
+            if cursor is None:
+                break
+        if not any(lease.status is InstanceStatus.RUNNING for lease in leases):
+            return
+        controller = ensure_controller()
+        with ray_api.translated("listing instances"):
+            async with asyncio.timeout(CONTROL_DEADLINE_S):
+                running = await controller.list_instances.remote()
+        gone, moved = changes(leases, running)
+        if gone:
+            await self.call("end_leases", gone)
+        for instance_id, deadline in moved.items():
+            await self.call("update_lease", instance_id, deadline=deadline)
+
     async def end(self) -> None:
         """Leave Redis; a bundled one that nobody else uses ends. The actor is to be killed next."""
         self._keeper.cancel()
@@ -105,14 +138,16 @@ class HubHost:
         return self._server.connect()
 
     async def _keep_order(self) -> None:
-        """Sweep for ever."""
-        while True:
+        """Sweep and compare for ever."""
+        for turn in itertools.count():
             try:
                 while await self.call("sweep") >= SWEEP_AT_ONCE:
                     pass
-            except AenvError as exc:
+                if turn % COMPARE_TURNS == 0:
+                    await self.compare()
+            except (AenvError, TimeoutError) as exc:
                 # Who asks is told in full; this only keeps the log aware.
-                logger.warning("the hub cannot sweep: %s", exc)
+                logger.warning("the hub cannot put its leases in order: %r", exc)
             await asyncio.sleep(SWEEP_S)
 
 
@@ -139,11 +174,11 @@ def ensure_hub() -> RemoteHub:
         )
         where: dict[str, Any] = {}
         if options.redis_url is None:
-            where["scheduling_strategy"] = ray_api.pinned(ray_api.node_id())
+            where["scheduling_strategy"] = ray_api.pinned(_home())
         actor = (
             _hub_class()
             .options(
-                name=HUB_NAME,
+                name=ray_api.HUB_NAME,
                 namespace=ray_api.NAMESPACE,
                 lifetime="detached",
                 get_if_exists=True,
@@ -160,19 +195,35 @@ def ensure_hub() -> RemoteHub:
     return found
 
 
+def _home() -> str:
+    """Return the node of a hub with a Redis of its own: the first one in this cluster.
+
+    Raises:
+        ConfigError: That node is gone, and what the hub kept with it.
+    """
+    node = ray_api.noted("hub-node", ray_api.node_id())
+    if node not in ray_api.alive_nodes():
+        raise ConfigError(
+            f"the hub's data is on node {node[:8]}, which is gone from the cluster",
+            hint="bring that machine back and restart Ray there, or set AENV_REDIS_URL: such a hub "
+            "may run on any node",
+        )
+    return node
+
+
 def find_hub() -> RemoteHub | None:
     """Return the cluster's hub; None when there is none."""
-    actor = ray_api.find_actor(HUB_NAME)
+    actor = ray_api.find_actor(ray_api.HUB_NAME)
     return None if actor is None else RemoteHub(actor, _finder())
 
 
 def _finder() -> Callable[[], Any | None]:
-    return functools.partial(ray_api.find_actor, HUB_NAME)
+    return functools.partial(ray_api.find_actor, ray_api.HUB_NAME)
 
 
 def end_hub() -> None:
     """End the hub and a Redis of its own; what it keeps stays. Does nothing when there is none."""
-    actor = ray_api.find_actor(HUB_NAME)
+    actor = ray_api.find_actor(ray_api.HUB_NAME)
     if actor is None:
         return
     try:

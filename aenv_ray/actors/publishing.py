@@ -23,6 +23,8 @@ from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 INSPECT_S: Final = 600.0
 """Most of it is for a virtual environment that is built for the first time."""
 _CALL_S: Final = 60.0
+_LOOKING: Final = (NetworkMode.NONE, NetworkMode.HOST)
+"""What a sandbox to look in may reach."""
 
 Kind = Literal["tool", "function", "reward", "health"]
 
@@ -64,7 +66,7 @@ async def inspect(
             async with fresh_sandbox(
                 source,
                 lifetime_s=timeout_s,
-                config=_without_internet(source.config),
+                config=_for_looking(source.config),
                 make_engine=make_engine,
             ) as sandbox:
                 return Inspection(await _schemas(sandbox))
@@ -86,14 +88,23 @@ async def inspect(
 
 
 def _runs_in_an_image(config: EnvironmentConfig) -> bool:
-    return config.deploy.engine not in (None, "process")
+    """Whether its instances cannot be processes of a node, or are not meant to be."""
+    deploy = config.deploy
+    return (
+        deploy.engine not in (None, "process")
+        or deploy.is_dual
+        or deploy.network not in (None, *_LOOKING)
+    )
 
 
-def _without_internet(config: EnvironmentConfig) -> EnvironmentConfig:
-    """Return a config for looking: the process engine has no ``internet``, and less will do."""
-    if config.deploy.network is not NetworkMode.INTERNET:
-        return config
-    deploy = config.deploy.model_copy(update={"network": NetworkMode.NONE})
+def _for_looking(config: EnvironmentConfig) -> EnvironmentConfig:
+    """Return a config with what the process engine has: to load the code, less will do."""
+    changes: dict[str, Any] = {}
+    if config.deploy.network not in (None, *_LOOKING):
+        changes |= {"network": NetworkMode.NONE, "allow": None}
+    if config.deploy.is_dual:
+        changes["pod_template"] = None
+    deploy = config.deploy.model_copy(update=changes)
     return config.model_copy(update={"deploy": deploy})
 
 

@@ -21,6 +21,8 @@ from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLo
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
+HUB_NAME: Final = "aenv-hub"
+"""Name of the hub actor."""
 
 SYSTEM_CONFIG: Final = {
     # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.
@@ -167,6 +169,20 @@ def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
 def cheap_task(function: Any) -> Any:
     """Return a Ray task that takes no CPU of the cluster's, and that Ray sends again."""
     return ray.remote(num_cpus=0, max_retries=3)(function)
+
+
+def noted(key: str, value: str) -> str:
+    """Note a value under a key for as long as the cluster lives, unless there is one.
+
+    Returns:
+        What is noted there.
+    """
+    from ray.experimental import internal_kv
+
+    name = f"{NAMESPACE}:{key}".encode()
+    internal_kv._internal_kv_put(name, value.encode(), overwrite=False)
+    kept: bytes = internal_kv._internal_kv_get(name)
+    return kept.decode()
 
 
 def find_actor(name: str) -> Any | None:

@@ -87,6 +87,8 @@ class RemoteHub(Hub):
     async def _once(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             with ray_api.translated("asking the hub"):
+                if method == "compare":
+                    return await self._actor.compare.remote()
                 return await self._actor.call.remote(method, *arguments, **options)
         except FabricUnavailable:
             # Killed for good, perhaps, and made again since.
@@ -125,6 +127,14 @@ class RemoteHub(Hub):
 
     async def admit(self, leases: Sequence[Lease]) -> None:  # noqa: D102
         await self._ask("admit", list(leases))
+
+    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
+        """Let leases take the places of others; see `Leases.exchange`."""
+        await self._ask("exchange", list(instance_ids), list(leases))
+
+    async def compare(self) -> None:
+        """Have the hub compare the leases of Ray code with what runs, now."""
+        await self._ask("compare")
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
         return _typed(await self._ask("lease", instance_id), Lease)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from aenv_ray.cli import console
+from aenv_ray.cli.options import Output
+from aenv_ray.cli.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,9 +19,8 @@ if TYPE_CHECKING:
     from aenv_ray.engines.docker_registry import Transfer
     from aenv_ray.project import Project
 
-_DEFAULT_REGISTRY: Final = "docker.io"
-_DEFAULT_NAMESPACE: Final = "aenv"
 _STEP_LENGTH: Final = 60
+_PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
@@ -33,11 +35,13 @@ def build(
         typer.Option("--image-tag", "-t", help="Repeatable. Default: buildConfig, else version."),
     ] = None,
     registry: Annotated[
-        str, typer.Option("--registry", "-r", help="Where it is pushed to.")
-    ] = _DEFAULT_REGISTRY,
+        str | None,
+        typer.Option("--registry", "-r", help="Default: the config file's, else docker.io."),
+    ] = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-s", help="Whose images they are there.")
-    ] = _DEFAULT_NAMESPACE,
+        str | None,
+        typer.Option("--namespace", "-s", help="Default: the config file's, else aenv."),
+    ] = None,
     dockerfile: Annotated[
         Path | None, typer.Option("--dockerfile", "-f", help="Default: buildConfig.dockerfile.")
     ] = None,
@@ -50,6 +54,7 @@ def build(
     push: Annotated[
         bool, typer.Option("--push/--no-push", help="Push it to the registry.")
     ] = False,
+    output: Output = None,
 ) -> None:
     """Build a project's image and note it in config.json.
 
@@ -64,9 +69,12 @@ def build(
       aenv build -w todo -t 1.0.0 -t latest --push
     """
     from aenv_ray import project
-    from aenv_ray.cli import artifacts
+    from aenv_ray.cli import artifacts, config_file
 
     loaded = project.load(work_dir)
+    ours = config_file.find().values.build_config.registry
+    registry = ours.host if registry is None else registry
+    namespace = ours.namespace if namespace is None else namespace
     config = loaded.path / project.CONFIG_NAME
     plan = _plan(loaded, image_name, image_tag or [], registry, namespace, dockerfile, platform,
                  build_arg or [])  # fmt: skip
@@ -77,7 +85,7 @@ def build(
     artifacts.note_image(config, reference, digest)
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
-    print(f"{reference} {digest}")
+    show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
 
 
 async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
@@ -118,6 +126,12 @@ def _plan(
 
     config, root = loaded.config, loaded.path
     name = image_name or config.build.image_name or config.name
+    chosen = platform or config.build.platform
+    if chosen is not None and not _PLATFORM.fullmatch(chosen):
+        raise ConfigError(
+            f"platform {chosen!r} is not OS/ARCHITECTURE",
+            hint="one platform a build, for example linux/arm64: an instance runs one image",
+        )
     arguments = dict(config.build.build_args)
     for item in build_args:
         key, equals, value = item.partition("=")
@@ -131,7 +145,7 @@ def _plan(
             compose(registry.strip("/"), namespace.strip("/"), name, tag)
             for tag in tags or [config.build.image_tag or config.version]
         ],
-        platform=platform or config.build.platform,
+        platform=chosen,
         build_args=arguments,
     )
 

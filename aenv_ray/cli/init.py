@@ -12,6 +12,8 @@ import typer
 
 from aenv_ray import ids
 from aenv_ray.cli import console
+from aenv_ray.cli.options import Output
+from aenv_ray.cli.output import Format, show
 from aenv_ray.errors import ConfigError
 
 TEMPLATES: Final = Path(__file__).parent / "template"
@@ -39,6 +41,7 @@ def init(
     config_only: Annotated[
         bool, typer.Option("--config-only", help="Write only WORK_DIR/config.json.")
     ] = False,
+    output: Output = None,
 ) -> None:
     """Make a new environment project and print its path.
 
@@ -57,13 +60,18 @@ def init(
             raise ConfigError(f"{target} exists already", hint="overwrite it with --force")
         _write(work_dir, {_CONFIG: files[_CONFIG]})
         console.say(f"wrote the config of {console.strong(f'{name}@{version}')}")
-        print(target.resolve())
+        _show(name, version, target, output)
         return
     target = work_dir / name
     _make_project(target, files, force=force)
     console.say(f"made environment {console.strong(f'{name}@{version}')}")
-    print(target.resolve())
+    _show(name, version, target, output)
     _say_next_steps(target)
+
+
+def _show(name: str, version: str, target: Path, output: Format | None) -> None:
+    path = str(target.resolve())
+    show({"name": name, "version": version, "path": path}, output, path)
 
 
 def render(template: str, name: str, version: str) -> dict[str, str]:

@@ -122,11 +122,14 @@ def info(
     with gateway(system_url, api_key, timeout) as door:
         found = door.instance(instance_id)
         health = door.check_health(instance_id)
-        name, _, version = found.environment.partition("@")
-        functions = door.functions(name, version)
-    named = [f"{one.get('kind')} {one.get('name')}" for one in functions]
-    lines = _lines(found) | {"health": health.get("status"), "calls": named}
-    show(found.shown() | {"health": health, "functions": functions}, output, lines)
+        tools, functions = door.tools(instance_id), door.functions_of(instance_id)
+    lines = _lines(found) | {
+        "health": health.get("status"),
+        "tools": [tool.get("name") for tool in tools],
+        "functions": [function.get("name") for function in functions],
+    }
+    more = {"health": health, "tools": tools, "functions": functions}
+    show(found.shown() | more, output, lines)
 
 
 @instance.command()
@@ -149,7 +152,7 @@ def delete(
             door.delete(instance_id)
             console.say(f"ended {instance_id}")
     rows = [{"id": instance_id, "deleted": True} for instance_id in instance_ids]
-    show_rows(rows, output, {"ID": lambda row: row["id"]})
+    show(rows, output, "\n".join(instance_ids))
 
 
 @instance.command(context_settings={"allow_interspersed_args": False})

@@ -15,7 +15,7 @@ import typer
 
 from aenv_ray.cli import console
 from aenv_ray.cli.options import ApiKey, Output, SystemUrl, gateway, variables
-from aenv_ray.cli.output import show, show_rows
+from aenv_ray.cli.output import show
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
@@ -114,7 +114,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
             if count == 1:
                 show(shown[0], output, made[0].id)
             else:
-                show_rows(shown, output, {"ID": lambda row: row["id"]})
+                show(shown, output, "\n".join(one.id for one in made))
             if not keep_alive:
                 console.say("held until Ctrl-C or its TTL; --keep-alive leaves it running")
                 _hold(door, made)

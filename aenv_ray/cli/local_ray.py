@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,9 @@ _SANDBOXES_S: Final = 20.0
 _LOOK_S: Final = 0.1
 _NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP")
 """What steers or authorizes this command; nothing of the fabric needs it."""
+_NO_NODE: Final = {"node_dir": None}
 _LOG: Final = "start.log"
-_LOG_LINES: Final = 5
+_LOG_LINES: Final = 1
 
 
 def new_temp_dir() -> Path:
@@ -63,8 +65,9 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
     assert directory is not None
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
-        f"--temp-dir={directory}", "--include-dashboard=false", "--ray-client-server-port=0",
-        "--disable-usage-stats", "--no-monitor", f"--system-config={json.dumps(SYSTEM_CONFIG)}",
+        f"--temp-dir={directory}", f"--ray-client-server-port={_free_port()}",
+        "--include-dashboard=false", "--disable-usage-stats", "--no-monitor",
+        f"--system-config={json.dumps(SYSTEM_CONFIG)}",
     ]  # fmt: skip
     if num_cpus is not None:
         command.append(f"--num-cpus={num_cpus}")
@@ -92,20 +95,44 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
     return address.read_text().strip()
 
 
+def _free_port() -> int:
+    """Return a port for Ray's client server, which nobody asks for and Ray starts anyway."""
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
+
+
 def processes(fabric: LocalFabric) -> dict[int, str]:
     """Return the live processes of a fabric, by pid with their commands.
 
-    They are those that inherited its mark, and those of its node's launcher.
+    They are those that inherited its mark, those in a session with one of them (some of Ray's
+    overwrite their environment with a title), and those of its node's launcher.
     """
     mark = f"{MARK}={fabric.id}".encode()
     place = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
-    own = os.getpid()
-    found = {}
-    for pid, command, environment in _all_processes():
-        is_of_node = place is not None and place in command.split(b"\0")
-        if pid != own and (mark in environment.split(b"\0") or is_of_node):
-            found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
+    every = [row for row in _all_processes() if row[0] != os.getpid()]
+    marked = {pid for pid, _, environment in every if mark in environment.split(b"\0")}
+    sessions = fabric.sessions | sessions_of(marked)
+    return {
+        pid: command.replace(b"\0", b" ").decode(errors="replace").strip()
+        for pid, command, _ in every
+        if pid in marked
+        or _session(pid) in sessions
+        or (place is not None and place in command.split(b"\0"))
+    }
+
+
+def sessions_of(pids: Iterable[int]) -> frozenset[int]:
+    """Return the sessions of processes, without our own."""
+    found = {_session(pid) for pid in pids} - {0, os.getsid(0)}
+    return frozenset(found)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has just ended
+        return 0
 
 
 def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
@@ -114,10 +141,13 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     Raises:
         FabricUnavailable: A process does not end.
     """
-    marked = fabric.model_copy(update={"node_dir": None})
+    sessions = fabric.sessions | sessions_of(processes(fabric.model_copy(update=_NO_NODE)))
+    fabric = fabric.model_copy(update={"sessions": sessions})
+    marked = fabric.model_copy(update=_NO_NODE)
     _signal(processes(marked), signal.SIGTERM)
     if not _are_gone(marked, _TERM_S):
-        say("some processes do not end by themselves and are killed")
+        stubborn = sorted(map(_short, processes(marked).values()))
+        say(f"killing what does not end by itself: {', '.join(stubborn)}")
         _signal(processes(marked), signal.SIGKILL)
         _are_gone(marked, _KILL_S)
     # What is left are launchers and janitors: they end sandboxes and containers, then themselves.
@@ -129,6 +159,10 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     for directory in (fabric.ray_temp_dir, fabric.node_dir):
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _short(command: str) -> str:
+    return " ".join(Path(word).name for word in command.split()[:2])
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -59,6 +59,7 @@ def sample(
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
     """
     from aenv_ray import sampling
+    from aenv_ray.actors import entrance
     from aenv_ray.cli import rollouts as shown
 
     act = load_policy(policy)
@@ -70,6 +71,7 @@ def sample(
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
+        entrance.init()  # here: Ray wants to handle signals, which only a main thread may
         run = sampling.sample(
             environment,
             act,

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-from enum import StrEnum
 from typing import Annotated, Final
 
 import typer
 
 import aenv_ray
+from aenv_ray.cli.options import Output
+from aenv_ray.cli.output import Format, show
 
 _PACKAGES: Final = ("ray", "fastmcp", "mcp")
-
-
-class Output(StrEnum):
-    """How the result is printed."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 def version(
     short: Annotated[bool, typer.Option("--short", "-s", help="Only aenv-ray's version.")] = False,
     as_json: Annotated[bool, typer.Option("--json", "-j", help="Same as -o json.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.TABLE,
+    output: Output = None,
 ) -> None:
     """Show the versions of aenv-ray and of what it runs on.
 
@@ -37,13 +30,8 @@ def version(
         facts["python"] = platform.python_version()
         facts |= {name: _installed(name) for name in _PACKAGES}
         facts["platform"] = platform.platform()
-    if as_json or output is Output.JSON:
-        print(json.dumps(facts, indent=2))
-    elif short:
-        print(aenv_ray.__version__)
-    else:
-        for name, value in facts.items():
-            print(f"{name:<9} {value or 'not installed'}")
+    lines = {name: value or "not installed" for name, value in facts.items()}
+    show(facts, Format.JSON if as_json else output, aenv_ray.__version__ if short else lines)
 
 
 def _installed(package: str) -> str | None:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from aenv_ray.client.gateway_http import ATTEMPTS, GatewayHttp
 from aenv_ray.client.gateway_records import (
+    Answer,
     EnvironmentAnswer,
     InstanceAnswer,
     TokenAnswer,
@@ -25,6 +26,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
     InstanceReleased,
     SandboxLost,
+    boundary,
     from_wire,
 )
 from aenv_ray.project_archive import MAX_ARCHIVE_BYTES
@@ -245,6 +247,24 @@ class Gateway:
         headers = {"AEnvCore-EnvInstance-ID": instance_id}
         return dict(self.http.data("GET", "/health", headers=headers) or {})
 
+    def tools(self, instance_id: str) -> list[dict[str, Any]]:
+        """Return the tools of an instance, as MCP lists them."""
+        path = _path("instances", instance_id, "mcp")
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        headers = {"Accept": "application/json, text/event-stream"}
+        with self.http.stream("POST", path, json=message, headers=headers) as response:
+            response.read()
+            answer = parse(Answer, _rpc(response.text), "tools/list").shown()
+        return [dict(tool) for tool in (answer.get("result") or {}).get("tools") or []]
+
+    def functions_of(self, instance_id: str) -> list[dict[str, Any]]:
+        """Return the functions of an instance that are no tools."""
+        headers = {"AEnvCore-EnvInstance-ID": instance_id}
+        found = self.http.data("GET", "/functions/list", headers=headers) or []
+        return [
+            dict(one) for one in (found.get("functions", []) if isinstance(found, dict) else found)
+        ]
+
     def renew(self, instance_id: str, ttl: str | float) -> InstanceAnswer:
         """Let an instance live `ttl` from now on; again and again if need be."""
         path = _path("instances", instance_id, "renew")
@@ -347,6 +367,13 @@ def _path(*parts: str) -> str:
         if part in {"", ".", ".."}:
             raise ConfigError(f"{part!r} is no name")
     return "/" + "/".join(quote(part, safe="@") for part in parts)
+
+
+def _rpc(body: str) -> Any:
+    """Return the message of an answer that is JSON, or one event of a stream."""
+    events = [line[5:] for line in body.splitlines() if line.startswith("data:")]
+    with boundary(FabricUnavailable, "the answer cannot be read"):
+        return json.loads(events[-1] if events else body)
 
 
 def _environment(data: Any) -> EnvironmentAnswer:

@@ -18,9 +18,9 @@ from typing import Any, Final
 import httpx
 
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
+from aenv_ray.runtime import mcp_messages
+from aenv_ray.runtime.mcp_messages import ACCEPT, SESSION
 
-PROTOCOL_VERSION: Final = "2025-06-18"
-"""Asked for; the server may answer with an older one."""
 FAREWELL_S: Final = 2.0
 """What a cancellation or the end of a session may take to be told to the server."""
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -89,7 +89,7 @@ class McpSession:
     async def close(self) -> None:
         """End the session at the server; waits a moment at most, and never fails."""
         headers, self._headers = self._headers, None
-        if headers and "mcp-session-id" in headers:
+        if headers and SESSION in headers:
             self._say_goodbye(self._http.delete(self._url, headers=headers))
         if self._farewells:
             await asyncio.wait(set(self._farewells), timeout=FAREWELL_S)
@@ -109,24 +109,17 @@ class McpSession:
             return self._headers
 
     async def _initialize(self) -> dict[str, str]:
-        params = {
-            "protocolVersion": PROTOCOL_VERSION,
-            "capabilities": {},
-            "clientInfo": {"name": "aenv-ray", "version": "0.1"},
-        }
         received: dict[str, str] = {}
-        result = await self._exchange("initialize", params, {}, received)
-        headers = {"mcp-protocol-version": str(result.get("protocolVersion"))}
-        if "mcp-session-id" in received:
-            headers["mcp-session-id"] = received["mcp-session-id"]
+        result = await self._exchange("initialize", mcp_messages.OPENING, {}, received)
+        headers = mcp_messages.session_headers(result, received)
         await self._notify("notifications/initialized", {}, headers)
         return headers
 
     async def _notify(
         self, method: str, params: Mapping[str, Any], headers: Mapping[str, str]
     ) -> None:
-        message = {"jsonrpc": "2.0", "method": method, "params": params}
-        await self._http.post(self._url, json=message, headers={**_ACCEPT, **headers})
+        message = mcp_messages.notification(method, params)
+        await self._http.post(self._url, json=message, headers={**ACCEPT, **headers})
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -138,22 +131,22 @@ class McpSession:
         received: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         request_id = next(self._ids)
-        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        message = mcp_messages.request(request_id, method, params)
         try:
             async with self._http.stream(
-                "POST", self._url, json=message, headers={**_ACCEPT, **headers}
+                "POST", self._url, json=message, headers={**ACCEPT, **headers}
             ) as response:
                 if received is not None:
                     received.update(response.headers)
                 await self._check(response)
                 async with aclosing(_messages(response)) as messages:
                     async for answer in messages:
-                        if answer.get("id") == request_id and "method" not in answer:
+                        if mcp_messages.is_answer(answer, request_id):
                             return _result(answer)
                         if "id" in answer and "method" in answer:
                             self._decline(answer, headers)
         except asyncio.CancelledError:
-            cancelled = {"requestId": request_id, "reason": "the caller cancelled"}
+            cancelled = mcp_messages.cancellation(request_id)
             self._say_goodbye(self._notify("notifications/cancelled", cancelled, headers))
             raise
         except NOT_SENT:
@@ -168,8 +161,8 @@ class McpSession:
         if status < 400:
             return
         text = (await response.aread()).decode(errors="replace")
-        with_session = "mcp-session-id" in response.request.headers
-        if with_session and (status == 404 or (status == 400 and "session" in text.lower())):
+        has_session = SESSION in response.request.headers
+        if mcp_messages.forgets_session(status, text, has_session=has_session):
             raise _SessionUnknown(text[:200])
         try:
             error = json.loads(text)["error"]
@@ -193,7 +186,7 @@ class McpSession:
             answer["result"] = {}
         else:
             answer["error"] = {"code": -32601, "message": "not supported by this client"}
-        self._say_goodbye(self._http.post(self._url, json=answer, headers={**_ACCEPT, **headers}))
+        self._say_goodbye(self._http.post(self._url, json=answer, headers={**ACCEPT, **headers}))
 
     def _say_goodbye(self, sending: Any) -> None:
         """Send in the background what no answer is needed for."""
@@ -208,9 +201,6 @@ class McpSession:
         task = asyncio.get_running_loop().create_task(send())
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
-
-
-_ACCEPT: Final = {"accept": "application/json, text/event-stream"}
 
 
 def _unknown(what: str, reason: str) -> CallOutcomeUnknown:
@@ -235,21 +225,15 @@ async def _messages(response: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
         ValueError: It is not JSON.
     """
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        body = await response.aread()
-        if body:
-            message = json.loads(body)
-            if isinstance(message, dict):
-                yield message
+        message = mcp_messages.message_of(await response.aread())
+        if message is not None:
+            yield message
         return
-    data: list[str] = []
+    stream = mcp_messages.EventStream()
     async for line in _lines(response):
-        if line.startswith("data:"):
-            data.append(line[5:].removeprefix(" "))
-        elif not line and data:
-            message = json.loads("\n".join(data))
-            data.clear()
-            if isinstance(message, dict):
-                yield message
+        message = stream.feed(line)
+        if message is not None:
+            yield message
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:

@@ -312,10 +312,11 @@ class DockerEngine(Engine):
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        if instance_id not in self._instances:
+        instance = self._instances.get(instance_id)
+        if instance is None:
             raise lost(instance_id, "it does not run")
-        name = container_name(self._scope, instance_id)
-        return self._containers.logs(name, lines=tail_lines, follow=follow)
+        ended = instance.ended if follow else None
+        return self._containers.logs(instance.name, lines=tail_lines, ended=ended)
 
     # --- ends -----------------------------------------------------------------------------------
 

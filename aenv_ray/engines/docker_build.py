@@ -108,6 +108,7 @@ class ImageBuilder:
         try:
             inner = await self._build_own(plan)
             await self._check_platform(inner, plan.platform)
+            self._on_output("adding the runtime")
             kit = await self._kit(inner)
             image_id, size = await self._add_runtime(inner, kit, plan.platform)
             for reference in plan.references:

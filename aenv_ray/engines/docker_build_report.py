@@ -25,7 +25,9 @@ _NOISE: Final = (" ---> ", "Removing intermediate container ", "Successfully ")
 _VERTEX: Final = re.compile(r"#(\d+) (.*)")
 _STEP: Final = re.compile(r"\[(?:(.*) )?(\d+)/(\d+)\] (.*)")
 _OUTPUT: Final = re.compile(r"\d+\.\d+ (.*)")
-_BASE_IMAGE: Final = re.compile(r"(?:\[internal\] load metadata for|(?:.*[\]:] )?FROM) (\S+)")
+_BASE_IMAGE: Final = re.compile(
+    r"(?:\[internal\] load metadata for|(?:[^:]* )?\d+/\d+ : FROM) (\S+)", re.IGNORECASE
+)
 _HEREDOC: Final = re.compile(r"^\s*(?:RUN|COPY|ADD)\s.*<<-?[\"']?\w", re.MULTILINE | re.IGNORECASE)
 _OPTION: Final = re.compile(
     r"^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*(--(?:mount|network|security|link|chmod|checksum|parents"

@@ -53,9 +53,9 @@ async def find(client: DockerClient, path: str) -> BuildKit | str:
         FabricUnavailable: The daemon does not answer.
         DaemonRefused: It refuses.
     """
-    lack = _lack(await client.request("GET", "/version"))
-    if lack:
-        return lack
+    without = lack(await client.request("GET", "/version"))
+    if without:
+        return without
     programs = await asyncio.to_thread(_programs, path)
     for program in programs:
         said = re.match(r"Docker version (\d+)\.\S*?(?=,)", await _say(program, "--version"))
@@ -65,7 +65,7 @@ async def find(client: DockerClient, path: str) -> BuildKit | str:
         if int(said[1]) in _BUILT_IN or await _say(program, "buildx", "version"):
             return BuildKit(program, version)
     if programs:
-        return f"{', '.join(programs)} cannot: its plugin buildx is missing"
+        return f"{' and '.join(programs)}: the plugin buildx is missing"
     return "there is no docker command, which speaks to it"
 
 
@@ -75,8 +75,8 @@ def _programs(path: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _lack(version: Mapping[str, Any]) -> str:
-    """Return why a daemon has no BuildKit; "" when it has."""
+def lack(version: Mapping[str, Any]) -> str:
+    """Return why a daemon that says this of itself has no BuildKit; "" when it has."""
     names = [str(part.get("Name", "")) for part in version.get("Components") or ()]
     if any("podman" in name.lower() for name in names):
         return "the daemon is Podman, which has none"

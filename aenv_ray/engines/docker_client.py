@@ -148,33 +148,24 @@ class DockerClient:
             response = await self._http.get(f"/containers/{container}/logs", params=params)
         if response.status_code >= 400:
             raise _refusal(response.status_code, response.content)
-        return _unframed(response.content)[0].decode(errors="replace").strip()
+        return b"".join(_unframed(response.content)[0]).decode(errors="replace").strip()
 
-    async def logs(
-        self, container: str, *, lines: int | None, follow: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield a container's output, stdout and stderr as they came.
+    async def frames(
+        self, path: str, params: Mapping[str, Any]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the frames of a container's output, as many at once as came.
 
         Args:
-            container: Its name or id.
-            lines: The last ones to begin with. None: all that the daemon keeps.
-            follow: Go on until the container ends.
-
-        One that is gone has no more output.
+            path: Below the daemon's root.
+            params: Query.
         """
-        tail = "all" if lines is None else lines
-        params = {"stdout": 1, "stderr": 1, "tail": tail, "follow": int(follow)}
-        try:
-            async with self._answer("GET", f"/containers/{container}/logs", params) as response:
-                pending = b""
-                with self._reaching():
-                    async for piece in response.aiter_raw():
-                        payload, pending = _unframed(pending + piece)
-                        if payload:
-                            yield payload
-        except DaemonRefused as exc:
-            if exc.status not in (404, 409):  # it ended just now
-                raise FabricUnavailable(f"the Docker daemon gives no log: {exc.message}") from exc
+        async with self._answer("GET", path, params) as response:
+            pending = b""
+            with self._reaching():
+                async for piece in response.aiter_raw():
+                    found, pending = _unframed(pending + piece)
+                    if found:
+                        yield found
 
     @contextlib.contextmanager
     def _reaching(self) -> Any:
@@ -208,8 +199,8 @@ def _refusal(status: int, content: bytes) -> DaemonRefused:
     return DaemonRefused(status, message)
 
 
-def _unframed(stream: bytes) -> tuple[bytes, bytes]:
-    """Return the payload of the daemon's frames, and the beginning of one that is not whole yet.
+def _unframed(stream: bytes) -> tuple[list[bytes], bytes]:
+    """Return the payloads of the daemon's frames, and the beginning of one that is not whole yet.
 
     A frame is a kind, three zeros, a length, and as many bytes.
     """
@@ -221,4 +212,4 @@ def _unframed(stream: bytes) -> tuple[bytes, bytes]:
             break
         parts.append(stream[position + 8 : position + 8 + length])
         position += 8 + length
-    return b"".join(parts), stream[position:]
+    return parts, stream[position:]

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines import docker_files
+from aenv_ray.engines import docker_files, docker_logs
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
@@ -131,23 +131,24 @@ class Containers:
         return await self._client.log(name, LOG_LINES)
 
     async def logs(
-        self, name: str, *, lines: int | None, follow: bool
+        self, name: str, *, lines: int | None, ended: asyncio.Future[str] | None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what a container prints; see `DockerClient.logs`."""
+        """Yield what a container printed.
+
+        Args:
+            name: The container's.
+            lines: The last ones to begin with. None: all that the daemon keeps.
+            ended: Go on until this is done. None: what there is now.
+        """
         finished = asyncio.Event()
         readers = self._readers.setdefault(name, set())
         readers.add(finished)
+        log = docker_logs.ContainerLog(self._client, name, lines)
         try:
-            piece = b""
-            pieces = self._client.logs(name, lines=lines, follow=follow)
+            pieces = log.read() if ended is None else docker_logs.follow(log, ended)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     yield piece
-            if follow and lines != 0 and (not piece or piece.endswith(b"\n")):
-                # A daemon that follows often forgets a last line without an end, and keeps it.
-                async for last in self._client.logs(name, lines=1, follow=False):
-                    if not last.endswith(b"\n"):
-                        yield last
         finally:
             finished.set()
             readers.discard(finished)

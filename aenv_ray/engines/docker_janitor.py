@@ -45,6 +45,8 @@ PAUSE_PER_CONTAINER_S: Final = 0.005
 """The daemon's list of a full node takes long: it is asked for less often."""
 FASTEST_WRITE: Final = 1 << 30
 """Bytes a second: a container that has room for more is looked at later."""
+STORAGE_SLACK_BYTES: Final = 1 << 20
+"""One file may have all of the limit, and a byte more ends nobody."""
 LONGEST_LOOK_S: Final = 10.0
 _FOREIGN_SWEEP_S: Final = 30.0
 IDLE_EXIT_S: Final = 60.0
@@ -210,12 +212,12 @@ class Janitor:
         if not limit or now < self._look_at.get(name, 0.0):
             return None
         written = self._daemon.written_bytes(row["Id"])
-        if written > limit:
+        if written > limit + STORAGE_SLACK_BYTES:
             return (
                 f"it wrote {written >> 20} MiB to its image's directories (limit {limit >> 20} "
                 "MiB: deployConfig.ephemeralStorage)"
             )
-        self._look_at[name] = now + min(LONGEST_LOOK_S, (limit - written) / FASTEST_WRITE)
+        self._look_at[name] = now + min(LONGEST_LOOK_S, max(0, limit - written) / FASTEST_WRITE)
         return None
 
     def _end(self, row: dict[str, Any], cause: str) -> None:

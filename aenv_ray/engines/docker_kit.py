@@ -13,7 +13,6 @@ import compileall
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
@@ -26,6 +25,7 @@ from typing import Final
 
 from aenv_ray.engines import docker_python
 from aenv_ray.engines.docker_files import locked
+from aenv_ray.engines.installer import failure_of
 from aenv_ray.errors import SandboxStartFailed
 
 LIBRARIES: Final = (
@@ -35,7 +35,6 @@ LIBRARIES: Final = (
 OLDEST: Final = (3, 11)
 """The first Python that the runtime runs on."""
 _INSTALL_DEADLINE_S: Final = 600.0
-_ERROR_TAIL: Final = 2000
 _PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
 
 
@@ -195,19 +194,8 @@ async def _install_libraries(python: ImagePython, target: Path) -> None:
         "--python-platform", f"{python.machine}-{_PLATFORMS[python.libc]}",
         *(f"{name}=={version}" for name, version in _versions()),
     ]  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(_INSTALL_DEADLINE_S):
-            output, _ = await process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
-    if process.returncode:
-        words = output.decode(errors="replace").strip()[-_ERROR_TAIL:]
+    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S)
+    if words is not None:
         raise SandboxStartFailed(
             f"the runtime's libraries cannot be installed for Python {python}:\n{words}",
             hint="use an image with this node's own version of Python, or build with `aenv build`",

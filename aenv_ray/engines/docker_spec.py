@@ -23,7 +23,9 @@ from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT, RUN
 from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
-_LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2"}
+_LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
+_PAGE: Final = 4096
+"""More than the work directory holds: a full one is to say that it is full."""
 _OF_FIRST: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tmpfs"})
 """What the second container does not get, or has from the first by its network."""
 SHARED: Final = "/shared"
@@ -121,7 +123,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     if root_bytes and around.has_quota:
         host["StorageOpt"] = {"size": str(root_bytes)}
     elif root_bytes:  # the janitor ends what has more in all
-        host["Ulimits"].append(_ulimit("fsize", root_bytes))
+        host["Ulimits"].append(_ulimit("fsize", root_bytes + _PAGE))
     if around.runtime:
         host["Runtime"] = around.runtime
     if deploy.memory:

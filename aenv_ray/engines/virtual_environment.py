@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.engines.installer import failure_of
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ RUNTIME_REQUIREMENTS: Final = ("pydantic>=2.12,<3",)
 PROVIDED: Final = frozenset({"aenvironment", "aenv-ray", "aenv_ray"})
 """Packages that the runtime stands in for; installing them would shadow it."""
 BUILD_DEADLINE_S: Final = 1800.0
-_ERROR_TAIL: Final = 4000
 
 
 def read_requirements(project_dir: Path) -> list[str]:
@@ -123,20 +123,8 @@ async def _build(project_dir: Path, requirements: list[str], target: Path) -> No
 async def _run(command: list[str], cwd: Path | None = None) -> None:
     # A sandbox must be able to read it. Ray's actors run on uvloop, which has no `umask` argument.
     readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh"]
-    process = await asyncio.create_subprocess_exec(
-        *readable, *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(BUILD_DEADLINE_S):
-            output, _ = await process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
-    if process.returncode:
-        words = output.decode(errors="replace").strip()[-_ERROR_TAIL:]
+    words = await failure_of([*readable, *command], deadline_s=BUILD_DEADLINE_S, cwd=cwd)
+    if words is not None:
         raise SandboxStartFailed(
             f"the project's requirements cannot be installed:\n{words}",
             hint="mend requirements.txt; the lines above are the installer's own",
@@ -170,7 +158,8 @@ def _index_options() -> list[str]:
         }.get(key)
         for item in value.split() if option else ():
             options += [str(option), item]
-    return options
+    # pip takes the best version of all its indexes; uv would look into the first alone.
+    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
 
 
 def _pip_settings() -> Iterator[tuple[str, str]]:

@@ -23,11 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from redis import exceptions
-
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub import redis_keeper
-from aenv_ray.hub.connection import RedisClient, connect_socket
+from aenv_ray.hub.connection import RedisClient, connect_socket, redis_errors
 
 LINGER_S: Final = 5.0
 """Redis outlives its last hub by this much; a hub that comes back later starts it again."""
@@ -166,13 +164,14 @@ class RedisServer:
         """
         client = self.connect()
         try:
-            return bool(await client.ping())
-        except exceptions.AuthenticationError:
+            with redis_errors(str(self.socket)):
+                return bool(await client.ping())
+        except ConfigError:
             raise ConfigError(
                 f"the Redis at {self.socket} refuses the password in {self.directory}",
                 hint="end that redis-server: it was started with another password",
             ) from None
-        except (exceptions.RedisError, OSError):
+        except FabricUnavailable:
             return False
         finally:
             await client.aclose()

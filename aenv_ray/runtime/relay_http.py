@@ -15,15 +15,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from aenv_ray.runtime import mcp_messages
 from aenv_ray.runtime.calls import CallInterrupted, current_call
 from aenv_ray.runtime.faults import INVALID_PARAMS, Fault
+from aenv_ray.runtime.mcp_messages import ACCEPT, SESSION
 
-PROTOCOL_VERSION: Final = "2025-06-18"
-_ACCEPT: Final = {"accept": "application/json, text/event-stream"}
 _CONNECT_S: Final = 5.0
 _FAREWELL_S: Final = 2.0
 _TEXT_LIMIT: Final = 500
-_SESSION: Final = "mcp-session-id"
 
 
 class _SessionUnknown(Exception):
@@ -100,20 +99,14 @@ class PublicServer:
         with self._opening:
             if self._session is None:
                 received: dict[str, str] = {}
-                client = {"name": "aenv-ray", "version": "0.1"}
-                wanted = {
-                    "protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client,
-                }  # fmt: skip
-                result = self._rpc("initialize", wanted, {}, received)
-                session = {"mcp-protocol-version": str(result.get("protocolVersion"))}
-                if _SESSION in received:
-                    session[_SESSION] = received[_SESSION]
+                result = self._rpc("initialize", mcp_messages.OPENING, {}, received)
+                session = mcp_messages.session_headers(result, received)
                 self._notify("notifications/initialized", {}, session)
                 self._session = session
             return self._session
 
     def _notify(self, method: str, params: Mapping[str, Any], session: Mapping[str, str]) -> None:
-        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        message = mcp_messages.notification(method, params)
         with self._exchange("POST", "/mcp", message, session) as response:
             response.read()
 
@@ -125,14 +118,14 @@ class PublicServer:
         received: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         request_id = next(self._ids)
-        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        message = mcp_messages.request(request_id, method, params)
         try:
             with self._exchange("POST", "/mcp", message, session) as response:
                 if received is not None:
                     received.update((key.lower(), value) for key, value in response.getheaders())
-                _check(response, has_session=_SESSION in session)
+                _check(response, has_session=SESSION in session)
                 for answer in _messages(response):
-                    if answer.get("id") == request_id and "method" not in answer:
+                    if mcp_messages.is_answer(answer, request_id):
                         return _result(answer)
                     if answer.get("method") == "notifications/progress":
                         report = answer.get("params") or {}
@@ -141,7 +134,7 @@ class PublicServer:
                         )
         except CallInterrupted:
             with contextlib.suppress(Fault):  # a server that is gone need not be told
-                cancelled = {"requestId": request_id, "reason": "the caller cancelled"}
+                cancelled = mcp_messages.cancellation(request_id)
                 self._notify("notifications/cancelled", cancelled, session)
             raise
         raise _unknown("it ended its answer without a result")
@@ -168,7 +161,7 @@ class PublicServer:
             else:
                 sock.settimeout(None)
                 call.bind_stop(lambda: _shut(sock))
-            sent = {**_ACCEPT, **headers}
+            sent = {**ACCEPT, **headers}
             content = None
             if body is not None:
                 content = json.dumps(body).encode()
@@ -191,7 +184,7 @@ def _check(response: http.client.HTTPResponse, *, has_session: bool) -> None:
     if status < 400:
         return
     text = response.read().decode(errors="replace")
-    if has_session and (status == 404 or (status == 400 and "session" in text.lower())):
+    if mcp_messages.forgets_session(status, text, has_session=has_session):
         raise _SessionUnknown(text[:_TEXT_LIMIT])
     with contextlib.suppress(ValueError, KeyError, TypeError):
         raise _refusal(json.loads(text)["error"])
@@ -234,18 +227,12 @@ def _unknown(reason: str) -> Fault:
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON-RPC messages of an answer, JSON or an event stream."""
     if not (response.getheader("content-type") or "").startswith("text/event-stream"):
-        content = response.read()
-        message = json.loads(content) if content else None
-        if isinstance(message, dict):
+        message = mcp_messages.message_of(response.read())
+        if message is not None:
             yield message
         return
-    data: list[str] = []
+    stream = mcp_messages.EventStream()
     for raw in response:
-        line = raw.decode(errors="replace").rstrip("\r\n")
-        if line.startswith("data:"):
-            data.append(line[5:].removeprefix(" "))
-        elif not line and data:
-            message = json.loads("\n".join(data))
-            data.clear()
-            if isinstance(message, dict):
-                yield message
+        message = stream.feed(raw.decode(errors="replace").rstrip("\r\n"))
+        if message is not None:
+            yield message

@@ -74,21 +74,22 @@ class Control:
         return RayInstance(await self.deps.fabric.handle(instance_id))
 
     async def environment_of(self, lease: Lease) -> EnvironmentVersion | None:
-        """Return what the hub knows of a lease's environment; None of a built-in one."""
+        """Return what the hub knows of a lease's environment; None of one that it does not."""
         name, _, version = lease.reference.partition("@")
         try:
             return await self.deps.hub.environment(name, version)
         except EnvironmentNotFound:
             return None
 
-    async def shown(self, request: Request, lease: Lease) -> InstanceObject:
-        """Return an instance as its owner sees it alone."""
-        return instance_object(
-            lease,
-            mcp_url=self.mcp_url(request, lease.id),
-            entry=await self.environment_of(lease),
-            is_private=True,
-        )
+    async def shown(self, request: Request, *leases: Lease) -> list[InstanceObject]:
+        """Return instances of one environment as their owner sees them alone."""
+        entry = await self.environment_of(leases[0])
+        return [
+            instance_object(
+                lease, mcp_url=self.mcp_url(request, lease.id), entry=entry, is_private=True
+            )
+            for lease in leases
+        ]
 
     def listed(self, request: Request, lease: Lease) -> InstanceObject:
         """Return an instance as lists show it, without its capability."""

@@ -23,6 +23,8 @@ _REFERENCES: Final = "#/components/schemas/{model}"
 _TEXT: Final = {"type": "string"}
 _RETRY: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
 
+_CONVERTOR: Final = re.compile(r":\w+(?=})")
+
 Json = dict[str, Any]
 
 
@@ -37,7 +39,8 @@ def document(endpoints: Sequence[Endpoint], version: str) -> Json:
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, schemas)
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+        path = _CONVERTOR.sub("", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {

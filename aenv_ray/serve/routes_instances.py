@@ -16,8 +16,11 @@ from aenv_ray import ids
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S
 from aenv_ray.errors import (
+    ArtifactDamaged,
     CapacityExceeded,
+    CatalogConflict,
     ConfigError,
+    DeadlineExceeded,
     EnvironmentNotFound,
     Forbidden,
     InstanceExpired,
@@ -56,7 +59,15 @@ _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _LOOK_S: Final = 0.25
 """How often a long poll looks."""
 _GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
-_CREATE: Final = (EnvironmentNotFound, SandboxStartFailed, CapacityExceeded, InstanceReleased)
+_CREATE: Final = (
+    EnvironmentNotFound,
+    CatalogConflict,
+    ArtifactDamaged,
+    SandboxStartFailed,
+    CapacityExceeded,
+    InstanceReleased,
+    DeadlineExceeded,
+)
 
 
 def endpoints(control: Control) -> list[Endpoint]:
@@ -106,7 +117,7 @@ class InstanceRoutes:
         options = _options(body, asked.principal, actor="shared")
         wish = _wish(body, asked.principal, options, 1)
         (lease,) = await self._create(asked.request, wish, self._deps.settings.create_wait_s)
-        return await self._control.shown(asked.request, lease)
+        return await self._shown(asked, lease)
 
     async def create_many(self, asked: Asked[Any, CreateManyRequest]) -> list[InstanceObject]:
         """Answer when they run, or at once."""
@@ -117,7 +128,7 @@ class InstanceRoutes:
         )  # fmt: skip
         wish = _wish(body, asked.principal, options, body.count)
         leases = await self._create(asked.request, wish, CREATE_DEADLINE_S if body.wait else 0.0)
-        return [await self._control.shown(asked.request, lease) for lease in leases]
+        return await self._control.shown(asked.request, *leases)
 
     async def _create(self, request: Request, wish: Wish, patience_s: float) -> list[Lease]:
         key = request.headers.get(IDEMPOTENCY_KEY)
@@ -130,6 +141,10 @@ class InstanceRoutes:
             self._control.keep(task)
             return await asyncio.shield(task)
         return await unless_left(request, creator.create(wish, patience_s))
+
+    async def _shown(self, asked: Asked[Any, Any], lease: Lease) -> InstanceObject:
+        (shown,) = await self._control.shown(asked.request, lease)
+        return shown
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -186,7 +201,7 @@ class InstanceRoutes:
                 break
             await asyncio.sleep(_LOOK_S)
         lease = await self._control.looked_at(lease)
-        return await self._control.shown(asked.request, lease)
+        return await self._shown(asked, lease)
 
     # --- living -------------------------------------------------------------------------------
 
@@ -201,7 +216,7 @@ class InstanceRoutes:
         instance = await self._control.live(asked.principal, asked.path["id"])
         info = await instance.renew(asked.body.ttl)
         lease = await self._deps.hub.update_lease(asked.path["id"], deadline=info.deadline)
-        return await self._control.shown(asked.request, lease)
+        return await self._shown(asked, lease)
 
     async def exec(self, asked: Asked[Any, ExecRequest]) -> ExecObject:
         """Run a command; it is stopped when the client leaves."""

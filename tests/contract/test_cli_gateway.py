@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from aenv_ray.config import settings
 from aenv_ray.hub.records import Role
 from tests.contract.gateway_bench import Bench, a_gateway
 
+KEPT = ("--keep-alive", "--skip-health")  # what the engine here has for health, e2e tests show
 AENV = [sys.executable, "-m", "aenv_ray.cli.main"]
 
 
@@ -62,18 +64,21 @@ def _serve(root: Path, ready: Callable[[Served], None], done: threading.Event) -
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    found: list[Served] = []
-    is_up, done = threading.Event(), threading.Event()
-
-    def ready(one: Served) -> None:
-        found.append(one)
-        is_up.set()
-
+    is_up: Future[Served] = Future()
+    done = threading.Event()
     root = tmp_path_factory.mktemp("g")
-    thread = threading.Thread(target=_serve, args=(root, ready, done))
+
+    def work() -> None:
+        try:
+            _serve(root, is_up.set_result, done)
+        except Exception as exc:
+            if is_up.done():
+                raise
+            is_up.set_exception(exc)
+
+    thread = threading.Thread(target=work)
     thread.start()
-    assert is_up.wait(60)
-    yield found[0]
+    yield is_up.result(60)
     done.set()
     thread.join(60)
 
@@ -118,7 +123,7 @@ def test_environments_are_listed_searched_and_shown_in_every_format(aenv):
 
 
 def test_an_instance_lives_through_every_command(aenv):
-    made = aenv("instance", "create", "probe", "--keep-alive", "--ttl", "5m", "--label", "run=a")
+    made = aenv("instance", "create", "probe", *KEPT, "--ttl", "5m", "--label", "run=a")
     assert made["status"] == "Running"
     name = made["id"]
     assert [row["id"] for row in aenv("instance", "list", "--label", "run=a")] == [name]
@@ -134,10 +139,10 @@ def test_an_instance_lives_through_every_command(aenv):
 
 
 def test_several_instances_are_made_at_once(aenv):
-    made = aenv("instance", "create", "probe", "-n", "3", "--keep-alive", "--skip-health")
+    made = aenv("instance", "create", "probe", "-n", "3", *KEPT)
     assert len({one["id"] for one in made}) == 3
     aenv("instance", "delete", *(one["id"] for one in made), "-y", form="")
-    assert aenv.out.split()[1:] == [one["id"] for one in made]
+    assert aenv.out.split() == [one["id"] for one in made]
 
 
 def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
@@ -182,7 +187,7 @@ class Held:
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
-            [*AENV, "instance", "create", "probe", *words],
+            [*AENV, "instance", "create", "probe", "--skip-health", *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -228,3 +233,60 @@ def test_a_create_that_is_interrupted_leaves_no_instance(aenv, served):
     assert (process.returncode, out) == (130, ""), err
     assert len(fabric.created) <= before + 1, "never made twice"
     assert aenv("instance", "list", "--status", "Running") == []
+
+
+# --- publishing --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def todo(tmp_path: Path, capsys: Any) -> Path:
+    assert main(["init", "todo", "-w", str(tmp_path)]) == 0
+    capsys.readouterr()
+    return tmp_path / "todo"
+
+
+def test_a_project_goes_to_the_hub_and_comes_back(aenv, todo, tmp_path):
+    dry = aenv("push", str(todo), "--dry-run")
+    assert "config.json" in dry["files"]
+    assert aenv("list", "--name", "todo") == [], "a dry run sends nothing"
+    pushed = aenv("push", str(todo))
+    assert (pushed["version"], pushed["digest"]) == ("1.0.0", dry["digest"])
+    assert aenv("push", str(todo))["digest"] == dry["digest"], "the same again"
+    back = Path(aenv("pull", "todo", "-w", str(tmp_path / "back"))["path"])
+    for path in (p for p in back.rglob("*") if p.is_file()):
+        assert path.read_bytes() == (todo / path.relative_to(back)).read_bytes()
+    assert (back / "config.json").is_file()
+    aenv("pull", "todo", "-w", str(tmp_path / "back"), code=3)
+    assert "--force" in aenv.err
+    (back / "mine.txt").write_text("kept")
+    (back / "config.json").write_text("changed")
+    aenv("pull", "todo", "-w", str(tmp_path / "back"), "--force")
+    assert (back / "mine.txt").read_text() == "kept"
+    assert json.loads((back / "config.json").read_text())["name"] == "todo"
+
+
+def test_another_version_is_another_environment_and_the_project_stays_as_it_is(aenv, todo):
+    before = (todo / "config.json").read_bytes()
+    assert aenv("push", str(todo), "--version", "1.10.0")["version"] == "1.10.0"
+    assert aenv("push", str(todo), "--version", "1.9.0")["version"] == "1.9.0"
+    assert (todo / "config.json").read_bytes() == before
+    versions = [one["version"] for one in aenv("get", "todo", "--versions")]
+    assert versions[:2] == ["1.10.0", "1.9.0"]
+    assert aenv("get", "todo")["version"] == "1.10.0"
+    (todo / "src" / "more.py").write_text("MORE = 1\n")
+    aenv("push", str(todo), "--version", "1.9.0", "--force", code=1)
+    assert "never changes" in aenv.err
+    assert aenv("release", "todo@1.9.0")["status_name"] == "Released"
+    aenv("release", "todo@1.9.0", code=1)
+    aenv("delete", "todo", "--yes", code=3)
+    assert aenv("delete", "todo@1.10.0", "--yes")["deleted"]
+    assert "1.10.0" not in {one["version"] for one in aenv("get", "todo", "--versions")}
+
+
+def test_a_secret_is_not_published_by_accident(aenv, todo):
+    (todo / "src" / "id_rsa").write_text("key\n")
+    aenv("push", str(todo), "--version", "2.0.0", code=3)
+    assert "src/id_rsa" in aenv.err
+    assert "--allow-secret" in aenv.err
+    assert aenv("list", "--name", "todo", "--status", "Ready") is not None
+    aenv("push", str(todo), "--version", "2.0.0", "--allow-secret", "src/id_rsa", "--dry-run")

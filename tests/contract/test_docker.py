@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker_logs import CUT
 from aenv_ray.engines.docker_network import Bridge
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -99,6 +101,37 @@ async def test_a_dead_container_tells_its_last_words(bench: Bench) -> None:
     assert lines[1] == "line 10"
 
 
+async def test_a_slow_reader_of_a_log_holds_nobody_up_and_is_told_what_it_missed(
+    bench: Bench,
+) -> None:
+    """Invariant 12: of much that was printed the daemon keeps the end."""
+    sandbox = await bench.start()
+    await evaluate(sandbox, "print('begin', flush=True); result = 1")
+    heard = b""
+    async with contextlib.aclosing(bench.engine.logs(sandbox.instance_id, follow=True)) as pieces:
+        while b"begin" not in heard:
+            heard += await anext(pieces)
+        lines = 14_000
+        assert await evaluate(sandbox, _PRINT.format(lines=lines)) == lines
+        async with asyncio.timeout(60.0):
+            parts = [heard]
+            while b"the end" not in parts[-1]:
+                parts.append(await anext(pieces))
+    said = b"".join(parts).splitlines()
+    assert CUT.strip() in said
+    numbers = [int(line) for line in said if line.isdigit()]
+    assert numbers == sorted(set(numbers)), "nothing twice"
+    assert numbers[-1] == lines - 1
+    cuts = sum(after != before + 1 for before, after in itertools.pairwise([-1, *numbers]))
+    assert cuts == said.count(CUT.strip())
+
+
+_PRINT = """
+for number in range({lines}):
+    print(f"{{number:01000d}}")
+print("the end", flush=True)
+result = {lines}
+"""
 NETLESS = {"deployConfig": {"network": "none"}}
 
 

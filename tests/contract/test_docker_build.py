@@ -177,6 +177,31 @@ def test_what_only_buildkit_knows_works_with_it_and_is_named_without(
     assert "DOCKER_BUILDKIT is 0" in err
 
 
+@pytest.mark.parametrize(
+    ("docker_command", "found"),
+    [
+        ("", "there is no docker command"),
+        ("echo podman version 4.3.1", "the plugin buildx is missing"),
+        ("[ $1 = --version ] && echo Docker version 28.2.2, build e6534b4", "the plugin buildx"),
+        ("[ $1 = buildx ] && echo v0.21 || echo Docker version 28.2.2, build 1", "docker 28.2.2"),
+        ("[ $1 = --version ] && echo Docker version 20.10.24+dfsg1, build 1", "docker 20.10.24+"),
+    ],
+)
+async def test_buildkit_needs_a_command_that_speaks_to_it(
+    tmp_path: Path, docker_command: str, found: str
+) -> None:
+    if docker_command:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker_command}\n")
+        (tmp_path / "docker").chmod(0o755)
+    client = DockerClient(ADDRESS)
+    try:
+        said = await docker_buildkit.find(client, f"/nowhere:{tmp_path}:{tmp_path}")
+    finally:
+        await client.close()
+    assert found in str(said)
+    assert isinstance(said, docker_buildkit.BuildKit) == ("docker 2" in found)
+
+
 def test_the_context_is_the_projects_and_less_what_it_ignores(
     tmp_path: Path, name: str, builder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,7 +309,23 @@ def test_what_is_missing_is_said(
     project = write(tmp_path / "p", "FROM scratch\n")
     assert build(project, name, "-f", "nowhere/Dockerfile") == 3
     assert "nowhere/Dockerfile" in capsys.readouterr().err
-    assert build(project, name, "--build-arg", "novalue") == 3
+    capsys.readouterr()
+    for options, words in (
+        (("--build-arg", "novalue"), "not NAME=VALUE"),
+        (("-p", "linux/amd64,linux/arm64"), "one platform a build"),
+        (("-t", "not a tag"), "cannot be the tag"),
+        (("-n", "Upper"), "cannot be the name"),
+        (("-r", "https://ghcr.io"), "not the name of a registry"),
+    ):
+        assert build(project, name, *options) == 3
+        assert words in capsys.readouterr().err
+    config = json.loads((project / "config.json").read_text())
+    config["buildConfig"]["context"] = "./nowhere"
+    (project / "config.json").write_text(json.dumps(config))
+    assert build(project, name) == 3
+    assert "nowhere is no directory" in capsys.readouterr().err
+    config["buildConfig"]["context"] = "."
+    (project / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     settings.cache_clear()
     assert build(project, name) == 1

@@ -13,7 +13,9 @@ import pytest
 
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
+from aenv_ray.engines import docker_registry
 from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, execute, value_of, write_project
@@ -69,8 +71,9 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 @pytest.fixture
 async def bench(
-    docker_node: DockerNode, docker_config: Path, tmp_path: Path
+    docker_node: DockerNode, docker_config: Path, offer: object, tmp_path: Path
 ) -> AsyncIterator[Bench]:
+    del offer  # whose images go when these containers have gone
     engine = _engine(docker_node, docker_config)
     yield Bench(engine, tmp_path)
     await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
@@ -222,7 +225,8 @@ async def test_a_pull_shows_this_nodes_login_and_never_tells_it(
     assert (await execute(sandbox, "echo there")).text() == "there\n"
     told = f"{caplog.text} {[record.args for record in caplog.records]}"
     assert f"pulled image {reference}" in told
-    for secret in (PASSWORD, "another word"):
+    header = (await Credentials(docker_config).login(closed_registry.name)).header
+    for secret in (PASSWORD, "another word", header):
         assert secret not in told
 
 
@@ -262,6 +266,21 @@ async def test_many_creates_on_a_node_are_one_pull(
     outcomes = await bench.engine.start_many([bench.spec(missing) for _ in range(4)])
     assert all(isinstance(outcome, SandboxStartFailed) for outcome in outcomes)
     assert caplog.text.count("pulling image") == 1
+
+
+async def test_a_registry_that_falls_silent_is_given_up(
+    registry: Registry,
+    bench: Bench,
+    offer: Callable[[Registry], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 9."""
+    monkeypatch.setattr(docker_registry, "SILENCE_S", 1.0)
+    gate = Gate(registry)
+    path = offer(registry)
+    async with gate.serve(free_bytes=64 * 1024):
+        with pytest.raises(SandboxStartFailed, match="the daemon said nothing for 1 s"):
+            await bench.start(bare_project(bench, f"{gate.name}/{path}"))
 
 
 async def test_an_image_that_was_removed_is_pulled_anew(

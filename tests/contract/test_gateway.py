@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
+from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota, Role
 from aenv_ray.models import InstanceStatus
+from aenv_ray.serve.creation import Creator, Wish
 from aenv_ray.serve.settings import GatewaySettings
 from tests.contract.gateway_bench import TOOLS, Bench, a_gateway
 
@@ -420,6 +422,9 @@ async def test_quotas_and_the_hub_are_the_administrators(
     assert (await ann.put("/quotas/owner:ann", json={"max_instances": 9})).status_code == 403
     assert (await admin.put("/quotas/owner:ann", json={"max_instances": 9})).status_code == 200
     assert (await admin.put("/quotas/owner:bob", json={"max_instances": 1})).status_code == 200
+    label = "/quotas/label:path=a%2Fb"
+    assert (await admin.put(label, json={"max_instances": 1})).status_code == 200
+    assert (await admin.delete(label)).status_code == 200
     assert (await admin.put("/quotas/ann", json={"max_instances": 9})).status_code == 400
     await created(ann)
     assert (await ann.get("/quotas")).json()["data"] == [
@@ -461,6 +466,31 @@ async def test_what_a_dead_replica_was_making_ends(root: Path) -> None:
             await bench.gateway.sweep.once()
             found = await bench.hub.leases(LeaseQuery())
     assert [one.id for one in found.items] == [made["id"]]
+
+
+async def test_a_key_outlives_the_replica_that_had_it_first(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """The repeat makes another instance, and what the first one makes too late ends at once."""
+    deps = bench.gateway.deps
+    dead = Creator(bench.hub, bench.fabric, deps.resolve, deps.clock, "dead", lambda *_: None)
+    bench.fabric.gate.clear()
+    options = CreateOptions(
+        actor="shared", lifetime="detached", owner="ann", engine=None, idle_timeout=None
+    )
+    first = asyncio.create_task(dead.create_once(Wish("probe", options, 1, "ann"), "k", 60))
+    await bench.fabric.asked.wait()
+    await bench.gateway.sweep.once()
+    key = {"Idempotency-Key": "k"}
+    repeat = asyncio.create_task(ann.post("/instances", json={"envName": "probe"}, headers=key))
+    bench.fabric.gate.set()
+    answer = await repeat
+    assert answer.status_code == 200, answer.text
+    with pytest.raises(AenvError):
+        await first
+    (lease,) = (await bench.hub.leases(LeaseQuery())).items
+    assert lease.id == answer.json()["data"][0]["id"]
+    assert [info.id for info in await bench.fabric.list_instances()] == [lease.id]
 
 
 # --- about itself --------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,11 +17,11 @@ from aenv_ray.actors.hub_actor import HubHost, HubSettings
 from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import QuotaExceeded
-from aenv_ray.hub import keys
+from aenv_ray.hub import catalog, keys
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
-from aenv_ray.hub.records import Quota, Role
+from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery, Quota, Role
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from aenv_ray.testing.hub_contract import HubContract, entry, lease
@@ -44,6 +46,22 @@ async def server(tmp_path: Path, program: str) -> AsyncIterator[RedisServer]:
     await server.ensure()
     yield server
     await server.end()
+
+
+STATUSES = (EnvironmentStatus.READY, EnvironmentStatus.FAILED, EnvironmentStatus.RELEASED)
+
+
+async def everything(hub: HubCore, query: EnvironmentQuery) -> list[str]:
+    """Return the references of all pages of a query."""
+    found: list[str] = []
+    while True:
+        page = await hub.environments(query)
+        found += [e.reference for e in page.items]
+        assert len(page.items) <= query.limit
+        if page.cursor is None:
+            assert page.total == len(found)
+            return found
+        query = query.model_copy(update={"cursor": page.cursor})
 
 
 @pytest.fixture
@@ -102,6 +120,48 @@ class TestHubCore(HubContract):
         assert await hub.sweep() == 0
         await hub.delete_environment("weather", "1.0.0")
         assert set(await redis.keys()) - before == {"{aenv}:env:contents"}
+
+    async def test_listings_are_what_the_catalog_says(self, hub: HubCore) -> None:
+        """Whatever is asked for together, in pages of whatever size."""
+        random = Random(7)
+        words = ("term", "terminal", "city", "Weather", "ünder", "mini-shell", "x")
+        kept = []
+        for name, version in itertools.product(("a", "a-b", "b"), ("1.0", "1.10", "1.9", "2.0-rc")):
+            some = random.sample(words, 3)
+            given = entry(name, version, description=" ".join(some[:2]), tags=tuple(some[2:]))
+            await hub.push(given.model_copy(update={"status": random.choice(STATUSES)}))
+            kept.append(await hub.environment(name, version))
+        kept.sort(key=lambda e: catalog.member(e.name, e.version))
+        whole = [e for e in kept if e.status is not EnvironmentStatus.FAILED]
+        latest = [next(group) for _, group in itertools.groupby(whole, lambda e: e.name)]
+        for _ in range(150):
+            query = EnvironmentQuery(
+                name=random.choice((None, None, "a", "b", "c")),
+                tag=random.choice((None, None, *words)),
+                text=random.choice((None, "t", "TER wea", "shell", "city x", "zzz")),
+                status=random.choice((None, None, *STATUSES)),
+                latest_only=random.random() < 0.3,
+                limit=random.randint(1, 5),
+            )
+            wanted = [
+                e.reference
+                for e in (latest if query.latest_only else kept)
+                if query.name in (None, e.name)
+                and (query.tag is None or query.tag in e.tags)
+                and query.status in (None, e.status)
+                and catalog.is_found(e, query.text or "")
+            ]
+            assert await everything(hub, query) == wanted, query
+
+    async def test_places_change_hands_without_another_look_at_the_quota(
+        self, hub: HubCore
+    ) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
+        await hub.admit([lease("w-1"), lease("w-2")])
+        for _ in range(2):
+            await hub.exchange(["w-1", "w-2"], [lease("x-1"), lease("x-2")])
+        assert await hub.quotas() == {"owner:somebody": (2, 2)}
+        assert {item.id for item in (await hub.leases(LeaseQuery())).items} == {"x-1", "x-2"}
 
     async def test_hubs_of_two_prefixes_share_a_redis(
         self, hub: HubCore, server: RedisServer

@@ -179,6 +179,22 @@ async def test_what_needs_its_image_says_so(tmp_path: Path) -> None:
     assert (await inspect(project.load(made))).functions
 
 
+@pytest.mark.parametrize(
+    "deploy",
+    [
+        {"network": "internet"},
+        {"network": "allowlist", "allow": ["pypi.org:443"]},
+        {"podTemplate": "DualContainer"},
+        {"engine": "docker", "network": "host"},
+    ],
+)
+async def test_what_only_a_container_has_does_not_keep_code_from_being_seen(
+    tmp_path: Path, deploy: dict[str, object]
+) -> None:
+    made = write_project(tmp_path / "p", {"tools.py": TOOLS}, {"deployConfig": deploy})
+    assert len((await inspect(project.load(made))).functions) == 4
+
+
 # --- publishing -----------------------------------------------------------------------------------
 
 

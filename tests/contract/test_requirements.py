@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -99,3 +100,18 @@ def test_what_the_runtime_stands_in_for_is_not_installed(tmp_path: Path) -> None
     )
     assert read_requirements(tmp_path) == ["numpy>=2 ; python_version>'3'", "six # note"]
     assert read_requirements(tmp_path / "nowhere") == []
+
+
+def test_pips_indexes_are_asked_as_pip_asks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private index that has an old version of something hides no newer one."""
+    for name in list(os.environ):
+        if name.startswith(("UV_", "PIP_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(virtual_environment, "_pip_settings", lambda: iter(()))
+    assert virtual_environment._index_options() == []
+    settings = [("index-url", "https://a/simple"), ("extra-index-url", "https://b https://c")]
+    monkeypatch.setattr(virtual_environment, "_pip_settings", lambda: iter(settings))
+    assert virtual_environment._index_options() == [
+        "--default-index", "https://a/simple", "--index", "https://b", "--index", "https://c",
+        "--index-strategy", "unsafe-best-match",
+    ]  # fmt: skip

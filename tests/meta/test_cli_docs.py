@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +70,34 @@ def test_the_root_help_lists_every_command(capsys):
     out = capsys.readouterr().out
     for name in COMMANDS:
         assert f"\n  {name} " in out
+
+
+ROWS = re.findall(
+    r"^\| `(aenv [^`]+)` \| `(aenv [^`]+)` \|$",
+    (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_the_page_of_commands_has_every_command_once_with_an_example():
+    leaves = {words for words, command in all_commands() if not getattr(command, "commands", None)}
+    documented = [tuple(name.split()[1:]) for name, _ in ROWS]
+    assert sorted(documented) == sorted(leaves - {()})
+
+
+@pytest.mark.parametrize(("name", "example"), ROWS, ids=[name for name, _ in ROWS])
+def test_an_example_of_the_page_uses_options_and_arguments_that_exist(name, example):
+    words = tuple(name.split()[1:])
+    given = shlex.split(example.replace("\\|", "|"))
+    assert tuple(given[1 : 1 + len(words)]) == words
+    command = dict(all_commands())[words]
+    command.make_context(name, given[1 + len(words) :], resilient_parsing=False, obj=None)
+
+
+def test_every_command_that_prints_a_result_takes_a_format():
+    without = {("run",), ("test",), ("instance", "logs")}
+    without |= {("config", verb) for verb in ("set", "init", "reset", "load", "export", "path")}
+    for words, command in all_commands():
+        if words and not getattr(command, "commands", None):
+            has = any("-o" in parameter.opts for parameter in command.params)
+            assert has == (words not in without), words

@@ -94,7 +94,7 @@ class GatewayBench:
     def close(self) -> None:
         for replica in self.replicas:
             replica.close()
-        self._redis.leave()
+        asyncio.run_coroutine_threadsafe(self._redis.end(), self._loop).result(UP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

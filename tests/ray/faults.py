@@ -50,6 +50,23 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP a process; none of its threads runs any more then, which may take a busy machine."""
+    kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+
+    def is_stopped() -> bool:
+        try:
+            stats = [
+                path.joinpath("stat").read_text(errors="replace") for path in threads.iterdir()
+            ]
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # a thread ended: it ran
+        return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+
+    eventually(is_stopped, what=lambda: f"process {pid} runs on")
+
+
 def processes_of(root: Path) -> dict[int, str]:
     """Return the live processes that name `root` in their arguments or environment.
 

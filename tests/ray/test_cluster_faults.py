@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.ray.faults import (
     eventually_empty,
     kill,
     processes_of,
+    stop,
     without,
 )
 
@@ -60,7 +60,7 @@ def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
     job = other.said()
     cluster.appeared(before)
     controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
-    kill(controller, signal.SIGSTOP)
+    stop(controller)
     try:
         other.kill()
         eventually(lambda: job in ray_api.dead_jobs(), 30.0)
@@ -90,7 +90,7 @@ def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
     before = cluster.sandboxes()
     handle = told(actor="dedicated")
     controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
-    kill(controller, signal.SIGSTOP)
+    stop(controller)
     try:
         ray.kill(handle._host, no_restart=True)
         eventually(lambda: handle.instance_id not in ray_api.actor_names())

@@ -13,9 +13,12 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors import ray_api
+from aenv_ray.config import settings
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.models import InstanceStatus
+from tests.conftest import require
 from tests.contract.docker_node import base_image, docker
+from tests.contract.registry import PROGRAM, Registry, log_in, push_new
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Witness, actor_pid, eventually_empty, kill, processes_of
 
@@ -126,6 +129,29 @@ def test_a_call_survives_the_death_of_its_host(
     assert witness.heard() == ["began k", "ended k"]
     info = ray.get(handle.info.remote())
     assert (info.generation, info.status) == (1, InstanceStatus.RUNNING)
+
+
+def test_a_node_pulls_with_the_login_that_it_has(
+    probe: Path, make_container: Callable[..., Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    """That of the host's own Docker configuration, read when it is needed."""
+    require("registry", PROGRAM is not None, "docker-registry is not installed")
+    registry = Registry(with_login=True)
+    reference = f"{registry.name}/tests/{tmp_path.name.lower()}:1"
+    image = push_new(reference, 1024, tmp_path)
+    config = json.loads((probe / "config.json").read_text())
+    config["deployConfig"]["container"]["image"] = reference
+    (probe / "config.json").write_text(json.dumps(config))
+    try:
+        with pytest.raises(SandboxStartFailed, match="wants a login and this node has none"):
+            make_container()
+        log_in(settings().docker_config, registry.name)
+        env = make_container()
+        assert ray.get(env.exec.remote("echo there"), timeout=60).text() == "there\n"
+        ray.get(env.release.remote(), timeout=60)
+    finally:
+        docker("rmi", "--force", image, check=False)
+        registry.end()
 
 
 def test_the_ttl_ends_a_container(make_container: Callable[..., Any], cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ Each test kills something for real. The witness, a socket of the test, hears wha
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.ray.faults import (
     host_of,
     kill,
     launcher_pids,
+    stop,
     without,
 )
 
@@ -73,7 +73,7 @@ def test_a_stopped_sandbox_leaves_outcomes_unknown(
     """A sandbox that does not answer: `CallOutcomeUnknown`, never a guess; release ends it."""
     before = cluster.sandboxes()
     handle = told(actor="shared")
-    kill(cluster.appeared(before)[0], signal.SIGSTOP)
+    stop(cluster.appeared(before)[0])
     with pytest.raises(CallOutcomeUnknown):
         ray.get(handle.call_tool.remote("count", timeout_s=0.1), timeout=30)
     ray.get(handle.release.remote(), timeout=30)
@@ -143,7 +143,7 @@ def test_a_ttl_passes_while_the_host_is_away(
     handle = told(actor=density, ttl="1s")
     host = host_of(handle)
     pid = actor_pid(host)
-    kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         eventually_empty(lambda: without(cluster.sandboxes(), before))
     finally:
@@ -241,7 +241,7 @@ def test_launcher_and_host_die_together(
     handle = told(actor=density)
     host = actor_pid(host_of(handle))
     (launcher,) = launcher_pids(cluster.node_dir)
-    kill(host, signal.SIGSTOP)
+    stop(host)
     kill(launcher)
     kill(host)
     with pytest.raises(SandboxLost):

@@ -129,6 +129,8 @@ def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
         pool = {"environment": "mini-terminal", "count": 1}
         assert http.put("/pools", json=pool).json()["data"]["count"] == 1
         assert aenv_ray.warm("mini-terminal", 1, wait=True, lifetime="detached") >= 1
+        (shown,) = http.get("/pools").json()["data"]
+        assert (shown["count"], shown["ready"]) == (1, 1)
         made = http.post("/env-instance", json=CREATE).json()["data"]
         path = f"/instances/{made['id']}"
         ran = http.post(f"{path}/exec", json={"command": "echo hi"}).json()["data"]
@@ -140,6 +142,21 @@ def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
         assert http.delete(path).status_code == 200
         assert http.put("/pools", json=pool | {"count": 0}).status_code == 200
         assert http.get("/pools").json()["data"] == []
+
+
+def test_a_followed_log_ends_with_its_instance(door: Door) -> None:
+    async def run() -> None:
+        async with door.client() as http:
+            made = (await http.post("/env-instance", json=CREATE)).json()["data"]
+            path = f"/instances/{made['id']}"
+            async with http.stream("GET", f"{path}/logs?follow=true") as answer:
+                assert answer.status_code == 200
+                assert (await http.delete(path)).status_code == 200
+                async for _ in answer.aiter_text():
+                    pass
+            assert (await http.get(f"{path}/logs?follow=true")).status_code == 404
+
+    asyncio.run(run())
 
 
 def test_200_instances_by_50_clients_without_an_error(door: Door) -> None:
@@ -220,7 +237,7 @@ async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
     hub, fabric, clock = hub_actor.ensure_hub(), RayInstances(entrance.init()), SystemClock()
     creator = Creator(hub, fabric, project.resolve, clock, "test", lambda *_: None)
-    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None).once()
+    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None, lambda _: None).once()
 
 
 async def _with_client(door: Door, work: Any) -> None:
@@ -247,7 +264,7 @@ async def patiently(
 
 
 def kill_hub() -> None:
-    kill(actor_pid(ray_api.find_actor(hub_actor.HUB_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.HUB_NAME)))
 
 
 def kill_redis() -> None:

@@ -31,7 +31,7 @@ def which() -> str:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hub(cluster: Cluster) -> Iterator[RemoteHub]:
     del cluster
     aenv_ray.init()
@@ -108,9 +108,9 @@ def test_a_version_and_the_highest_one_make_instances(
 def test_what_is_not_published_says_where_to_look(
     publish: Callable[..., EnvironmentVersion], hub: RemoteHub
 ) -> None:
-    publish("1.0.0")
+    publish("1.0.0", "other")
     with pytest.raises(EnvironmentNotFound) as caught:
-        aenv_ray.create("published@2.0.0")
+        aenv_ray.create("other@2.0.0")
     assert "1.0.0" in str(caught.value.hint)
     with pytest.raises(EnvironmentNotFound) as caught:
         aenv_ray.create("nothing-like-it")
@@ -128,11 +128,11 @@ def test_what_is_not_published_says_where_to_look(
 async def test_groups_pools_and_environments_take_names_too(
     publish: Callable[..., EnvironmentVersion],
 ) -> None:
-    publish("3.0.0")
-    handles = aenv_ray.create_many("published", 2)
+    publish("3.0.0", "grouped")
+    handles = aenv_ray.create_many("grouped", 2)
     assert {told(handle) for handle in handles} == {"3.0.0"}
     aenv_ray.release_many(handles)
-    assert aenv_ray.warm("published", 1, wait=True) == 1
-    aenv_ray.warm("published", 0)
-    async with aenv_ray.Environment("published@3.0.0") as env:
+    assert aenv_ray.warm("grouped", 1, wait=True) == 1
+    aenv_ray.warm("grouped", 0)
+    async with aenv_ray.Environment("grouped@3.0.0") as env:
         assert (await env.call_tool("which", {})).content[0]["text"] == "3.0.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv_ray import ids
-from aenv_ray.errors import CatalogConflict
+from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
+from aenv_ray.hub.base import from_cursor, to_cursor
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 from aenv_ray.testing.hub_contract import entry
 
@@ -137,3 +139,15 @@ def test_every_beginning_of_its_words_finds_an_entry(description: str, more: str
         assert catalog.is_found(found, f"  {word}!! WEATHER")
     assert catalog.is_found(found, "")
     assert not catalog.is_found(entry(), "eather")
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_cursor_names_where_it_goes_on(member: str) -> None:
+    assert from_cursor(to_cursor(member)) == member
+    assert from_cursor(None) == ""
+
+
+@given(st.text(max_size=40))
+def test_a_cursor_of_others_is_refused_or_is_text(cursor: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert from_cursor(cursor)

@@ -146,12 +146,17 @@ def aenv(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_version_is_json_when_asked_and_short_when_asked():
-    facts = json.loads(aenv("version", "--json").stdout)
+def test_version_is_json_when_asked_and_short_when_asked(capsys):
+    facts = json.loads(here(capsys, "version", "--json")[1])
     assert set(facts) == {"aenv-ray", "python", "ray", "fastmcp", "mcp", "platform"}
-    assert json.loads(aenv("version", "-o", "json").stdout) == facts
-    assert aenv("version", "-s").stdout == f"{facts['aenv-ray']}\n"
-    assert f"ray       {facts['ray']}\n" in aenv("version").stdout
+    assert json.loads(here(capsys, "version", "-o", "json")[1]) == facts
+    assert here(capsys, "version", "-s")[1] == f"{facts['aenv-ray']}\n"
+    assert f"ray       {facts['ray']}\n" in here(capsys, "version")[1]
+
+
+def here(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Run a command that starts nothing in this process; return its exit code and what it wrote."""
+    return (main(list(arguments)), *capsys.readouterr())
 
 
 def test_a_narrow_terminal_does_not_break_json():
@@ -263,11 +268,11 @@ def test_a_script_ended_by_a_signal_says_so(make_project):
     assert "was ended by signal 9" in ran.stderr
 
 
-def test_a_project_without_a_script_is_a_config_error_that_shows_one(make_project):
-    ran = aenv("test", make_project("  "))
-    assert ran.returncode == 3
-    assert "has no testConfig.script" in ran.stderr
-    assert '"testConfig": {"script": "python -m pytest' in ran.stderr
+def test_a_project_without_a_script_is_a_config_error_that_shows_one(make_project, capsys):
+    code, _, err = here(capsys, "test", make_project("  "))
+    assert code == 3
+    assert "has no testConfig.script" in err
+    assert '"testConfig": {"script": "python -m pytest' in err
 
 
 def test_ctrl_c_reaches_the_script_and_exits_with_130(make_project):

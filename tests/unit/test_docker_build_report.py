@@ -106,10 +106,12 @@ def test_a_base_image_that_is_not_given_is_no_mistake_in_the_dockerfile():
         assert type(error) is kind
         assert "localhost:1/a:1" in error.message
         assert words in error.message
+    report, _, _ = buildkit("#2 [linux/amd64 one 1/2] FROM a:1\n#2 ERROR: dial tcp")
+    assert type(report.failure("x", "dial tcp: connection refused")) is FabricUnavailable
 
 
 def test_words_of_a_step_are_not_taken_for_the_registrys():
-    step = "#2 [2/2] RUN curl http://localhost:1\n#2 ERROR: connection refused"
+    step = "#2 [2/2] RUN curl http://localhost:1 # : FROM x\n#2 ERROR: connection refused"
     report, _, _ = buildkit(step)
     assert type(report.failure("x", "connection refused")) is ConfigError
 

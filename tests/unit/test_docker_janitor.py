@@ -17,6 +17,7 @@ from aenv_ray.engines.docker_janitor import (
     BURIAL_GRACE_S,
     FASTEST_WRITE,
     IDLE_EXIT_S,
+    STORAGE_SLACK_BYTES,
     TTL_PASSED,
     Daemon,
     Janitor,
@@ -268,7 +269,7 @@ def test_what_has_written_more_than_it_may_ends_and_its_host_can_read_why(
     daemon.written = {"aenv-a": 64 << 20, "aenv-c": 1 << 40}
     janitor.sweep()
     assert daemon.names() == ["aenv-a", "aenv-b", "aenv-c"], "the limit itself is allowed"
-    daemon.written["aenv-a"] += 1
+    daemon.written["aenv-a"] += STORAGE_SLACK_BYTES + 1
     janitor.sweep()
     assert daemon.names() == ["aenv-b", "aenv-c"]
     assert "limit 64 MiB: deployConfig.ephemeralStorage" in (files.cause("aenv-a") or "")

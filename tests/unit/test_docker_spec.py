@@ -135,7 +135,8 @@ def test_the_images_directories_are_limited_by_quota_or_watched() -> None:
     unlimited = body_of({}, has_quota=True)
     closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, has_quota=True)
     size = 10 << 20
-    assert {"Name": "fsize", "Soft": size, "Hard": size} in watched["HostConfig"]["Ulimits"]
+    most = size + 4096
+    assert {"Name": "fsize", "Soft": most, "Hard": most} in watched["HostConfig"]["Ulimits"]
     assert watched["Labels"]["aenv.storage-bytes"] == str(size)
     assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
     for body in (limited, unlimited, closed):

@@ -1,0 +1,62 @@
+"""``aenv doctor``: what works on this machine, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import Output
+from aenv_ray.cli.output import Columns, show_rows
+
+if TYPE_CHECKING:
+    from aenv_ray.cli.checks import Check
+
+_COLUMNS: Final[Columns] = {
+    "CHECK": lambda c: c["name"],
+    "": lambda c: c["verdict"],
+    "FOUND": lambda c: c["found"],
+}
+
+
+def doctor(output: Output = None) -> None:
+    """Try what aenv needs on this machine.
+
+    Starts a sandbox of each engine, and ends it. Exits with 1 when no engine
+    works.
+
+    Example:
+      aenv doctor
+      aenv doctor -o json
+    """
+    from aenv_ray.cli.checks import Verdict
+
+    checks = _all_checks()
+    show_rows([asdict(check) for check in checks], output, _COLUMNS)
+    for check in checks:
+        if check.mend and check.verdict is not Verdict.OK:
+            console.say(f"\n{check.name}: {check.found}\n  {check.mend}")
+    engines = [check for check in checks if check.name.startswith("engine ")]
+    if all(check.verdict is Verdict.FAILED for check in engines):
+        raise typer.Exit(1)
+
+
+def _all_checks() -> list[Check]:
+    from aenv_ray import local_fabric
+    from aenv_ray.cli import checks
+    from aenv_ray.config import settings
+
+    console.say("trying the engines …")
+    given = settings()
+    is_up = local_fabric.read(given.data_dir) is not None
+    return [
+        checks.versions(),
+        *checks.engines(given),
+        checks.ray(given),
+        checks.redis(given),
+        *checks.ports("127.0.0.1", (8080, 8081), is_up),
+        *checks.disk(given),
+        checks.internet(),
+    ]

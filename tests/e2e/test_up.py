@@ -1,0 +1,150 @@
+"""`aenv up` brings up a fabric that outlives it, and `aenv down` leaves nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ray.faults import eventually_empty, kill, processes_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(600)]
+
+AENV = [sys.executable, "-m", "aenv_ray.cli.main"]
+UP = ("up", "--port", "0", "--mcp-port", "0", "--num-cpus", "4", "-o", "json")
+
+
+class Machine:
+    """Directories of its own for everything, so that it has its own fabric."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="aenv-u", dir="/tmp"))
+        self.root.chmod(0o755)
+        places = {"HOME": "h", "AENV_DATA_DIR": "d", "AENV_RUNTIME_DIR": "r", "RAY_TMPDIR": "t"}
+        left_out = {"RAY_ADDRESS", "AENV_SYSTEM_URL", "AENV_API_KEY"}
+        self.environment = {k: v for k, v in os.environ.items() if k not in left_out}
+        for name, place in places.items():
+            (self.root / place).mkdir()
+            self.environment[name] = str(self.root / place)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*AENV, *words], env=self.environment, cwd=self.root / "h", text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0) -> Any:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == code, err
+        return json.loads(out) if "json" in words else out
+
+    def end(self) -> None:
+        """Take it down, whatever the test left, and prove that nothing is left."""
+        try:
+            self.run("down")
+            eventually_empty(lambda: processes_of(self.root), 30.0)
+            assert list((self.root / "t").iterdir()) == []
+            assert not (self.root / "d" / "up.json").exists()
+        finally:
+            for pid in processes_of(self.root):
+                kill(pid)
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[tuple[Machine, dict[str, str]]]:
+    machine = Machine()
+    try:
+        yield machine, machine.run(*UP)
+    finally:
+        machine.end()
+
+
+@pytest.fixture
+def aenv(up: tuple[Machine, dict[str, str]]) -> Callable[..., Any]:
+    return up[0].run
+
+
+def test_a_second_up_says_that_it_is_up(up):
+    machine, told = up
+    assert set(told) == {"url", "mcp_url", "token", "ray_address"}
+    again = machine.start(*UP)
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, json.loads(out)) == (0, told)
+    assert "it is up already" in err
+    found = machine.run("status", "-o", "json")
+    assert (found["state"], found["gateway"], found["url"]) == ("up", "ok", told["url"])
+    assert told["token"] not in json.dumps(found)
+
+
+def test_a_project_is_pushed_created_called_and_ended(aenv, up):
+    machine, _ = up
+    aenv("init", "todo")
+    pushed = aenv("push", "todo", "-o", "json")
+    assert "guess" in {one["name"] for one in pushed["functions"]}
+    made = aenv("instance", "create", "todo@1.0.0", "--keep-alive", "-o", "json")
+    info = aenv("instance", "info", made["id"], "-o", "json")
+    assert [tool["name"] for tool in info["tools"]] == ["guess"]
+    assert info["health"]["status"] in {"healthy", "success"}
+    process = machine.start("instance", "exec", made["id"], "echo out; echo err >&2; exit 7")
+    assert process.communicate(timeout=60) == ("out\n", "err\n")
+    assert process.returncode == 7
+    aenv("instance", "delete", made["id"], "--yes")
+    assert aenv("instance", "list", "-o", "json") == []
+
+
+def test_a_held_instance_goes_with_its_terminal(aenv, up):
+    machine, _ = up
+    held = machine.start("instance", "create", "mini-terminal", "--ttl", "5m")
+    assert held.stdout is not None
+    name = held.stdout.readline().strip()
+    assert [one["id"] for one in aenv("instance", "list", "-o", "json")] == [name]
+    os.killpg(held.pid, signal.SIGHUP)
+    held.communicate(timeout=60)
+    assert held.returncode == 0
+    assert aenv("instance", "list", "-o", "json") == []
+
+
+def test_ray_code_and_samples_join_the_fabric_that_is_up(aenv, up):
+    machine, _ = up
+    (machine.root / "h" / "pol.py").write_text(
+        "async def act(env, task):\n"
+        "    for step in task.reference:\n"
+        "        await env.call_tool(step.tool, step.arguments)\n"
+    )
+    words = ("sample", "mini-terminal", "--policy", "pol:act", "-n", "4", "-c", "2")
+    found = aenv(*words, "-o", "json")
+    assert (found["succeeded"], found["infra_failed"]) == (4, 0)
+    assert len((machine.root / "h" / "episodes.jsonl").read_text().splitlines()) == 4
+    aenv(*words, code=3)  # the file has episodes
+
+
+def test_an_up_that_was_killed_half_way_is_taken_down_whole():
+    machine = Machine()
+    try:
+        process = machine.start(*UP)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "starting the hub" in line:
+                break
+        else:
+            pytest.fail("it never came to the hub")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert machine.run("status", "-o", "json", code=1)["state"] == "starting"
+        raylets = [p for p, command in processes_of(machine.root).items() if "raylet" in command]
+        assert raylets
+        for pid in raylets:
+            kill(pid)
+    finally:
+        machine.end()

@@ -1,0 +1,161 @@
+"""Parts of the gateway that decide alone: who is known, how much is allowed, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import ConfigError, FabricUnavailable, RateLimited, Unauthorized
+from aenv_ray.hub.records import Lease, Role, TokenRecord
+from aenv_ray.serve.auth import HubAuthenticator, bearer_of
+from aenv_ray.serve.endpoint import parse_body
+from aenv_ray.serve.limits import RequestRate
+from aenv_ray.serve.metrics import MOST_ENVIRONMENTS, Metrics
+from aenv_ray.serve.shapes import CreateManyRequest, CreateRequest
+
+OWNER = TokenRecord(id="t1", role=Role.OWNER, owner="ann", created_at=0.0)
+
+
+class Tokens:
+    """The part of a hub that knows tokens; it counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, TokenRecord] = {"good": OWNER}
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    async def check_token(self, secret: str) -> TokenRecord | None:
+        self.asked += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return self.known.get(secret)
+
+
+def request(token: str | None) -> Request:
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    return Request({"type": "http", "headers": headers})
+
+
+@pytest.fixture
+def hub() -> Any:
+    return Tokens()
+
+
+async def test_many_requests_with_one_token_ask_the_hub_once(hub: Any) -> None:
+    authenticate = HubAuthenticator(hub, FakeClock(), 2.0)
+    hub.gate.clear()
+    waiting = [asyncio.create_task(authenticate(request("good"))) for _ in range(5)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # who leaves does not keep the others from the answer
+    hub.gate.set()
+    outcomes = [await task for task in waiting[1:]]
+    assert {principal.owner for principal in outcomes} == {"ann"}
+    assert hub.asked == 1
+
+
+async def test_an_unknown_token_is_remembered_too_and_not_for_long(hub: Any) -> None:
+    clock = FakeClock()
+    authenticate = HubAuthenticator(hub, clock, 2.0)
+    for _ in range(3):
+        with pytest.raises(Unauthorized):
+            await authenticate(request("new"))
+    assert hub.asked == 1
+    hub.known["new"] = OWNER
+    clock.advance(2.1)
+    assert (await authenticate(request("new"))).token_id == "t1"
+    del hub.known["new"]
+    clock.advance(2.1)
+    with pytest.raises(Unauthorized):
+        await authenticate(request("new"))
+
+
+async def test_a_token_that_ends_is_refused_at_once(hub: Any) -> None:
+    clock = FakeClock(100.0)
+    hub.known["short"] = OWNER.model_copy(update={"expires_at": 100.5})
+    authenticate = HubAuthenticator(hub, clock, 60.0)
+    await authenticate(request("short"))
+    del hub.known["short"]
+    clock.advance(0.6)
+    with pytest.raises(Unauthorized):
+        await authenticate(request("short"))
+
+
+async def test_a_hub_that_is_away_is_no_refusal(hub: Any) -> None:
+    """Its answer is retryable, and nothing is remembered."""
+    authenticate = HubAuthenticator(hub, FakeClock(), 60.0)
+    hub.failure = FabricUnavailable("away")
+    with pytest.raises(FabricUnavailable):
+        await authenticate(request("good"))
+    hub.failure = None
+    assert (await authenticate(request("good"))).owner == "ann"
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Basic eDp5", "Bearer " + "x" * 600])
+def test_what_is_no_bearer_token(header: str | None) -> None:
+    with pytest.raises(Unauthorized):
+        bearer_of(header)
+
+
+def test_a_bucket_fills_again_and_is_one_tokens_own() -> None:
+    clock = FakeClock()
+    rate = RequestRate(2.0, 3, clock)
+    for _ in range(3):
+        rate.take("a")
+    with pytest.raises(RateLimited) as caught:
+        rate.take("a")
+    assert caught.value.retry_after_s == pytest.approx(0.5)
+    rate.take("b")
+    clock.advance(0.5)
+    rate.take("a")
+    with pytest.raises(RateLimited):
+        rate.take("a")
+
+
+def test_environments_beyond_the_first_are_counted_together() -> None:
+    metrics = Metrics()
+    leases = [
+        Lease(
+            id=f"e{n}-x", reference=f"e{n}@1", digest="d", owner="o", created_at=0.0,
+            deadline=1.0, capability=f"c{n}",
+        )
+        for n in range(MOST_ENVIRONMENTS + 7)
+    ]  # fmt: skip
+    metrics.live(leases)
+    text = metrics.text().decode()
+    assert text.count("aenv_gateway_instances{") == MOST_ENVIRONMENTS + 1
+    assert 'aenv_gateway_instances{environment="other"} 7.0' in text
+    metrics.live([])
+    assert 'aenv_gateway_instances{environment="e0"} 0.0' in metrics.text().decode()
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_parsed_or_refused(raw: bytes) -> None:
+    for model in (CreateRequest, CreateManyRequest):
+        with contextlib.suppress(ConfigError):
+            assert isinstance(parse_body(model, raw), model)
+
+
+@given(st.text(max_size=20))
+def test_any_ttl_is_a_duration_or_refused(text: str) -> None:
+    raw = json.dumps({"envName": "probe", "ttl": text}).encode()
+    with contextlib.suppress(ConfigError):
+        assert parse_body(CreateRequest, raw).ttl in (None, text)
+
+
+def test_an_error_about_a_body_repeats_none_of_its_values() -> None:
+    """Invariant 10: variables are secrets."""
+    with pytest.raises(ConfigError) as caught:
+        parse_body(CreateRequest, b'{"envName": "e", "environment_variables": {"A": ["hunter2"]}}')
+    assert "environment_variables" in caught.value.message
+    assert "hunter2" not in caught.value.message
