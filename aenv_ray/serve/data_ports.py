@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import h11
 import pydantic_core
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
 from aenv_ray.errors import AenvError, PortUnreachable, ToolNotFound
@@ -26,7 +26,7 @@ from aenv_ray.serve.deps import Deps
 PIECE_BYTES: Final = 256 * 1024
 _CALL_S: Final = 75.0
 """Longer than the runtime waits for a server that takes no bytes."""
-_OWN: Final = frozenset(
+OWN_HEADERS: Final = frozenset(
     {"authorization", "connection", "keep-alive", "proxy-connection", "te", "upgrade", "host"}
 )
 """Headers of the gateway's own connection; its tokens are not for the sandbox."""
@@ -96,7 +96,7 @@ class PortDoor:
 
     def __init__(
         self,
-        find: Callable[[Request], Awaitable[Target]],
+        find: Callable[[HTTPConnection], Awaitable[Target]],
         calls: DataCalls,
         deps: Deps,
     ) -> None:
@@ -107,6 +107,16 @@ class PortDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         request = Request(scope, receive)
+        async with self.connected(request) as stream:
+            await _Exchange(stream, request, send).run(request.path_params["port"])
+
+    @contextlib.asynccontextmanager
+    async def connected(self, request: HTTPConnection) -> AsyncIterator[PortStream]:
+        """Yield a connection to the port that a request names.
+
+        Raises:
+            AenvError: There is none, or none for this client.
+        """
         target = await self._find(request)
         target.check_not_agent()
         port = request.path_params["port"]
@@ -114,7 +124,7 @@ class PortDoor:
         stream = PortStream(self._calls, target.instance_id)
         await stream.open(port)
         try:
-            await _Exchange(stream, request, send).run(port)
+            yield stream
         finally:
             with contextlib.suppress(AenvError):  # an instance that is gone has hung up
                 await asyncio.shield(stream.close())
@@ -166,7 +176,7 @@ class _Exchange:
         request = self._request
         path = "/" + request.path_params.get("path", "")
         target = path + (f"?{request.url.query}" if request.url.query else "")
-        headers = [(k, v) for k, v in request.headers.items() if k not in _OWN]
+        headers = [(k, v) for k, v in request.headers.items() if k not in OWN_HEADERS]
         headers += [("host", f"127.0.0.1:{port}"), ("connection", "close")]
         head = h11.Request(method=request.method, target=target, headers=headers)
         return self._http.send(head) or b""

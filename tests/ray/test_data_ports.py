@@ -48,6 +48,24 @@ def serve(port: int) -> int:
 '''
 
 
+SOCKETS = '''
+@register_tool
+def serve_sockets(port: int) -> int:
+    """Echo messages; "bye" ends it."""
+    from websockets.sync.server import serve
+
+    def echo(socket):
+        for message in socket:
+            if message == "bye":
+                socket.close(4000, "as you wish")
+            socket.send(message)
+
+    server = serve(echo, "127.0.0.1", port, max_size=2**24, subprotocols=["b"])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return port
+'''
+
+
 @pytest.fixture
 async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environment]:
     """An instance without any network, whose server listens on a declared port."""
@@ -55,7 +73,7 @@ async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environmen
     (root / "src").mkdir(parents=True)
     deploy = {"network": "none", "ports": [8123, 8124]}
     (root / "config.json").write_text(json.dumps({"name": "server", "deployConfig": deploy}))
-    (root / "src" / "tools.py").write_text(SOURCE)
+    (root / "src" / "tools.py").write_text(SOURCE + SOCKETS)
     gateway.projects["server"] = root
     token = gateway.token(Role.OWNER)
     async with Environment("server", aenv_url=gateway.url, api_key=token) as env:
@@ -100,3 +118,31 @@ async def test_other_ports_and_other_people_are_refused(
         ):
             answer = await http.get(f"{path}/{port}/", headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_websockets_reach_a_declared_port(gateway: GatewayBench, env: Environment) -> None:
+    """Text and megabytes of bytes both ways, the subprotocol, and how either side closes."""
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import ConnectionClosedError, InvalidStatus
+
+    await env.call_tool("serve_sockets", {"port": 8124})
+    url = f"{gateway.url.replace('http', 'ws', 1)}/instances/{env.instance_id}/ports"
+    owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
+    async with connect(
+        f"{url}/8124/x?y=z", additional_headers=owner, subprotocols=["a", "b"], max_size=2**24
+    ) as socket:
+        assert socket.subprotocol == "b"
+        await socket.send("h\u00e4llo")
+        assert await socket.recv() == "h\u00e4llo"
+        large = bytes(range(256)) * 8192
+        await socket.send(large)
+        assert await socket.recv() == large
+        await socket.send("bye")
+        with pytest.raises(ConnectionClosedError) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4000, "as you wish")
+    for port, headers, status in ((8125, owner, 404), (8123, owner, 502), (8124, {}, 401)):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"{url}/{port}/", additional_headers=headers)
+        assert refused.value.response.status_code == status
