@@ -37,6 +37,7 @@ KNOWN = frozenset(
         "browser",
         "buildkit",
         "crun",
+        "curl",
         "docker",
         "fresh-clone",
         "git",

@@ -233,29 +233,22 @@ async def _docker(settings: Settings) -> Check:
 
 @contextlib.asynccontextmanager
 async def _tried(engine: Engine) -> AsyncIterator[Sandbox]:
-    """Yield an instance of mini-terminal that has run a command, and leave nothing of it."""
-    from aenv_ray import ids, project
-    from aenv_ray.clock import SystemClock
-    from aenv_ray.engines.base import SandboxSpec
+    """Yield an instance of mini-terminal that answers, and leave nothing of it."""
+    from aenv_ray import project
+    from aenv_ray.actors.fresh_sandbox import fresh_sandbox
     from aenv_ray.project_config import NetworkMode
 
     source = project.resolve("mini-terminal")
     deploy = source.config.deploy.model_copy(update={"network": NetworkMode.NONE})
-    spec = SandboxSpec(
-        instance_id=ids.new_instance_id("doctor"),
-        project_dir=source.path,
-        config=source.config.model_copy(update={"deploy": deploy}),
-        deadline=SystemClock().now() + 2 * _TRY_S,
-    )
-    try:
-        async with asyncio.timeout(_TRY_S):
-            sandbox = await engine.start(spec)
-            await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
+    config = source.config.model_copy(update={"deploy": deploy})
+    async with (
+        asyncio.timeout(_TRY_S),
+        fresh_sandbox(
+            source, lifetime_s=_TRY_S, config=config, make_engine=lambda _: engine
+        ) as sandbox,
+    ):
+        await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
         yield sandbox
-    finally:
-        with contextlib.suppress(AenvError):
-            await engine.stop([spec.instance_id])
-        await engine.close()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import typer
 
 from aenv_ray.cli import console
 from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
-from aenv_ray.cli.output import show, size
+from aenv_ray.cli.output import Format, show, size
 
 if TYPE_CHECKING:
     from aenv_ray.hub.packing import Package
@@ -62,11 +62,9 @@ def push(
         console.say("--force has no effect: a published version never changes")
     with _versioned(project.load(work_dir / path), version) as source:
         package = packing.pack(source, allow=allow_secret or [])
-    if dry_run:
-        shown = _facts(package)
-        show(shown, output, shown | {"files": len(shown["files"])})
-        console.say("nothing was sent")
-        return
+        if dry_run:
+            _show_dry(package, output)
+            return
     from aenv_ray.cli.transfer import progress
 
     with gateway(system_url, api_key, timeout) as door:
@@ -96,6 +94,25 @@ def _versioned(source: Project, version: str | None) -> Iterator[Project]:
         config.unlink()  # it may be one name of a file with several
         config.write_text(text + "\n", encoding="utf-8")
         yield project.load(copy)
+
+
+def _show_dry(package: Package, output: Format | None) -> None:
+    """Show what would be published, and what loading it in a sandbox shows."""
+    import asyncio
+
+    from aenv_ray.actors.publishing import inspect
+
+    console.say(f"loading {package.source.reference} in a sandbox …")
+    found = asyncio.run(inspect(package.source))
+    functions = [one.model_dump(mode="json") for one in found.functions]
+    facts = _facts(package) | {"functions": functions}
+    lines = facts | {
+        "files": len(facts["files"]),
+        "functions": [f"{one.kind} {one.name}" for one in found.functions],
+        "note": found.note,
+    }
+    show(facts, output, lines)
+    console.say("nothing was sent")
 
 
 def _facts(package: Package) -> dict[str, Any]:

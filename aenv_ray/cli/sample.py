@@ -13,7 +13,7 @@ import typer
 from aenv_ray.cli import console
 from aenv_ray.cli.options import Output, variables
 from aenv_ray.cli.output import Format, chosen, show
-from aenv_ray.errors import ConfigError, EnvironmentNotFound
+from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Task
@@ -65,13 +65,13 @@ def sample(
     act = load_policy(policy)
     if out.is_file() and out.stat().st_size and not force:
         raise ConfigError(f"{out} has episodes already", hint="name another, or use --force")
-    chosen_tasks = _tasks(environment, tasks)
-    if rollouts is not None:
-        chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
         entrance.init()  # here: Ray wants to handle signals, which only a main thread may
+        chosen_tasks = _tasks(environment, tasks)
+        if rollouts is not None:
+            chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
         run = sampling.sample(
             environment,
             act,
@@ -137,17 +137,13 @@ def _tasks(environment: str, file: Path | None) -> list[Task]:
 
     Raises:
         ConfigError: There are none.
+        AenvError: The environment is not found.
     """
-    from aenv_ray import project
+    from aenv_ray.actors import entrance, references
     from aenv_ray.sampling import load_tasks
 
     if file is None:
-        try:
-            file = project.resolve(environment).path / "tasks.jsonl"
-        except EnvironmentNotFound:
-            raise ConfigError(
-                f"the tasks of {environment} are not known here", hint="name them with --tasks"
-            ) from None
+        file = references.resolve(environment, entrance.init).path / "tasks.jsonl"
         if not file.is_file():
             raise ConfigError(
                 f"{environment} carries no tasks.jsonl", hint="name tasks with --tasks"

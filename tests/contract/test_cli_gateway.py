@@ -248,6 +248,7 @@ def todo(tmp_path: Path, capsys: Any) -> Path:
 def test_a_project_goes_to_the_hub_and_comes_back(aenv, todo, tmp_path):
     dry = aenv("push", str(todo), "--dry-run")
     assert "config.json" in dry["files"]
+    assert "guess" in {one["name"] for one in dry["functions"]}
     assert aenv("list", "--name", "todo") == [], "a dry run sends nothing"
     pushed = aenv("push", str(todo))
     assert (pushed["version"], pushed["digest"]) == ("1.0.0", dry["digest"])

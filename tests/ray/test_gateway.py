@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ from aenv_ray.serve.listener import listen
 from aenv_ray.serve.ray_instances import RayInstances
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.sweep import Sweep
-from tests.ray.conftest import Cluster
+from tests.conftest import require
+from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, free_port, kill, processes_of
 
 pytestmark = pytest.mark.redis
@@ -93,6 +95,7 @@ def replica_pids(root: Path) -> list[int]:
 
 
 def test_the_walk_through_of_the_docs_works(door: Door, tmp_path: Path) -> None:
+    require("curl", shutil.which("curl") is not None, "curl is not installed")
     blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     script = "set -euo pipefail\n" + "".join(f"{block}\necho\n" for block in blocks)
