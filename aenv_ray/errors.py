@@ -23,7 +23,8 @@
     │  ├─ SandboxStartFailed         it could not be made, or its code does not load           502
     │  ├─ SandboxLost                the sandbox, its host or its node died: episode void      410
     │  ├─ CallOutcomeUnknown         the call may have run; its outcome cannot be known        504
-    │  └─ FileAccessError            a path inside the sandbox cannot be read or written       400
+    │  ├─ FileAccessError            a path inside the sandbox cannot be read or written       400
+    │  └─ PortUnreachable            nothing in the sandbox answers on it, or it hung up       502
     ├─ ToolError                     carries tool_name
     │  ├─ ToolNotFound                                                                         404
     │  ├─ ToolInputInvalid           arguments do not fit the schema                           422
@@ -237,6 +238,13 @@ class FileAccessError(InstanceError):
     http_status: ClassVar[int] = 400
 
 
+class PortUnreachable(InstanceError):
+    """Nothing in the sandbox answers on the port, or what did hung up."""
+
+    code: ClassVar[str] = "port_unreachable"
+    http_status: ClassVar[int] = 502
+
+
 class ToolError(AenvError):
     """A tool, reward or function call was refused or stopped.
 
@@ -321,9 +329,9 @@ ERRORS: tuple[type[AenvError], ...] = (
     ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict, VersionConflict,
     EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded, RateLimited,
     InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased, SandboxStartFailed,
-    SandboxLost, CallOutcomeUnknown, FileAccessError, ToolError, ToolNotFound, ToolInputInvalid,
-    ToolTimeout, CallCancelled, FunctionFailed, CircuitOpen, FabricUnavailable, DeadlineExceeded,
-    InternalError,
+    SandboxLost, CallOutcomeUnknown, FileAccessError, PortUnreachable, ToolError, ToolNotFound,
+    ToolInputInvalid, ToolTimeout, CallCancelled, FunctionFailed, CircuitOpen, FabricUnavailable,
+    DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Explicit, because Ray creates subclasses of our errors at run time."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -69,7 +69,7 @@ class DeployConfig(_ProjectSection):
     memory: str | int | None = None
     """``"4G"`` or ``"4Gi"``. None means no limit."""
     ephemeral_storage: str | int | None = Field(default=None, alias="ephemeralStorage")
-    """Size of the private work directory."""
+    """Size of the private work directory, and of what is written to a container's image."""
     os: str | None = None
     """``"linux"`` …: refused where sandboxes run on another one. None: any."""
     ttl: str | float | None = None
@@ -81,6 +81,8 @@ class DeployConfig(_ProjectSection):
     allow: tuple[str, ...] | None = None
     """What network ``allowlist`` reaches: ``"pypi.org:443"``, ``"10.1.0.0/16"`` …"""
     engine: str | None = None
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+    """Ports of servers inside an instance that the gateway passes HTTP and WebSockets to."""
     warm: int | None = Field(default=None, ge=0, le=4096)
     """Sandboxes that each shared host which runs it keeps ready. None: by recent demand."""
     hide_source: bool = Field(default=False, alias="hideSource")

@@ -17,7 +17,7 @@ import aenv_ray
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from benchmarks import containers
+from benchmarks import containers, gateway
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
 from benchmarks.pools import pools
@@ -40,6 +40,7 @@ BUDGET = {
     "live_instances": f"{LIVE}, all answering",
     "pss_mib_per_instance": "<= 4 MiB",
     **containers.BUDGET,
+    **gateway.BUDGET,
 }
 
 
@@ -184,6 +185,11 @@ def main() -> None:
         if not no_containers:
             containers.containers(figures, ECHO, options.image, options.quick)
         pools(figures, options.quick)
+        no_peer = gateway.refusal()
+        if no_peer:
+            print(f"the gateway is not measured: {no_peer}", file=sys.stderr)
+        else:
+            gateway.gateway(figures, ECHO, options.quick)
         live(figures)
     finally:
         aenv_ray.shutdown()

@@ -37,6 +37,7 @@ KNOWN = frozenset(
         "browser",
         "buildkit",
         "crun",
+        "curl",
         "docker",
         "fresh-clone",
         "git",
@@ -119,6 +120,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return len(_LONG_FIRST)
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_logins_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the developer's own logins for registries out of the tests."""
+    os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker-config"))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -214,6 +215,28 @@ class Controller:
             logger.warning("not listed: %s", exc)
             self._forget(name)
             return []
+        return found
+
+    async def pools(self) -> dict[str, int]:
+        """Return how many sandboxes are ready on all hosts, by the reference of their environment.
+
+        Hosts that do not answer are left out.
+        """
+        names = await asyncio.to_thread(ray_api.actor_names)
+        hosts = await self._hosts.find(n for n in names if n.startswith(SHARED_PREFIX))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._pools_on(name)) for name in hosts]
+        ready: Counter[str] = Counter()
+        for task in tasks:
+            ready.update(task.result())
+        return dict(ready)
+
+    async def _pools_on(self, name: str) -> dict[str, int]:
+        try:
+            found: dict[str, int] = await self._ask(name, "pools")
+        except AenvError as exc:
+            logger.warning("pools not counted: %s", exc)
+            return {}
         return found
 
     async def count_processes(self) -> int:

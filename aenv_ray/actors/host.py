@@ -142,6 +142,10 @@ class Host:
         await self._pools.close()
         await self._engines.close()
 
+    def pools(self) -> dict[str, int]:
+        """Return how many sandboxes are ready, see `WarmPools.ready`."""
+        return self._pools.ready()
+
     def load(self) -> tuple[int, int]:
         """Return how many instances live here, and how many fit.
 

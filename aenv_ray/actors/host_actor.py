@@ -149,6 +149,7 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "info": Host.info,
     "instances": Host.instances,
     "load": Host.load,
+    "pools": Host.pools,
     "put_project": Host.put_project,
     "release": Host.release,
     "release_jobs": Host.release_jobs,

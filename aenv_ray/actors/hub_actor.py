@@ -174,7 +174,7 @@ def ensure_hub() -> RemoteHub:
         )
         where: dict[str, Any] = {}
         if options.redis_url is None:
-            where["scheduling_strategy"] = ray_api.pinned(ray_api.node_id())
+            where["scheduling_strategy"] = ray_api.pinned(_home())
         actor = (
             _hub_class()
             .options(
@@ -193,6 +193,22 @@ def ensure_hub() -> RemoteHub:
         end_hub()  # it would keep what it was told, however often that is mended
         raise
     return found
+
+
+def _home() -> str:
+    """Return the node of a hub with a Redis of its own: the first one in this cluster.
+
+    Raises:
+        ConfigError: That node is gone, and what the hub kept with it.
+    """
+    node = ray_api.noted("hub-node", ray_api.node_id())
+    if node not in ray_api.alive_nodes():
+        raise ConfigError(
+            f"the hub's data is on node {node[:8]}, which is gone from the cluster",
+            hint="bring that machine back and restart Ray there, or set AENV_REDIS_URL: such a hub "
+            "may run on any node",
+        )
+    return node
 
 
 def find_hub() -> RemoteHub | None:

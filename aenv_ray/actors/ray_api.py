@@ -171,6 +171,20 @@ def cheap_task(function: Any) -> Any:
     return ray.remote(num_cpus=0, max_retries=3)(function)
 
 
+def noted(key: str, value: str) -> str:
+    """Note a value under a key for as long as the cluster lives, unless there is one.
+
+    Returns:
+        What is noted there.
+    """
+    from ray.experimental import internal_kv
+
+    name = f"{NAMESPACE}:{key}".encode()
+    internal_kv._internal_kv_put(name, value.encode(), overwrite=False)
+    kept: bytes = internal_kv._internal_kv_get(name)
+    return kept.decode()
+
+
 def find_actor(name: str) -> Any | None:
     """Return the actor of ours with that name; None when there is none."""
     try:

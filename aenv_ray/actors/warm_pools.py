@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
@@ -171,6 +172,10 @@ class WarmPools:
     def size(self) -> int:
         """How many places the pools take."""
         return self._pools.size
+
+    def ready(self) -> dict[str, int]:
+        """Return how many are ready now, by the reference of their environment."""
+        return dict(Counter(record.spec.reference for record, _ in self._shelf.values()))
 
     async def take(self, specs: Sequence[InstanceSpec], on_taken: OnMade) -> list[InstanceSpec]:
         """Turn ready sandboxes into instances, as far as there are any.

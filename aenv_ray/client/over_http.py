@@ -26,6 +26,7 @@ from aenv_ray.client.http_answers import (
     read_envelope,
 )
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
+from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -51,6 +52,15 @@ _KEEP_IDLE_S: Final = 4.0
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.5
 _PROBE_S: Final = 3.0
+
+
+def _direct(limits: httpx.Limits, max_connections: int) -> httpx.AsyncBaseTransport:
+    return PostTransport(
+        httpx.AsyncHTTPTransport(limits=limits, trust_env=False, verify=False),
+        max_connections=max_connections,
+        keep_idle_s=_KEEP_IDLE_S,
+        connect_s=_CONNECT_S,
+    )
 
 
 class HttpInstance:
@@ -80,18 +90,20 @@ class HttpInstance:
     ) -> None:
         self.url = parse_address(address)
         secure = self.url.startswith("https://")
+        limits = httpx.Limits(
+            max_connections=max_connections,
+            max_keepalive_connections=max_connections,
+            keepalive_expiry=_KEEP_IDLE_S,
+        )
         self._http = httpx.AsyncClient(
             headers=dict(headers or {}),
             # Deadlines are the calls' own.
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(
-                max_connections=max_connections,
-                max_keepalive_connections=max_connections,
-                keepalive_expiry=_KEEP_IDLE_S,
-            ),
+            limits=limits,
             # Without TLS this is a direct line: no proxy from the environment, no certificates.
             trust_env=secure,
             verify=secure,
+            transport=None if secure else _direct(limits, max_connections),
         )
         self._session = McpSession(self._http, f"{self.url}/mcp")
         self._answered = False

@@ -90,7 +90,7 @@ def from_cursor(cursor: str | None) -> str:
 def listing(
     keys: Sequence[str], *, after: str, limit: int, words: Sequence[str] = (), prefix: str = ""
 ) -> str:
-    """Return the argument of `scripts.LIST`: indexes whose members are wanted, all of them.
+    """Return the argument of `catalog_scripts.LIST`: indexes whose members are wanted, all of them.
 
     Args:
         keys: Names of sorted sets, without the root.

@@ -7,7 +7,7 @@ from typing import Any
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentInUse, EnvironmentNotFound, VersionConflict
-from aenv_ray.hub import catalog, scripts
+from aenv_ray.hub import catalog, catalog_scripts
 from aenv_ray.hub.base import HubBase, from_cursor, listing, to_cursor, to_json
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, EnvironmentVersion, Page
 
@@ -24,7 +24,7 @@ class Environments(HubBase, ABC):
         now = self._clock.now()
         entry = entry.model_copy(update={"created_at": now, "updated_at": now})
         outcome, *kept = await self._run(
-            scripts.PUSH,
+            catalog_scripts.PUSH,
             to_json({**_indexes(entry), "content": catalog.content_digest(entry)}),
             entry.model_dump_json(exclude=set(_ONLY_STATE)),
             _state(entry.status, now),
@@ -87,12 +87,12 @@ class Environments(HubBase, ABC):
                 "member": catalog.member(name, version), "old_status": entry.status,
             }  # fmt: skip
             old = _state(entry.status, entry.updated_at)
-            if await self._run(scripts.SET_STATE, to_json(names), old, _state(status, now)):
+            if await self._run(catalog_scripts.SET_STATE, to_json(names), old, _state(status, now)):
                 return entry.model_copy(update={"status": status, "updated_at": now})
 
     async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
         entry = await self.environment(name, version)
-        count, *users = await self._run(scripts.DELETE, to_json(_indexes(entry)))
+        count, *users = await self._run(catalog_scripts.DELETE, to_json(_indexes(entry)))
         if count:
             more = " and others" if count > len(users) else ""
             raise EnvironmentInUse(
@@ -121,7 +121,7 @@ class Environments(HubBase, ABC):
             raise ConfigError("the cursor is of another query", hint="give it to the same query")
         words = catalog.words_of(query.text or "")[: catalog.MAX_SEARCH_WORDS]
         argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
-        total, *members = await self._run(scripts.LIST, argument)
+        total, *members = await self._run(catalog_scripts.LIST, argument)
         page = members[: query.limit]
         items = await self._read([catalog.reference_of(member) for member in page])
         cursor = to_cursor(page[-1]) if len(members) > query.limit else None

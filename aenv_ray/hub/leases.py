@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded
-from aenv_ray.hub import scripts
+from aenv_ray.hub import catalog_scripts, lease_scripts
 from aenv_ray.hub.base import HubBase, from_cursor, listing, to_cursor, to_json
 from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota
 from aenv_ray.models import InstanceStatus
@@ -35,7 +35,7 @@ class Leases(HubBase, ABC):
             return
         now = self._clock.now()
         outcome, *facts = await self._run(
-            scripts.ADMIT,
+            lease_scripts.ADMIT,
             to_json([_wire(lease) for lease in leases]),
             leases[0].owner,
             now,
@@ -65,7 +65,7 @@ class Leases(HubBase, ABC):
         For instances that came to be under other ids than those that were admitted.
         """
         wire = to_json([_wire(lease) for lease in leases])
-        await self._run(scripts.EXCHANGE, to_json(list(instance_ids)), wire)
+        await self._run(lease_scripts.EXCHANGE, to_json(list(instance_ids)), wire)
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
         return await self._lease(instance_id, InstanceNotFound(
@@ -87,7 +87,7 @@ class Leases(HubBase, ABC):
     async def leases(self, query: LeaseQuery) -> Page[Lease]:  # noqa: D102
         after = from_cursor(query.cursor)
         argument = listing(_indexes(query), after=after, limit=query.limit)
-        total, *members = await self._run(scripts.LIST, argument)
+        total, *members = await self._run(catalog_scripts.LIST, argument)
         page = members[: query.limit]
         found = await self._read_leases([member.split(" ", 1)[1] for member in page])
         cursor = to_cursor(page[-1]) if len(members) > query.limit else None
@@ -110,7 +110,7 @@ class Leases(HubBase, ABC):
         }
         change = {key: value for key, value in given.items() if value is not None}
         forget_at = self._clock.now() + KEPT_S
-        row = await self._run(scripts.UPDATE, instance_id, to_json(change), forget_at)
+        row = await self._run(lease_scripts.UPDATE, instance_id, to_json(change), forget_at)
         if not row:
             raise InstanceNotFound(
                 f"there is no instance {instance_id}",
@@ -121,7 +121,7 @@ class Leases(HubBase, ABC):
 
     async def end_leases(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
         if instance_ids:
-            await self._run(scripts.END, *instance_ids)
+            await self._run(lease_scripts.END, *instance_ids)
 
     async def sweep(self) -> int:
         """End what is overdue and forget what ended long ago.
@@ -131,7 +131,9 @@ class Leases(HubBase, ABC):
         """
         now = self._clock.now()
         return int(
-            await self._run(scripts.SWEEP, now, now - OVERDUE_S, now + KEPT_S, str(SWEEP_AT_ONCE))
+            await self._run(
+                lease_scripts.SWEEP, now, now - OVERDUE_S, now + KEPT_S, str(SWEEP_AT_ONCE)
+            )
         )
 
     async def set_quota(self, quota: Quota) -> None:  # noqa: D102
@@ -146,7 +148,7 @@ class Leases(HubBase, ABC):
         await self._ask("hdel", self._keys.limits, subject)
 
     async def quotas(self) -> dict[str, tuple[int, int]]:  # noqa: D102
-        rows = await self._run(scripts.QUOTAS)
+        rows = await self._run(lease_scripts.QUOTAS)
         return {rows[i]: (rows[i + 1], rows[i + 2]) for i in range(0, len(rows), 3)}
 
     async def _lease(self, instance_id: str, unknown: InstanceNotFound) -> Lease:
@@ -159,7 +161,7 @@ class Leases(HubBase, ABC):
         """Return the leases of these ids that are there, in their order."""
         if not instance_ids:
             return []
-        rows = await self._run(scripts.READ_LEASES, *instance_ids)
+        rows = await self._run(lease_scripts.READ_LEASES, *instance_ids)
         return [_lease(row) for row in rows if row[0]]
 
 

@@ -9,7 +9,7 @@ from abc import ABC
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.hub import scripts
+from aenv_ray.hub import token_scripts
 from aenv_ray.hub.base import HubBase, to_json
 from aenv_ray.hub.records import Role, TokenRecord
 
@@ -79,7 +79,7 @@ class Tokens(HubBase, ABC):
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:
         """Keep a token that `new_token` made; again changes nothing."""
         await self._run(
-            scripts.KEEP_TOKEN,
+            token_scripts.KEEP_TOKEN,
             record.id,
             hashed,
             record.model_dump_json(),
@@ -92,7 +92,7 @@ class Tokens(HubBase, ABC):
 
     async def check_hash(self, hashed: str) -> TokenRecord | None:
         """Return the token whose secret has this hash; None: no such token holds now."""
-        text = await self._run(scripts.FIND_TOKEN, hashed)
+        text = await self._run(token_scripts.FIND_TOKEN, hashed)
         record = TokenRecord.model_validate_json(text) if text else None
         return record if record is not None and self._holds(record) else None
 
@@ -108,12 +108,14 @@ class Tokens(HubBase, ABC):
     async def revoke_token(self, token_id: str) -> None:  # noqa: D102
         text = await self._ask("hget", self._keys.token_records, token_id)
         instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
-        await self._run(scripts.REVOKE_TOKEN, token_id, instance_id or "")
+        await self._run(token_scripts.REVOKE_TOKEN, token_id, instance_id or "")
 
     async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
         if not ttl_s > 0:
             raise ConfigError(f"nothing can be remembered for {ttl_s:g} s")
-        return str(await self._run(scripts.REMEMBER, key, value, str(max(1, int(ttl_s * 1000)))))
+        return str(
+            await self._run(token_scripts.REMEMBER, key, value, str(max(1, int(ttl_s * 1000))))
+        )
 
     async def put_document(  # noqa: D102
         self, kind: str, name: str, document: dict[str, Any]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aenv_ray.runtime import workspace
+from aenv_ray.runtime import ports, workspace
 from aenv_ray.runtime.answers import (
     LOST,
     Outcome,
@@ -84,7 +84,7 @@ class Dispatcher:
         self._last_active = time.time()
         self._builtins = {
             method: Registered(name=method, function=function, kind="builtin")
-            for method, function in workspace.METHODS.items()
+            for method, function in {**workspace.METHODS, **ports.METHODS}.items()
         }
 
     def begin(self) -> None:

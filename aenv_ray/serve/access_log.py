@@ -16,6 +16,8 @@ from aenv_ray.serve.metrics import Metrics
 access = logging.getLogger("aenv_ray.access")
 
 _MOST_CHARACTERS: Final = 200
+_DATA: Final = ("/mcp", "/ports/", "/files", "/functions", "/task/reward", "/health")
+"""Kinds of routes of the data side, by what is in the path; a function may have any other."""
 
 
 def write_to_stderr() -> None:
@@ -54,8 +56,10 @@ def route_of(scope: Scope) -> str:
     noted = scope.get("aenv.route")
     if noted is not None:
         return str(noted)
-    endpoint = scope.get("endpoint")
-    return getattr(endpoint, "__qualname__", "data") if endpoint is not None else "none"
+    if scope.get("endpoint") is None:
+        return "none"
+    path = str(scope["path"])
+    return f"data {next((kind for kind in _DATA if kind in path), 'function')}"
 
 
 def _line(

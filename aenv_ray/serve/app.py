@@ -77,7 +77,14 @@ class Gateway:
         self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
         self.control = Control(self.deps, self.creator, tokens)
         self.sweep = Sweep(
-            hub, fabric, self.creator, clock, self.replica, settings.sweep_s, self._note_live
+            hub,
+            fabric,
+            self.creator,
+            clock,
+            self.replica,
+            settings.sweep_s,
+            self._note_live,
+            self.metrics.pools,
         )
         self.endpoints = self._endpoints(Signer(hub, clock), publish)
         self.app: ASGIApp = Front(

@@ -12,6 +12,7 @@ from aenv_ray.serve.data_calls import DataCalls
 from aenv_ray.serve.data_functions import FunctionDoor
 from aenv_ray.serve.data_http import door_app
 from aenv_ray.serve.data_mcp import McpDoor
+from aenv_ray.serve.data_ports import PortDoor
 from aenv_ray.serve.data_sandbox import SandboxDoor
 from aenv_ray.serve.data_targets import ADDRESS_HEADER, INSTANCE_HEADER, Targets
 from aenv_ray.serve.deps import Deps
@@ -30,6 +31,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
     functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)
     sandbox = SandboxDoor(targets.of_path, deps.fabric, limit)
+    ports = PortDoor(targets.of_path, calls, deps)
     instance = "/instances/{instance_id}"
     return [
         _AddressedRoute("/mcp", addressed_mcp),
@@ -39,6 +41,8 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
         Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),
         Route(f"{instance}/files", sandbox.write, methods=["PUT"]),
+        Route(f"{instance}/ports/{{port:int}}", ports),
+        Route(f"{instance}/ports/{{port:int}}/{{path:path}}", ports),
         # Without headers: the answer says which are missing.
         Route("/mcp", addressed_mcp),
         Route("/functions/{path:path}", functions),

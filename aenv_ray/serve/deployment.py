@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aenv_ray.actors import entrance, ray_api
 from aenv_ray.actors.hub_actor import ensure_hub
+from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.serve.listener import Listener, listen
 from aenv_ray.serve.settings import GatewaySettings
@@ -61,7 +62,10 @@ def deploy(settings: GatewaySettings | None = None) -> None:
         graceful_shutdown_timeout_s=_GRACE_S,
         ray_actor_options={"num_cpus": 0},
     )(GatewayReplica)
-    application = deployment.bind(settings.model_dump(mode="json"))
+    # A replica's process has the variables of its node, not those of whoever deploys.
+    application = deployment.bind(
+        settings.model_dump(mode="json"), process_settings().artifacts_url
+    )
     try:
         serve.run(application, name=APP_NAME, route_prefix=None)
     except RuntimeError as exc:
@@ -112,15 +116,16 @@ class GatewayReplica:
 
     Args:
         settings: `GatewaySettings` as JSON data.
+        artifacts_url: Where source archives are kept; None: as its node says.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:
         from aenv_ray.serve.access_log import write_to_stderr
         from aenv_ray.serve.replica import ReplicaApp
 
         write_to_stderr()
         parsed = GatewaySettings.model_validate(settings)
-        app = ReplicaApp(parsed, entrance.init(), ensure_hub())
+        app = ReplicaApp(parsed, entrance.init(), ensure_hub(), artifacts_url)
         sockets = [listen(parsed.host, port) for port in {parsed.port, parsed.mcp_port}]
         self._listener = Listener(app.open, sockets, app.close)
         try:

@@ -67,3 +67,11 @@ class Instances(ABC):
         Raises:
             FabricUnavailable: The fabric does not answer.
         """
+
+    @abstractmethod
+    async def pools(self) -> dict[str, int]:
+        """Return how many sandboxes are kept ready, by the reference of their environment.
+
+        Raises:
+            FabricUnavailable: No host answers.
+        """

@@ -6,6 +6,8 @@ the first few are named.
 
 from __future__ import annotations
 
+from collections import Counter as Counted
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Protocol
 
@@ -42,6 +44,7 @@ HISTOGRAMS: Final = {
 }
 GAUGES: Final = {
     "aenv_gateway_instances": ("Running instances made through the gateway", ("environment",)),
+    "aenv_gateway_pool_ready": ("Sandboxes that are kept ready", ("environment",)),
     "aenv_gateway_requests_under_way": ("Requests that a replica works on", ()),
 }
 
@@ -65,7 +68,7 @@ class Metrics:
             )
         for name, (text, labels) in GAUGES.items():
             self._metrics[name] = Gauge(name, text, labels, registry=self._registry)
-        self._environments: set[str] = set()
+        self._environments: defaultdict[str, set[str]] = defaultdict(set)
         self._under_way = 0
 
     def text(self) -> bytes:
@@ -102,15 +105,26 @@ class Metrics:
 
     def live(self, leases: Collection[Lease]) -> None:
         """Note what runs."""
-        counts = dict.fromkeys(self._environments, 0)
-        for lease in leases:
-            name = lease.reference.partition("@")[0]
-            if name not in counts and len(counts) >= MOST_ENVIRONMENTS:
-                name = "other"
-            counts[name] = counts.get(name, 0) + 1
-        self._environments |= counts.keys()
+        names = (lease.reference.partition("@")[0] for lease in leases)
+        self._by_environment("aenv_gateway_instances", Counted(names))
+
+    def pools(self, ready: Mapping[str, int]) -> None:
+        """Note how many sandboxes are ready, by the reference of their environment."""
+        counts: Counted[str] = Counted()
+        for reference, count in ready.items():
+            counts[reference.partition("@")[0]] += count
+        self._by_environment("aenv_gateway_pool_ready", counts)
+
+    def _by_environment(self, metric: str, counts: Mapping[str, int]) -> None:
+        """Set a gauge for each environment, those that have none any more too."""
+        known = self._environments[metric]
+        bounded = Counted(dict.fromkeys(known, 0))
         for name, count in counts.items():
-            self._set("aenv_gateway_instances", count, {"environment": name})
+            is_named = name in bounded or len(bounded) < MOST_ENVIRONMENTS
+            bounded[name if is_named else "other"] += count
+        known.update(bounded)
+        for name, count in bounded.items():
+            self._set(metric, count, {"environment": name})
 
     def _count(self, name: str, labels: Mapping[str, str]) -> None:
         self._metrics[name].labels(**labels).inc()

@@ -125,6 +125,10 @@ class RayInstances(Instances):
         reference = self._fabric.controller.list_instances.remote()
         return list(await _answer(reference, "listing instances", _CONTROL_S))
 
+    async def pools(self) -> dict[str, int]:  # noqa: D102
+        reference = self._fabric.controller.pools.remote()
+        return dict(await _answer(reference, "counting what is ready", _CONTROL_S))
+
 
 def _id_of(info: InstanceInfo) -> Any:
     """Return the id by which its creator knows an instance."""

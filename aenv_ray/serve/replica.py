@@ -25,14 +25,23 @@ class ReplicaApp:
         settings: The operator's.
         fabric: This process's connection.
         hub: This process's way to the hub.
+        artifacts_url: Where source archives are kept; None: as this process's settings say.
     """
 
-    def __init__(self, settings: GatewaySettings, fabric: Fabric, hub: RemoteHub) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fabric: Fabric,
+        hub: RemoteHub,
+        artifacts_url: str | None = None,
+    ) -> None:
         self._settings = settings
         self._fabric = fabric
         self._hub = hub
-        self._store = open_artifact_store(process_settings())
-        self._data_dir = process_settings().data_dir
+        own = process_settings()
+        url = artifacts_url or own.artifacts_url
+        self._store = open_artifact_store(own.model_copy(update={"artifacts_url": url}))
+        self._data_dir = own.data_dir
         self._gateway: Gateway | None = None
 
     async def open(self) -> ASGIApp:

@@ -40,7 +40,7 @@ def endpoints(control: Control) -> list[Endpoint]:
                  "quotas", Access.ADMIN, body=QuotaRequest, data=bool),
         Endpoint("DELETE", quota, routes.delete_quota, "Delete a quota", "quotas", Access.ADMIN,
                  data=bool),
-        Endpoint("GET", "/pools", routes.pools, "Sandboxes that were asked to be ready", "pools",
+        Endpoint("GET", "/pools", routes.pools, "Sandboxes that are kept ready", "pools",
                  data=list[PoolObject]),
         Endpoint("PUT", "/pools", routes.set_pool, "Keep sandboxes ready; 0: none", "pools",
                  Access.ADMIN, body=PoolRequest, data=PoolObject,
@@ -104,12 +104,17 @@ class AdminRoutes:
         return True
 
     async def pools(self, asked: Asked[Any, None]) -> list[PoolObject]:
-        """List what was asked for."""
+        """List what was asked for here, and what is ready for other reasons."""
         del asked
         found = await self._hub.documents(POOLS)
+        ready = await self._control.deps.fabric.pools()
         return [
-            PoolObject(environment=name, count=int(document["count"]))
-            for name, document in sorted(found.items())
+            PoolObject(
+                environment=name,
+                count=int(found.get(name, {}).get("count", 0)),
+                ready=ready.get(name, 0),
+            )
+            for name in sorted(found.keys() | ready.keys())
         ]
 
     async def set_pool(self, asked: Asked[Any, PoolRequest]) -> PoolObject:

@@ -332,12 +332,13 @@ class PoolRequest(_Asked):
 
 
 class PoolObject(_Answer):
-    """Sandboxes that were asked for."""
+    """Sandboxes that are kept ready."""
 
     environment: str
     count: int
-    ready: int | None = None
-    """How many there are; only told when they are asked for."""
+    """How many were asked for here; 0: Ray code asked, or recent demand keeps them."""
+    ready: int
+    """How many there are now."""
 
 
 def instance_object(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from aenv_ray.clock import Clock
@@ -36,6 +36,7 @@ class Sweep:
         replica: This replica's name.
         every_s: Seconds between rounds.
         note_live: Told of the running instances in each round of this replica.
+        note_pools: Told of the sandboxes that are ready, likewise.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Sweep:
         replica: str,
         every_s: float,
         note_live: Callable[[Collection[Lease]], None],
+        note_pools: Callable[[Mapping[str, int]], None],
     ) -> None:
         self._hub = hub
         self._fabric = fabric
@@ -55,6 +57,7 @@ class Sweep:
         self._replica = replica
         self._every_s = every_s
         self._note_live = note_live
+        self._note_pools = note_pools
 
     async def run(self) -> None:
         """Sweep for ever; a round that fails is tried again with the next."""
@@ -103,6 +106,7 @@ class Sweep:
             else:
                 await self._look_at_unlisted(lease)
         self._note_live(running)
+        self._note_pools(await self._fabric.pools())
 
     async def _leases(self) -> list[Lease]:
         found: list[Lease] = []

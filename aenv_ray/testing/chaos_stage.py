@@ -15,7 +15,7 @@ from typing import Any, Final
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.docker_files import DIRECTORY_LABEL, SCOPE_LABEL
+from aenv_ray.engines.docker_files import DIRECTORY_LABEL, SCOPE_LABEL, docker_scope
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.errors import FabricUnavailable
 
@@ -43,6 +43,7 @@ class Stage:
         self._docker_host = docker_host
         self._image = image
         self._node_dir = self.root
+        self._scope = ""
         self.address = ""
 
     def open(self) -> None:
@@ -70,6 +71,7 @@ class Stage:
         os.environ["RAY_ADDRESS"] = self.address  # for drivers that join
         aenv_ray.init()
         self._node_dir = node_directory(settings().runtime_dir, ray_api.session_scope())
+        self._scope = docker_scope(ray_api.session_scope())
 
     def close(self) -> list[str]:
         """End Ray, and return what is left of it and of the engines, in words."""
@@ -98,26 +100,23 @@ class Stage:
         """Return the containers of this stage, whatever their state; by name."""
         if self._docker_host is None:
             return []
-        listed = self._daemon().containers.list(all=True, filters={"label": SCOPE_LABEL})
+        listed = self._daemon().containers.list(
+            all=True, filters={"label": SCOPE_LABEL}, ignore_removed=True
+        )
         return sorted(filter(self._is_ours, listed), key=lambda one: str(one.name))
 
     def _docker_things(self) -> list[str]:
         if self._docker_host is None:
             return []
-        daemon, ours = self._daemon(), {"label": SCOPE_LABEL}
-        nets = [n for n in daemon.networks.list(filters=ours) if self._is_ours_by(n.attrs)]
-        volumes = [v for v in daemon.volumes.list(filters=ours) if self._is_ours_by(v.attrs)]
+        daemon, ours = self._daemon(), {"label": f"{SCOPE_LABEL}={self._scope}"}
         return [
             *(f"container {one.name}" for one in self.containers()),
-            *(f"network {one.name}" for one in nets),
-            *(f"volume {one.name}" for one in volumes),
+            *(f"network {one.name}" for one in daemon.networks.list(filters=ours)),
+            *(f"volume {one.name}" for one in daemon.volumes.list(filters=ours)),
         ]
 
     def _is_ours(self, container: Any) -> bool:
         return str(self.root) in container.labels.get(DIRECTORY_LABEL, "")
-
-    def _is_ours_by(self, attributes: dict[str, Any]) -> bool:
-        return str(self.root) in (attributes.get("Labels") or {}).get(DIRECTORY_LABEL, "")
 
     def _daemon(self) -> Any:
         from docker import client

@@ -127,6 +127,9 @@ class LocalInstances(Instances):
     async def release(self, instance_ids: Sequence[str]) -> None:
         await self._host.release([InstanceId(i) for i in instance_ids])
 
+    async def pools(self) -> dict[str, int]:
+        return dict(await self._control("pools"))
+
     async def list_instances(self) -> list[InstanceInfo]:
         return list(await self._control("instances"))
 

@@ -13,6 +13,7 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors import ray_api
+from aenv_ray.config import settings
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.models import InstanceStatus
 from tests.conftest import require
@@ -144,7 +145,7 @@ def test_a_node_pulls_with_the_login_that_it_has(
     try:
         with pytest.raises(SandboxStartFailed, match="wants a login and this node has none"):
             make_container()
-        log_in(cluster.root / "docker", registry.name)
+        log_in(settings().docker_config, registry.name)
         env = make_container()
         assert ray.get(env.exec.remote("echo there"), timeout=60).text() == "there\n"
         ray.get(env.release.remote(), timeout=60)

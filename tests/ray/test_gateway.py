@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ from aenv_ray.serve.listener import listen
 from aenv_ray.serve.ray_instances import RayInstances
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.sweep import Sweep
-from tests.ray.conftest import Cluster
+from tests.conftest import require
+from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, free_port, kill, processes_of
 
 pytestmark = pytest.mark.redis
@@ -93,6 +95,7 @@ def replica_pids(root: Path) -> list[int]:
 
 
 def test_the_walk_through_of_the_docs_works(door: Door, tmp_path: Path) -> None:
+    require("curl", shutil.which("curl") is not None, "curl is not installed")
     blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     script = "set -euo pipefail\n" + "".join(f"{block}\necho\n" for block in blocks)
@@ -129,6 +132,8 @@ def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
         pool = {"environment": "mini-terminal", "count": 1}
         assert http.put("/pools", json=pool).json()["data"]["count"] == 1
         assert aenv_ray.warm("mini-terminal", 1, wait=True, lifetime="detached") >= 1
+        (shown,) = http.get("/pools").json()["data"]
+        assert (shown["count"], shown["ready"]) == (1, 1)
         made = http.post("/env-instance", json=CREATE).json()["data"]
         path = f"/instances/{made['id']}"
         ran = http.post(f"{path}/exec", json={"command": "echo hi"}).json()["data"]
@@ -235,7 +240,7 @@ async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
     hub, fabric, clock = hub_actor.ensure_hub(), RayInstances(entrance.init()), SystemClock()
     creator = Creator(hub, fabric, project.resolve, clock, "test", lambda *_: None)
-    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None).once()
+    await Sweep(hub, fabric, creator, clock, "test", 1.0, lambda _: None, lambda _: None).once()
 
 
 async def _with_client(door: Door, work: Any) -> None:
@@ -262,7 +267,7 @@ async def patiently(
 
 
 def kill_hub() -> None:
-    kill(actor_pid(ray_api.find_actor(hub_actor.HUB_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.HUB_NAME)))
 
 
 def kill_redis() -> None:

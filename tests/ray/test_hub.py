@@ -122,6 +122,17 @@ def test_a_redis_ends_with_the_last_hub_however_it_died(hub: RemoteHub) -> None:
     eventually(lambda: hub_actor.find_hub() is None, what=lambda: "the hub is there")
 
 
+def test_a_hub_whose_node_is_gone_is_not_made_again_without_its_data(
+    hub: RemoteHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocking(hub.status())
+    hub_actor.end_hub()
+    monkeypatch.setattr(ray_api, "alive_nodes", lambda: {"another": 2})
+    with pytest.raises(ConfigError, match="gone from the cluster") as caught:
+        hub_actor.ensure_hub()
+    assert "AENV_REDIS_URL" in str(caught.value.hint)
+
+
 def test_settings_that_cannot_work_leave_no_hub_behind(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

