@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -148,3 +149,36 @@ def test_an_up_that_was_killed_half_way_is_taken_down_whole():
             kill(pid)
     finally:
         machine.end()
+
+
+def test_a_ray_that_was_there_before_is_used_and_left_there():
+    machine = Machine()
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=4",
+        f"--temp-dir={machine.root}/t/ray", "--include-dashboard=false", "--disable-usage-stats",
+    ]  # fmt: skip
+    machine.environment["RAY_AUTH_MODE"] = "disabled"
+    try:
+        subprocess.run(
+            command, env=machine.environment, check=True, timeout=200, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        address = (machine.root / "t" / "ray" / "ray_current_cluster").read_text().strip()
+        machine.environment["RAY_ADDRESS"] = address
+        assert machine.run(*UP)["ray_address"] == address
+        made = machine.run("instance", "create", "mini-terminal", "--keep-alive", "-o", "json")
+        found = machine.run("status", "-o", "json")
+        assert (found["instances"], found["ray_is_its_own"]) == (1, False)
+        machine.run("down")
+        left = machine.run("instance", "logs", made["id"], code=1)
+        assert left == "", "Ray answers, and the instance has ended with the gateway"
+        held = " ".join(processes_of(machine.root).values())
+        assert "gcs_server" in held
+        assert "HubHost" not in held
+        assert "redis" not in held
+    finally:
+        for pid in processes_of(machine.root):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        eventually_empty(lambda: processes_of(machine.root), 60.0)
+        shutil.rmtree(machine.root, ignore_errors=True)
