@@ -52,11 +52,14 @@ def _interrupt(*_: object) -> None:
 
 def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    try:
-        code = process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        _show(f"not finished after {deadline_s:g} s", descendants())
-        return _TIMED_OUT
+    by = time.monotonic() + deadline_s
+    while process.returncode is None:
+        if time.monotonic() > by:
+            _show(f"not finished after {deadline_s:g} s", descendants())
+            return _TIMED_OUT
+        time.sleep(_POLL_S)
+        _reap(process)
+    code = process.returncode
     by = time.monotonic() + grace_s
     while (left := descendants()) and time.monotonic() < by:
         time.sleep(_POLL_S)
@@ -66,11 +69,20 @@ def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _reap(command: subprocess.Popen[bytes] | None = None) -> None:
+    """Reap what ended, as an init does: tests look at who is there. Note the command's end."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if command is not None and pid == command.pid:
+                command.returncode = os.waitstatus_to_exitcode(status)
+
+
 def descendants() -> list[int]:
     """Return the live processes below this one; reaps those that ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    _reap()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,12 +40,13 @@ def keeper_pid() -> int:
 
 
 def redis_pids() -> list[int]:
-    """Return the pids of the keeper and its Redis."""
+    """Return the pids of the keeper and its Redis; an ended one that nobody reaped is gone."""
     pid = keeper_pid()
-    if not Path(f"/proc/{pid}").exists():
-        return []
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *map(int, children)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return [pid, *map(int, children)]
+    return []
 
 
 def kill_hub() -> None:
