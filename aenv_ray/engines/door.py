@@ -276,7 +276,6 @@ class DoorSandbox(Sandbox):
                 del self._pending[request_id]
                 if not waiting.future.done():
                     waiting.future.set_exception(self._overdue(waiting.method))
-                    self._cancel(request_id)  # it may not have begun it yet
         self._is_watching = bool(self._pending)
         if self._is_watching:
             self._loop.call_later(_WATCH_S, self._watch)
