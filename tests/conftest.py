@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,11 @@ def require(name: str, available: bool, reason: str) -> None:
     if name in REQUIRED:
         pytest.fail(f"{name} is required here (AENV_REQUIRE), but: {reason}", pytrace=False)
     pytest.skip(f"needs {name}: {reason}")
+
+
+def without_rays_words(text: str) -> str:
+    """Return what was printed without what Ray, up since an earlier test, printed meanwhile."""
+    return re.sub(r"(\x1b\[\d+m)?\(raylet\)(\x1b\[0m)? .*\n", "", text)
 
 
 @cache

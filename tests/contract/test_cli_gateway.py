@@ -24,6 +24,7 @@ from aenv_ray.cli import config_file
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
 from aenv_ray.hub.records import Role
+from tests.conftest import without_rays_words
 from tests.contract.gateway_bench import Bench, a_gateway
 
 KEPT = ("--keep-alive", "--skip-health")  # what the engine here has for health, e2e tests show
@@ -97,7 +98,7 @@ def aenv(
 
     def run(*words: str, code: int = 0, form: str = "json") -> Any:
         assert main([*words, *(["-o", form] if form else [])]) == code, capsys.readouterr().err
-        run.out, run.err = capsys.readouterr()  # type: ignore[attr-defined]
+        run.out, run.err = map(without_rays_words, capsys.readouterr())  # type: ignore[attr-defined]
         if not run.out:  # type: ignore[attr-defined]
             return None
         read = {"json": json.loads, "yaml": yaml.safe_load}.get(form, str)

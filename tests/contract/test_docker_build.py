@@ -25,7 +25,7 @@ from aenv_ray.engines.docker_client import DockerClient
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, value_of, write_project
-from tests.conftest import require
+from tests.conftest import require, without_rays_words
 from tests.contract.docker_node import (
     ADDRESS,
     DockerNode,
@@ -124,7 +124,7 @@ async def test_an_instance_runs_the_built_image_with_the_runtime_that_it_carries
     platform = docker("version", "--format", "{{.Server.Os}}/{{.Server.Arch}}")
     options = ("--build-arg", "WORD=caller", "-t", "one", "-t", "two", "-p", platform)
     assert await asyncio.to_thread(build, project, name, *options) == 0
-    out, err = capsys.readouterr()
+    out, err = map(without_rays_words, capsys.readouterr())
     assert ("builder: BuildKit, by " in err) == (builder == "buildkit")
     assert "2/3 " in err or "2/2 " in err
     assert " > /word\n" in err
@@ -154,7 +154,7 @@ def test_a_failing_step_is_named_with_its_words_and_changes_nothing(
     project = write(tmp_path / "p", f"FROM {base_image()}\nRUN echo some words; exit 3\n")
     before = (project / "config.json").read_bytes()
     assert build(project, name) == 3
-    out, err = capsys.readouterr()
+    out, err = map(without_rays_words, capsys.readouterr())
     assert out == ""
     assert "at step 2/2 : RUN echo some words; exit 3" in err
     assert "\nsome words\n" in err

@@ -19,7 +19,7 @@ from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, execute, value_of, write_project
-from tests.conftest import require
+from tests.conftest import require, without_rays_words
 from tests.contract.docker_node import (
     DockerNode,
     bare_project,
@@ -128,7 +128,7 @@ async def test_an_instance_runs_the_pushed_image_on_a_node_that_did_not_build_it
     project = write(tmp_path / "p", f"FROM {base_image()}\nRUN echo built > /built\n")
     options = ("-t", "one", "-t", "two", "--push")
     assert await asyncio.to_thread(build, project, closed_registry, *options) == 0
-    out, err = capsys.readouterr()
+    out, err = map(without_rays_words, capsys.readouterr())
     reference, digest = out.split()
     repository = reference.partition(":one")[0]
     assert digest.startswith(f"{repository}@sha256:")

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.cluster_utils import Cluster as RayCluster
+from ray.experimental import internal_kv
 
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
@@ -121,6 +123,8 @@ class Nodes:
     def close(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()
+        if ray.is_initialized():  # Ray's utility cut off this process's own connection as well
+            internal_kv._initialize_internal_kv(ray._private.worker.global_worker.gcs_client)
 
 
 def by_node(console: Console, handles: str) -> dict[str, list[str]]:
