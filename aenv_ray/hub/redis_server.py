@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -245,7 +246,7 @@ def find_program(wanted: str | None = None) -> tuple[str, tuple[int, int]]:
         ConfigError: There is none of version 6.2 or newer.
     """
     candidates = [wanted] if wanted else [
-        shutil.which("redis-server"), shutil.which("valkey-server"), bundled_program(),
+        _on_path("redis-server"), _on_path("valkey-server"), bundled_program(),
     ]  # fmt: skip
     refused = []
     for program in candidates:
@@ -259,6 +260,16 @@ def find_program(wanted: str | None = None) -> tuple[str, tuple[int, int]]:
         + (f" ({'; '.join(refused)})" if refused else ""),
         hint="install redis-server or valkey-server, or set AENV_REDIS_URL to one that runs",
     )
+
+
+def _on_path(name: str) -> str | None:
+    """Return a program of the machine's, the same whether or not our environment is activated.
+
+    The bundled server is on PATH as well where it is, and cannot open what a newer one wrote.
+    """
+    ours = Path(sysconfig.get_path("scripts"))
+    places = [place for place in os.get_exec_path() if Path(place) != ours]
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 @cache

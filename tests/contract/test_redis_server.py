@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import sysconfig
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -165,6 +166,18 @@ async def test_a_torn_end_is_read_and_a_torn_middle_is_told(
         await server.ensure()
     assert "append only file" in caught.value.message
     assert "redis.log" in str(caught.value.hint)
+
+
+def test_the_bundled_server_on_path_is_not_taken_for_the_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Activated or not, our environment finds the same server: an older one refuses its data."""
+    before = find_program()
+    scripts = sysconfig.get_path("scripts")
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    assert find_program() == before
+    monkeypatch.setenv("PATH", scripts)
+    assert find_program()[0] == bundled_program()
 
 
 async def test_an_older_redis_does_not_open_what_a_newer_one_wrote(
