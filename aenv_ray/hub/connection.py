@@ -164,7 +164,9 @@ def redis_errors(where: str) -> Iterator[None]:
     except exceptions.ResponseError as exc:
         if re.match(r"(NOAUTH|WRONGPASS|ERR AUTH|invalid (username|password))", str(exc)):
             raise _refused(where) from exc
-        if not isinstance(exc, _FOR_NOW) and not re.match(r"(MISCONF|NOREPLICAS|BUSY)", str(exc)):
+        # Before Redis 7 what stops a script is told as the script's own error.
+        words = r"(MISCONF|NOREPLICAS|BUSY|Error running script .*-(OOM|MISCONF|READONLY) )"
+        if not isinstance(exc, _FOR_NOW) and not re.match(words, str(exc)):
             raise
         raise FabricUnavailable(
             f"Redis at {where} cannot do it now: {exc}", hint="look into the log of Redis"
