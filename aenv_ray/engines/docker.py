@@ -39,6 +39,8 @@ RELEASED: Final = "it was released"
 CAUSE_WAIT_S: Final = 10.0
 """A daemon under load tells late why a container ended."""
 _CLOSE_S: Final = 10.0
+_EXPECTED: Final = (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
+"""Ends that no log explains."""
 
 
 class DockerEngine(Engine):
@@ -137,8 +139,8 @@ class DockerEngine(Engine):
                 instance.out_of_memory.add(name)
             case "die":
                 self._bury(instance, name)
-            case "destroy" if not instance.ended.done():
-                self._finish(instance, REMOVED if name == instance.name else SECOND + REMOVED)
+            case "destroy" if not instance.ended.done() and instance.burial is None:
+                self._finish(instance, _named(instance, name, self._files.cause(name) or REMOVED))
                 if instance.has_second:
                     self._in_background(self._discard(instance))
 
@@ -155,7 +157,7 @@ class DockerEngine(Engine):
                 row = rows.get(name)
                 if row is None:
                     cause = DAEMON_AWAY.format("its container was removed")
-                    self._finish(instance, cause if name == instance.name else SECOND + cause)
+                    self._finish(instance, _named(instance, name, cause))
                     if instance.has_second:
                         self._in_background(self._discard(instance))
                 elif row["State"] != "running":
@@ -372,10 +374,7 @@ class DockerEngine(Engine):
             cause = self._files.cause(name) or REMOVED
         if self._files.cause(name) is None:  # else it is the janitor's word
             cause = around.format(cause)
-        expected = cause in (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
-        if name != instance.name and not expected:
-            cause = SECOND + cause
-        self._finish(instance, cause)
+        self._finish(instance, _named(instance, name, cause))
         await self._containers.let_readers_finish(name)
         await self._discard(instance)
 
@@ -383,7 +382,7 @@ class DockerEngine(Engine):
         """Tell that a sandbox ended; the first cause stays."""
         if instance.ended.done():
             return
-        if instance.log and cause not in (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE):
+        if instance.log and cause not in _EXPECTED:
             cause = f"{cause}; the end of its log:\n{instance.log}"
         instance.ended.set_result(cause)
         self._untrack(instance)
@@ -402,3 +401,8 @@ class DockerEngine(Engine):
                     await sandbox.close()
         self._instances.clear()
         await self._client.close()
+
+
+def _named(instance: Instance, name: str, cause: str) -> str:
+    """Return a cause of which it is said when it is that of the second container."""
+    return cause if name == instance.name or cause in _EXPECTED else SECOND + cause

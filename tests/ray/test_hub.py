@@ -54,11 +54,11 @@ def kill_hub() -> None:
 
 
 def kill_redis() -> None:
-    kill(redis_pids()[1])
+    kill(eventually(lambda: redis_pids()[1:])[0])  # after another strike it may not be up yet
 
 
 def kill_keeper() -> None:
-    kill(keeper_pid())
+    kill(eventually(redis_pids)[0])
 
 
 def kill_hub_and_redis() -> None:
