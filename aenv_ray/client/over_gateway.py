@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
+import logging
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
 from aenv_ray.actors.call_parameters import exec_arguments, write_arguments
 from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_async import ANSWER_S, ATTEMPTS, AsyncGatewayHttp
-from aenv_ray.client.gateway_http import parse_url, pause_before_retry
+from aenv_ray.client.gateway_http import GatewayHttp, parse_url, pause_before_retry
 from aenv_ray.client.mcp_session import NOT_SENT
 from aenv_ray.client.over_http import HttpInstance
 from aenv_ray.errors import (
@@ -32,8 +36,12 @@ from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
 from aenv_ray.runtime.async_calls import CALL_ID
 
+logger = logging.getLogger(__name__)
+
 _CREATE_S: Final = 330.0
 """Longer than a create may take in the cluster: its own errors come first."""
+_ASKED: set[asyncio.Task[list[dict[str, Any]]]] = set()
+"""Creates whose answers are awaited, be their callers there or not."""
 _GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
 
 
@@ -94,12 +102,16 @@ class GatewayInstance(HttpInstance):
             "wait": True,
         }
         wish |= {} if actor is None else {"actor": actor}
-        gateway = AsyncGatewayHttp(url, token)
+        # Without an idempotency key: the gateway undoes a create whose client went away.
+        asked = asyncio.create_task(_ask(url, token, wish))
+        _ASKED.add(asked)
+        asked.add_done_callback(_ASKED.discard)
         try:
-            # Without an idempotency key: the gateway undoes a create whose client went away.
-            (made,) = await gateway.data("POST", "/instances", json=wish, timeout_s=_CREATE_S)
-        finally:
-            await gateway.close()
+            (made,) = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # The answer may be on its way, and the gateway cannot know that nobody reads it.
+            asked.add_done_callback(functools.partial(_undo, url, token))
+            raise
         return cls(url, token, made["id"])
 
     @classmethod
@@ -230,3 +242,32 @@ class GatewayInstance(HttpInstance):
 
     async def _control(self, method: str, path: str, **request: Any) -> Any:
         return await self._gateway.data(method, f"{self._path}{path}", **request)
+
+
+async def _ask(url: str, token: str | None, wish: Mapping[str, Any]) -> list[dict[str, Any]]:
+    gateway = AsyncGatewayHttp(url, token)
+    try:
+        made: list[dict[str, Any]] = await gateway.data(
+            "POST", "/instances", json=wish, timeout_s=_CREATE_S
+        )
+        return made
+    finally:
+        await gateway.close()
+
+
+def _undo(url: str, token: str | None, asked: asyncio.Task[list[dict[str, Any]]]) -> None:
+    """End what a create made whose caller has left."""
+    if asked.cancelled() or asked.exception() is not None:
+        return
+    ids = [str(one["id"]) for one in asked.result()]
+    # In a thread: the loop may end now.
+    threading.Thread(target=_end, args=(url, token, ids), name="aenv-undo").start()
+
+
+def _end(url: str, token: str | None, ids: Sequence[str]) -> None:
+    try:
+        with Gateway(GatewayHttp(url, token)) as door:
+            for instance_id in ids:
+                door.delete(instance_id)
+    except AenvError as exc:
+        logger.warning("an instance may live on until its TTL ends: %s", exc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from aenv_ray.clock import Clock
@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 REPLICAS: Final = "gateway-replica"
 """Kind of the documents by which replicas say that they live."""
 MISSED_BEATS: Final = 4
-"""A replica that said nothing for so many sweeps is dead."""
+"""A replica that said nothing for so many sweeps is dead …"""
+LEAST_SILENCE_S: Final = 15.0
+"""… but not before so long: on a busy machine a live one may be silent for seconds."""
 
 
 class Sweep:
@@ -61,16 +63,24 @@ class Sweep:
 
     async def run(self) -> None:
         """Sweep for ever; a round that fails is tried again with the next."""
+        async with asyncio.TaskGroup() as group:
+            # Apart: a round may take longer than this replica may be silent.
+            group.create_task(self._repeat(self.beat))
+            group.create_task(self._repeat(self._round))
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self.beat()
-                if await self._is_mine():
-                    await self.once()
+                await act()
             except AenvError as exc:
                 logger.warning("sweep: %s", exc)
             except Exception:
                 logger.exception("sweep")
             await asyncio.sleep(self._every_s)
+
+    async def _round(self) -> None:
+        if await self._is_mine():
+            await self.once()
 
     async def beat(self) -> None:
         """Tell the other replicas that this one lives."""
@@ -121,7 +131,7 @@ class Sweep:
     async def _alive(self) -> set[str]:
         """Return the replicas that live; forget those that are long dead."""
         now = self._clock.now()
-        limit_s = MISSED_BEATS * self._every_s
+        limit_s = max(MISSED_BEATS * self._every_s, LEAST_SILENCE_S)
         documents = await self._hub.documents(REPLICAS)
         ages = {name: now - float(d.get("seen_at", 0.0)) for name, d in documents.items()}
         for name, age_s in ages.items():
@@ -133,13 +143,12 @@ class Sweep:
         is_own = lease.made_by == self._replica
         if (lease.id in self._creator.under_way) if is_own else (lease.made_by in alive):
             return
-        if is_own:
-            # It may have become Running since it was listed.
-            try:
-                if (await self._hub.lease(lease.id)).status is not InstanceStatus.PENDING:
-                    return
-            except InstanceNotFound:
+        # It may have become Running since it was listed, as its replica's last deed too.
+        try:
+            if (await self._hub.lease(lease.id)).status is not InstanceStatus.PENDING:
                 return
+        except InstanceNotFound:
+            return
         logger.warning("%s was being made by %s, which is gone", lease.id, lease.made_by)
         await self._creator.void(lease.id)
         await self._creator.undo([lease.id])
