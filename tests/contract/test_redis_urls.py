@@ -28,9 +28,13 @@ QUOTED = "geheim%2F%C3%BC%40%3A%3F"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody uses; a cluster takes the one 10,000 above it as well."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_000:
+            return port
 
 
 @asynccontextmanager
