@@ -116,6 +116,7 @@ class HubHost:
     async def end(self) -> None:
         """Leave Redis; a bundled one that nobody else uses ends. The actor is to be killed next."""
         self._keeper.cancel()
+        await asyncio.wait({self._keeper})  # it may hold a connection
         if self._core is not None:
             await self._core.close()
         if self._server is not None:
