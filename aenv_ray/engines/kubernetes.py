@@ -205,10 +205,10 @@ class KubernetesEngine(Engine):
             self._in_background(self._discard(instance))
 
         try:
-            await instance.control(self._key, on_ended)
             if instance.has_second:
                 instance.second = await open_door(kubernetes_spec.SECOND_PORT)
             sandbox = instance.sandbox = await open_door(kubernetes_spec.PORT)
+            await instance.control(self._key, on_ended)  # last: from then on its deadline holds
         except OSError as exc:
             cause = f"its pod does not answer ({exc})"
             raise lost(instance.id, cause) from exc

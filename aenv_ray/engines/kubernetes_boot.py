@@ -143,6 +143,7 @@ def _told(
 ) -> dict[str, Any]:
     return {
         "home": HOME,
+        "project": PROJECT,
         "key": key.hex(),
         "ends_in_s": ends_in_s,
         "grace_s": grace_s,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from aenv_ray import units
+from aenv_ray.config import Settings
 from aenv_ray.errors import ConfigError
 
 LIFE_S: Final = 86_400.0
@@ -28,8 +30,6 @@ class Place:
     """None: that of the host's own pod."""
     pod_name: str | None = None
     """Of the host's own pod. None: this machine's name, which is that in a pod."""
-    pod_uid: str | None = None
-    """Of the host's own pod. None: asked of the API."""
     image: str | None = None
     """Of projects that name none."""
     runtime_class: str | None = None
@@ -43,6 +43,27 @@ class Place:
     """How far renewals can move a deadline: Kubernetes lets nobody extend a pod's own."""
     grace_s: float = GRACE_S
     """How long pods wait for a host that went away."""
+
+
+def place_of(settings: Settings) -> Place:
+    """Return the place that an operator set.
+
+    Raises:
+        ConfigError: A setting is none.
+    """
+    return Place(
+        namespace=settings.kubernetes_namespace,
+        pod_name=settings.pod_name,
+        image=settings.kubernetes_image,
+        runtime_class=settings.kubernetes_runtime_class,
+        carrier_image=settings.kubernetes_carrier_image,
+        node_selector=parse_pairs(
+            settings.kubernetes_node_selector, "AENV_KUBERNETES_NODE_SELECTOR"
+        ),
+        pull_secrets=parse_names(settings.kubernetes_pull_secrets),
+        priority_class=settings.kubernetes_priority_class,
+        longest_life_s=units.parse_duration_s(settings.kubernetes_life),
+    )
 
 
 def parse_pairs(text: str, what: str) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Planner:
         containers = {c["name"]: c["image"] for c in pod["spec"]["containers"]}
         ray = next((n for n in _RAY_CONTAINERS if n in containers), next(iter(containers)))
         self._own_image = containers[ray]
-        self._owner = Owner(name, self._place.pod_uid or pod["metadata"]["uid"])
+        self._owner = Owner(name, pod["metadata"]["uid"])
         return self._owner
 
     def note_image(self, image: str, node: str) -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tarfile
+import types
 
 
 def take(sock: socket.socket, size: int) -> bytes:
@@ -58,8 +59,10 @@ def stage(digest: str, port: int) -> None:
             archive.extraction_filter = tarfile.fully_trusted_filter
         archive.extractall("/")
     del content
-    sys.path.insert(0, order["home"] + "/runtime")
-    sys.path.append(order["home"] + "/lib")
+    for name in ("aenv_ray", "aenv_ray.runtime"):  # bare: what they import is not for here
+        package = types.ModuleType(name)
+        package.__path__ = [order["home"] + "/runtime/" + name.replace(".", "/")]
+        sys.modules[name] = package
     from aenv_ray.runtime.pod import main
 
     main(listener, sock, order)

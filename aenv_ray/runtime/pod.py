@@ -11,6 +11,8 @@ connects for one of three purposes:
   ``{"ended": cause, "log": text}`` is told when the instance's process ends. Without any such
   connection for a while everything ends: nobody owns the instance any more.
 - ``logs``: what the instance printed, as it is.
+
+It imports what this needs and no more: every pod has this process beside the instance's own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from aenv_ray.runtime import linux, pod_door
-from aenv_ray.runtime.container import HOME, PROJECT
 from aenv_ray.runtime.handed_over import hand_over
 from aenv_ray.runtime.pod_log import PodLog
 
@@ -40,13 +41,15 @@ HOST_GONE: Final = "its host is gone"
 TERMINATION_LOG: Final = "/dev/termination-log"
 _MEMORY: Final = Path("/sys/fs/cgroup")
 _GREETING_S: Final = 10.0
+_START_S: Final = 5.0
 _READERS_S: Final = 5.0
 """How long an instance that ended waits for those who still read what it printed."""
 _PIECE_BYTES: Final = 65_536
 _TERMINATED: Final = 128 + signal.SIGTERM
 _SERVE: Final = (
-    f"import sys; sys.path.insert(0, '{HOME}/runtime'); sys.path.append('{HOME}/lib'); "
-    "from aenv_ray.runtime.container import main; main("
+    # The libraries last: what the image has of them is what the environment wants.
+    "import sys; sys.path.insert(0, '{home}/runtime'); sys.path.append('{home}/lib'); "
+    "from aenv_ray.runtime.container import main; main({arguments})"
 )
 
 
@@ -57,8 +60,8 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
         listener: On the pod's address.
         boot: The connection that brought the order; told one JSON line, ``{"ready": facts}`` or
             ``{"failed": text}``, and closed.
-        order: ``key`` (hex), ``variables, arguments, serving, absence, directory, server,
-            hide_source, ends_in_s, grace_s``.
+        order: ``home, project`` (directories), ``key`` (hex), ``variables, arguments, serving,
+            absence, directory, server, hide_source, ends_in_s, grace_s``.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
@@ -67,7 +70,7 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
     keeper.start(order)
     report = keeper.await_boot()
     if "ready" in report and order["hide_source"]:
-        for path in Path(PROJECT).iterdir():
+        for path in Path(order["project"]).iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if "ready" in report:
         keeper.open()
@@ -94,7 +97,8 @@ class Keeper:
         self._linking = threading.Lock()
         self._times = threading.Condition()
         self._deadline = 0.0
-        self._unowned_since: float | None = time.monotonic()
+        self._unowned_since: float | None = None
+        self._was_owned = False
         self._controls: set[socket.socket] = set()
         self._readers: set[threading.Thread] = set()
         self._pid = 0
@@ -109,10 +113,11 @@ class Keeper:
         self._deadline = time.monotonic() + order["ends_in_s"]
         arguments = [order[name] for name in ("serving", "absence", "directory")]
         words = [*map(repr, arguments), repr(tuple(order["server"])), str(self._childs.fileno())]
+        code = _SERVE.format(home=order["home"], arguments=", ".join(words))
         out, into = os.pipe()
         with self._childs:
             child = subprocess.Popen(
-                [*_own_command(), "-c", f"{_SERVE}{', '.join(words)})", *order["arguments"]],
+                [*_own_command(), "-c", code, *order["arguments"]],
                 env={**_image_variables(), **order["variables"]},
                 stdin=subprocess.DEVNULL,
                 stdout=into,
@@ -138,7 +143,10 @@ class Keeper:
         return dict(json.loads(data))
 
     def open(self) -> None:
-        """Let hosts in."""
+        """Let hosts in; from now on there has to be one."""
+        with self._times:
+            self._unowned_since = time.monotonic()
+            self._times.notify()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self) -> int:
@@ -189,7 +197,9 @@ class Keeper:
         with self._times:
             while True:
                 now = time.monotonic()
-                ends = [(self._deadline, TTL_PASSED)]
+                # Until there is a host, a little later: that its start went well is told first.
+                late_s = 0.0 if self._was_owned else _START_S
+                ends = [(self._deadline + late_s, TTL_PASSED)]
                 if self._unowned_since is not None:
                     ends.append((self._unowned_since + self._grace_s, HOST_GONE))
                 at, cause = min(ends)
@@ -251,6 +261,8 @@ class Keeper:
         with self._times:
             self._controls.add(sock)
             self._unowned_since = None
+            self._was_owned = True
+            self._times.notify()
         try:
             with sock.makefile("rb") as lines:
                 for line in lines:

@@ -83,6 +83,7 @@ class EmulatedCluster:
 
     async def _start(self) -> None:
         self._node = EmulatedNode(self._set_status)
+        await self._node.start()
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -93,8 +94,7 @@ class EmulatedCluster:
         self._store.add(Kind("", "namespaces", ""), _object("v1", "Namespace", NAMESPACE))
 
     async def _stop(self) -> None:
-        for uid in self.node.uids:
-            await self.node.end(uid)
+        await self.node.stop()
         tasks = [*self._tasks, *self._watchers]
         for task in tasks:
             task.cancel()

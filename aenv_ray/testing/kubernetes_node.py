@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,6 +42,28 @@ class EmulatedNode:
         self._numbers = 0
         self._directory = Path(tempfile.mkdtemp(prefix="aenv-node-"))
         self._directory.chmod(0o755)
+        self._socket = self._directory / "pods"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start what pods are forked from."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "aenv_ray.testing.kubernetes_pod", str(self._socket),
+            start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(_END_S):
+            assert self._process.stdout is not None
+            await self._process.stdout.readline()
+
+    async def stop(self) -> None:
+        """End all pods, and what they are forked from."""
+        for uid in self.uids:
+            await self.end(uid)
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+        shutil.rmtree(self._directory)
 
     def address(self) -> str:
         """Return a loopback address that no other pod has."""
@@ -49,7 +72,7 @@ class EmulatedNode:
 
     async def run(self, pod: dict[str, Any]) -> None:
         """Run a pod to its end, and tell its status meanwhile."""
-        running = _RunningPod(pod, self._directory, self.address(), self._set_status)
+        running = _RunningPod(pod, self._socket, self.address(), self._set_status)
         self._running[pod["metadata"]["uid"]] = running
         try:
             await running.run()
@@ -83,15 +106,16 @@ class EmulatedNode:
 
 class _RunningPod:
     def __init__(
-        self, pod: dict[str, Any], directory: Path, address: str, set_status: SetStatus
+        self, pod: dict[str, Any], server: Path, address: str, set_status: SetStatus
     ) -> None:
         self._pod = pod
-        self._directory = directory
+        self._server = server
+        self._directory = server.parent
         self._address = address
         self._set = set_status
         self._states: dict[str, dict[str, Any]] = {}
         self._pids: dict[str, int] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._pid = 0
         self._is_ending = False
         self._gone = asyncio.Event()
         self.marks: dict[str, Any] = {}
@@ -148,24 +172,19 @@ class _RunningPod:
         name = self._pod["metadata"]["name"]
         with tempfile.TemporaryDirectory(dir=self._directory) as root:
             os.chmod(root, 0o755)  # its user must come through
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "aenv_ray.testing.kubernetes_pod",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )  # fmt: skip
-            if self._is_ending:
-                self._process.kill()
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps(self._order(name, root)).encode() + b"\n")
-            await self._process.stdin.drain()
-            async for line in self._process.stdout:
+            reader, writer = await asyncio.open_unix_connection(self._server, limit=1 << 20)
+            writer.write(json.dumps(self._order(name, root)).encode() + b"\n")
+            async for line in reader:
                 self._hear(json.loads(line))
-            await self._process.wait()
-            self._process.stdin.close()
+            writer.close()
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         names = [container["name"] for container in self._pod["spec"]["containers"]]
+        if "pod" in message:
+            self._pid = message["pod"]
+            if self._is_ending:
+                self._kill_all()
+            return
         if "started" in message:
             self._pids[message["started"]] = message["pid"]
             self._states[message["started"]] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -197,11 +216,14 @@ class _RunningPod:
 
     async def end(self) -> None:
         self._is_ending = True
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        self._kill_all()
         async with asyncio.timeout(_END_S):
             await self._gone.wait()
+
+    def _kill_all(self) -> None:
+        if self._pid and not self._gone.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def kill(self) -> None:
         first = self._pod["spec"]["containers"][0]["name"]

@@ -1,8 +1,9 @@
-"""One pod of the emulated cluster, as processes of this machine: ``python -m … < pod.json``.
+"""The pods of the emulated cluster, as processes of this machine: ``python -m … SOCKET``.
 
 Each container has mount, pid, ipc and uts namespaces and a root of its own, made of this machine's
-directories; the network is this machine's, where a pod has a loopback address. Reads a JSON
-order on standard input and says on standard output what happens, one JSON line each:
+directories; the network is this machine's, where a pod has a loopback address. Every connection to
+the Unix socket is for one pod: it brings a JSON order and is told what happens, one JSON line each:
+``{"pod": host pid}``,
 ``{"started": name, "pid": host pid}`` and ``{"ended": name, "code": n, "message": …}``.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -24,11 +26,32 @@ _SHELL_TOOLS: Final = ("sh", "cat", "ls", "echo", "id", "mkdir", "sleep", "test"
 START_ERROR: Final = "start error: "
 
 
+_peer: socket.socket | None = None
+
+
 def main() -> None:
-    """Run the containers of one pod, init containers first."""
+    """Run a pod for each connection, until the parent ends."""
+    global _peer
     linux.die_with_parent()
-    order = json.loads(sys.stdin.readline())
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever ends pods ends their containers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps pods
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        while True:
+            _peer, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            _peer.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    linux.die_with_parent()
+    _tell({"pod": os.getpid()})
+    with _peer.makefile() as lines:
+        run_pod(json.loads(lines.readline()))
+
+
+def run_pod(order: dict[str, Any]) -> None:
+    """Run the containers of one pod, init containers first."""
     root = Path(order["directory"])
     if os.geteuid() != 0:
         uid, gid = os.geteuid(), os.getegid()
@@ -175,7 +198,8 @@ def _tell_end(container: dict[str, Any], status: int) -> None:
 
 
 def _tell(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
+    if _peer is not None:
+        _peer.sendall(json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ def check_schema(body: Object) -> None:
     Raises:
         Refused: It says what does not fit.
     """
-    import kubernetes_validate
+    from kubernetes_validate.utils import SchemaNotFoundError, ValidationError, validate
 
     try:
-        kubernetes_validate.validate(body, SCHEMA_VERSION, strict=True)
-    except kubernetes_validate.ValidationError as exc:
+        validate(body, SCHEMA_VERSION, strict=True)
+    except ValidationError as exc:
         where = ".".join(map(str, exc.path))
         kind = body.get("kind", "object")
         raise Refused(422, "Invalid", f"{kind} is invalid: {where}: {exc.message}") from None
-    except kubernetes_validate.SchemaNotFoundError:
+    except SchemaNotFoundError:
         return
 
 

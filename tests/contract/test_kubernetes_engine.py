@@ -23,6 +23,7 @@ def cluster_node() -> Iterator[KubernetesNode]:
 @pytest.mark.namespaces
 class TestKubernetesEngine(EngineContract):
     many: ClassVar[int] = 8
+    starts_in_s: ClassVar[float] = 20.0
     known_gaps: ClassVar[dict[str, str]] = {
         "test_loopback_is_a_sandboxs_own": "emulated pods share this machine's network",
     }
