@@ -42,7 +42,7 @@ async def reachable(instance: Instance, schedule_s: float) -> None:
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    futures: set[asyncio.Future[str]] = {instance.address, instance.ended}
+    futures: set[asyncio.Future[Any]] = {instance.address, instance.ended, instance.failed}
     while not any(future.done() for future in futures):
         waited = loop.time() - begun
         limit = schedule_s if instance.waits_for else PULL_S
@@ -53,9 +53,10 @@ async def reachable(instance: Instance, schedule_s: float) -> None:
         await asyncio.wait(
             futures, timeout=min(1.0, limit - waited), return_when=asyncio.FIRST_COMPLETED
         )
+    if instance.failed.done():
+        instance.failed.result()
     if not instance.address.done():
         raise failed(instance.id, instance.ended.result())
-    instance.address.result()
 
 
 async def give(
@@ -89,10 +90,12 @@ async def give(
         booting = asyncio.create_task(
             boot(instance.address.result(), port, secret, told, parts, kits)
         )
-        futures: set[asyncio.Future[Any]] = {booting, instance.ended}
+        futures: set[asyncio.Future[Any]] = {booting, instance.ended, instance.failed}
         try:
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not booting.done():
+                if instance.failed.done():
+                    instance.failed.result()
                 raise failed(instance.id, instance.ended.result())
             booting.result()
         except OSError as exc:

@@ -127,9 +127,13 @@ class EmulatedCluster:
 
     def label_namespace(self, labels: Mapping[str, str]) -> None:
         """Set labels of `NAMESPACE`."""
-        namespace = _object("v1", "Namespace", NAMESPACE)
-        namespace["metadata"]["labels"] = dict(labels)
-        self._call(lambda: self._store.change(Kind("", "namespaces", ""), NAMESPACE, namespace))
+        kind = Kind("", "namespaces", "")
+        patch = {"metadata": {"labels": dict(labels)}}
+
+        def run() -> None:
+            self._store.change(kind, NAMESPACE, merged(self._store.get(kind, NAMESPACE), patch))
+
+        self._call(run)
 
     def throttle(self, requests: int) -> None:
         """Answer so many of the next requests with 429, to be tried again after a second."""
