@@ -19,6 +19,7 @@ from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, Sand
 from aenv_ray.hub.records import LeaseQuery, Quota, Role
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.creation import Creator, Wish
+from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.settings import GatewaySettings
 from tests.contract.gateway_bench import TOOLS, Bench, a_gateway
 
@@ -452,7 +453,7 @@ async def test_no_lease_outlives_its_instance(bench: Bench, ann: httpx.AsyncClie
 async def test_what_a_dead_replica_was_making_ends(root: Path) -> None:
     """Its client has no answer, and may ask again with its key."""
     async with a_gateway(root, GatewaySettings(create_wait_s=0, sweep_s=60)) as bench:
-        await bench.gateway.sweep.beat()
+        await bench.gateway.replicas.beat()
         async with bench.owner("ann") as http:
             made = await created(http)
             lease = await bench.hub.lease(made["id"])
@@ -473,7 +474,8 @@ async def test_a_key_outlives_the_replica_that_had_it_first(
 ) -> None:
     """The repeat makes another instance, and what the first one makes too late ends at once."""
     deps = bench.gateway.deps
-    dead = Creator(bench.hub, bench.fabric, deps.resolve, deps.clock, "dead", lambda *_: None)
+    others = Replicas(bench.hub, deps.clock, "dead", 1.0)
+    dead = Creator(bench.hub, bench.fabric, deps.resolve, deps.clock, others, lambda *_: None)
     bench.fabric.gate.clear()
     options = CreateOptions(
         actor="shared", lifetime="detached", owner="ann", engine=None, idle_timeout=None
