@@ -191,9 +191,11 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
     )  # fmt: skip
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
 
-    async def publish(archive: bytes, owner: str) -> EnvironmentVersion:
+    async def publish(
+        archive: bytes, owner: str, *, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
         found = packing.unpack_any(archive, root / "projects")
-        package = packing.pack(found, allow=["*"])
+        package = packing.pack(found, allow=allow)
         await artifacts.put(package.data, digest=package.sha256)
         return await hub.push(
             EnvironmentVersion(
