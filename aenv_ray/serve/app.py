@@ -35,6 +35,7 @@ from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
 from aenv_ray.serve.routes_artifacts import Publish
@@ -75,7 +76,9 @@ class Gateway:
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
         self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
-        self.control = Control(self.deps, self.creator, tokens)
+        self.control = Control(
+            self.deps, self.creator, tokens, KnownEnvironments(hub, clock)
+        )
         self.sweep = Sweep(
             hub,
             fabric,
