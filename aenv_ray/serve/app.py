@@ -38,6 +38,7 @@ from aenv_ray.serve.instances import Instances
 from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
@@ -75,16 +76,17 @@ class Gateway:
         self.metrics = Metrics(twin)
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
-        self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
-        self.control = Control(
-            self.deps, self.creator, tokens, KnownEnvironments(hub, clock)
+        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.creator = Creator(
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
         self.sweep = Sweep(
             hub,
             fabric,
             self.creator,
             clock,
-            self.replica,
+            self.replicas,
             settings.sweep_s,
             self._note_live,
             self.metrics.pools,
