@@ -35,6 +35,7 @@ from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
 from aenv_ray.serve.replicas import Replicas
@@ -79,7 +80,7 @@ class Gateway:
         self.creator = Creator(
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
-        self.control = Control(self.deps, self.creator, tokens)
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
         self.sweep = Sweep(
             hub,
             fabric,

@@ -232,3 +232,13 @@ def _written(root: Path) -> Project:
     )
     (root / "src" / "tools.py").write_text(TOOLS)
     return project.load(root)
+
+
+CREATE = {"envName": "probe@1.0.0"}
+
+
+async def created(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await http.post("/env-instance", json=CREATE | fields)
+    assert answer.status_code == 200, answer.text
+    data: dict[str, Any] = answer.json()["data"]
+    return data

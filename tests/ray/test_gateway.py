@@ -20,9 +20,10 @@ import aenv_ray
 from aenv_ray import project
 from aenv_ray.actors import entrance, hub_actor, ray_api
 from aenv_ray.actors.remote_hub import blocking
+from aenv_ray.client import Environment
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
-from aenv_ray.errors import ConfigError, from_wire
+from aenv_ray.errors import AenvError, ConfigError, from_wire
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.records import LeaseQuery, Role
 from aenv_ray.serve.creation import Creator
@@ -229,6 +230,41 @@ def test_what_dies_under_clients_is_retried_and_doubles_nothing(
     hub = hub_actor.ensure_hub()
     eventually(lambda: not blocking(hub.leases(LeaseQuery())).total, 60.0)
     eventually(lambda: len(replica_pids(cluster.root)) == 2, 60.0)
+
+
+@pytest.mark.timeout(GROUP_S + 60)
+def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: Cluster) -> None:
+    """Invariant 1: its caller gets the result, or an error that may be retried; it ran once."""
+    command = "echo x >> /tmp/ran; until [ -e /tmp/go ]; do sleep 0.1; done; wc -l < /tmp/ran"
+
+    async def run() -> None:
+        env = Environment("mini-terminal", aenv_url=door.url, api_key=door.secret, ttl="10m")
+        await env.initialize()
+        assert env.instance_id is not None
+        handle = aenv_ray.get(env.instance_id)
+
+        async def sh(line: str) -> Any:
+            return await handle.exec.remote(["sh", "-c", line])
+
+        call = asyncio.create_task(
+            env.call_tool("execute_command", {"command": command, "timeout": 150}, timeout=150)
+        )
+        async with asyncio.timeout(GROUP_S):
+            while (await sh("test -s /tmp/ran")).exit_code:
+                await asyncio.sleep(0.1)
+            for pid in replica_pids(cluster.root):
+                kill(pid)
+            await sh("touch /tmp/go")
+            try:
+                assert (await call).data["output"][0].strip() == "1"
+            except AenvError as exc:
+                assert exc.retryable
+            assert (await sh("cat /tmp/ran")).text() == "x\n"
+            await handle.release.remote()
+            await env.release()
+
+    asyncio.run(run())
+    eventually(lambda: len(replica_pids(cluster.root)) == 2, 120.0)
 
 
 def test_a_taken_port_is_told(door: Door) -> None:
