@@ -7,13 +7,14 @@ import contextlib
 from typing import Any, Final
 
 from aenv_ray.engines import kubernetes_causes as causes
+from aenv_ray.engines import kubernetes_names as names
 from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.kubernetes_boot import Kits, boot, order, second_order
 from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_instance import Instance
 from aenv_ray.engines.kubernetes_spec import Surroundings
-from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.errors import ConfigError, SandboxStartFailed
 
 CAUSE_WAIT_S: Final = 15.0
 """How late a node may tell why a pod ended."""
@@ -121,3 +122,23 @@ async def give(
                 )
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
+
+
+def check_life(pod: causes.Pod, deadline: float, grace_s: float) -> None:
+    """Refuse a deadline beyond the pod's own, which nobody can move.
+
+    Args:
+        pod: The instance's.
+        deadline: Wished for; seconds since the epoch.
+        grace_s: How much longer than its instance a pod may live.
+
+    Raises:
+        ConfigError: It is.
+    """
+    life_s = pod["spec"]["activeDeadlineSeconds"] - grace_s
+    if deadline > causes.created_at(pod) + life_s:
+        raise ConfigError(
+            f"the pod of {pod['metadata']['annotations'][names.INSTANCE]} ends {life_s:g} s "
+            "after it was made, and Kubernetes lets nobody move that",
+            hint="create with the longest TTL that may be needed, or raise AENV_KUBERNETES_LIFE",
+        )

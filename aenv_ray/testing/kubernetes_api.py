@@ -23,7 +23,15 @@ from aiohttp import web
 
 from aenv_ray.testing import kubernetes_rules as rules
 from aenv_ray.testing.kubernetes_node import NODE, EmulatedNode
-from aenv_ray.testing.kubernetes_store import Kind, Object, Refused, Store, matches
+from aenv_ray.testing.kubernetes_store import (
+    Kind,
+    Object,
+    Refused,
+    Store,
+    matches,
+    merged,
+    parse_path,
+)
 
 T = TypeVar("T")
 NAMESPACE: Final = "aenv"
@@ -182,7 +190,7 @@ class EmulatedCluster:
             if self._throttled:
                 self._throttled -= 1
                 raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
-            kind, name, subresource = _parse(request.path)
+            kind, name, subresource = parse_path(request.path)
             verb = _VERBS[request.method]
             if verb == "get" and not name:
                 verb = "watch" if request.query.get("watch") == "true" else "list"
@@ -365,34 +373,6 @@ class EmulatedCluster:
         if found is not None and found[1].get("status") != status:
             kind, body = found
             self._store.change(kind, body["metadata"]["name"], {**body, "status": dict(status)})
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Return what a JSON merge patch makes of a value (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
-def _parse(path: str) -> tuple[Kind, str, str]:
-    words = path.strip("/").split("/")
-    if words[0] == "api":
-        group, words = "", words[2:]
-    elif words[0] == "apis" and len(words) > 3:
-        group, words = words[1], words[3:]
-    else:
-        raise Refused(404, "NotFound", f"the server could not find {path}")
-    namespace = ""
-    if words[0] == "namespaces" and len(words) > 2:
-        namespace, words = words[1], words[2:]
-    resource, name, subresource = (*words, "", "")[:3]
-    return Kind(group, resource, namespace), name, subresource
 
 
 def _object(version: str, kind: str, name: str) -> Object:
