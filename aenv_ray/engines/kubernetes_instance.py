@@ -101,10 +101,16 @@ class Instance:
         Raises:
             OSError: It does not answer.
         """
+
+        def on_second_ended(cause: str, log: str) -> None:
+            on_ended(causes.of_second(cause), log)
+
         await self.let_go()
-        for port in self._ports():
-            sock = await self.enter(port, key, {"kind": "control"})
-            self.controls.append(Control(sock, on_ended))
+        if self.has_second:
+            sock = await self.enter(kubernetes_spec.SECOND_PORT, key, {"kind": "control"})
+            self.controls.append(Control(sock, on_second_ended))
+        sock = await self.enter(kubernetes_spec.PORT, key, {"kind": "control"})
+        self.controls.append(Control(sock, on_ended))
 
     async def enter(self, port: int, key: HostKey, purpose: Mapping[str, Any]) -> Any:
         """Return a connection to one of its containers, for a purpose.
@@ -139,7 +145,3 @@ class Instance:
         for sandbox in (self.sandbox, self.second):
             if sandbox is not None:
                 await sandbox.close()
-
-    def _ports(self) -> list[int]:
-        second = [kubernetes_spec.SECOND_PORT] if self.has_second else []
-        return [kubernetes_spec.PORT, *second]

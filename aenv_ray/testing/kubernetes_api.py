@@ -320,6 +320,8 @@ class EmulatedCluster:
                     await _send(response, "BOOKMARK", mark)
         except Refused as exc:
             await _send(response, "ERROR", exc.status())
+        except ConnectionResetError:
+            pass  # the client hung up
         finally:
             self._watchers.discard(task)
             self._store.unlisten(changed)
