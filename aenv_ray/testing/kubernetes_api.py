@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import json
 import threading
@@ -130,8 +131,8 @@ class EmulatedCluster:
         return self._call(lambda: copy.deepcopy(self._store.all(kind)))
 
     def delete(self, resource: str, name: str, group: str = "") -> None:
-        """Delete an object, and what it owns."""
-        self._do(lambda: self._delete(Kind(group, resource, NAMESPACE), name, {}))
+        """Delete an object, and what it owns; does nothing when there is none."""
+        self._do(lambda: self._collect(Kind(group, resource, NAMESPACE), name))
 
     def label_namespace(self, labels: Mapping[str, str]) -> None:
         """Set labels of `NAMESPACE`."""
@@ -241,7 +242,7 @@ class EmulatedCluster:
         made = self._store.add(kind, body)
         for reference in made["metadata"].get("ownerReferences", ()):
             if self._store.find(reference["uid"]) is None:
-                self._begin(self._delete(kind, made["metadata"]["name"], {}))
+                self._begin(self._collect(kind, made["metadata"]["name"]))
         if is_pod:
             self._begin(self._run_pod(made))
         return copy.deepcopy(made)
@@ -293,7 +294,11 @@ class EmulatedCluster:
     def _remove(self, kind: Kind, name: str, uid: str) -> None:
         self._store.remove(kind, name)
         for owned, body in self._store.owned_by(uid):
-            self._begin(self._delete(owned, body["metadata"]["name"], {}))
+            self._begin(self._collect(owned, body["metadata"]["name"]))
+
+    async def _collect(self, kind: Kind, name: str) -> None:
+        with contextlib.suppress(Refused):  # somebody else was first
+            await self._delete(kind, name, {})
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         version = int(request.query.get("resourceVersion") or self._store.version)
