@@ -366,8 +366,11 @@ class KubernetesEngine(Engine):
                 for finished in list(instance.readers):
                     await finished.wait()
         await instance.let_go()
+        pods = self._pods_or_none
+        if pods is None:
+            return  # this host disconnected
         try:
-            await (await self._open()).delete(instance.name, instance.uid)
+            await pods.delete(instance.name, instance.uid)
         except ApiRefused as exc:
             logger.warning("%s is left to Kubernetes: %s", instance.name, exc.message)
         except FabricUnavailable as exc:
@@ -383,7 +386,9 @@ class KubernetesEngine(Engine):
         if self._janitor is not None:
             self._janitor.leave()
         if self._removals:
-            await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
+            _, late = await asyncio.wait(self._removals, timeout=_CLOSE_S)
+            for removal in late:
+                removal.cancel()  # the janitor does the rest
         if self._pods_or_none is not None:
             self._pods_or_none.leave()
             self._pods_or_none = None

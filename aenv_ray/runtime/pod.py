@@ -42,6 +42,8 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 _MEMORY: Final = Path("/sys/fs/cgroup")
 _GREETING_S: Final = 10.0
 _START_S: Final = 5.0
+_KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""A host whose node is gone says nothing, and is not a host for hours."""
 _READERS_S: Final = 5.0
 """How long an instance that ended waits for those who still read what it printed."""
 _PIECE_BYTES: Final = 65_536
@@ -243,6 +245,8 @@ class Keeper:
         sock.settimeout(_GREETING_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, name, value)
         nonce = os.urandom(pod_door.NONCE_BYTES)
         sock.sendall(nonce)
         head = _exactly(sock, pod_door.NONCE_BYTES + pod_door.PROOF_BYTES + 2)
