@@ -19,6 +19,7 @@ from aenv_ray.client.gateway_records import (
     TokenAnswer,
     parse,
 )
+from aenv_ray.client.gateway_services import GatewayServices
 from aenv_ray.errors import (
     ConfigError,
     FabricUnavailable,
@@ -58,6 +59,7 @@ class Gateway:
 
     def __init__(self, http: GatewayHttp) -> None:
         self.http = http
+        self.services = GatewayServices(http)
 
     @property
     def url(self) -> str:

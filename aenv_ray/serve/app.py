@@ -24,6 +24,7 @@ from aenv_ray.serve import (
     routes_environments,
     routes_instances,
     routes_meta,
+    routes_services,
     routes_streams,
 )
 from aenv_ray.serve.access_log import AccessLog
@@ -40,6 +41,8 @@ from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
 from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
+from aenv_ray.serve.service import Services
+from aenv_ray.serve.service_apps import Apps, ServeApps
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
@@ -57,6 +60,7 @@ class Gateway:
         settings: The operator's.
         clock: For deadlines.
         twin: Is told all metrics too.
+        apps: Run services; None: Ray Serve.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Gateway:
         *,
         clock: Clock | None = None,
         twin: Twin | None = None,
+        apps: Apps | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
@@ -81,6 +86,7 @@ class Gateway:
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
         self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
+        self.services = Services(hub, resolve, clock, apps or ServeApps())
         self.sweep = Sweep(
             hub,
             fabric,
@@ -128,6 +134,7 @@ class Gateway:
             *routes_artifacts.endpoints(self.control, signer, publish),
             *routes_instances.endpoints(self.control),
             *routes_streams.endpoints(self.control),
+            *routes_services.endpoints(self.control, self.services),
             *routes_admin.endpoints(self.control),
         ]
 
@@ -136,4 +143,5 @@ class Gateway:
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
         control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
         # A request whose headers name an instance is the instance's, whatever its path is.
-        return [*data_routes(self.deps), *control]
+        services = routes_services.data_routes(self.services, self.deps)
+        return [*data_routes(self.deps), *services, *control]

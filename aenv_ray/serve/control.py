@@ -92,6 +92,13 @@ class Control:
 
     def mcp_url(self, request: Request, instance_id: str) -> str:
         """Return where MCP clients reach an instance."""
+        return f"{self._data_url(request)}/instances/{instance_id}/mcp"
+
+    def service_url(self, request: Request, service_id: str) -> str:
+        """Return where clients reach a service: MCP and functions are below it."""
+        return f"{self._data_url(request)}/services/{service_id}"
+
+    def _data_url(self, request: Request) -> str:
         settings = self.deps.settings
         base = settings.public_mcp_url
         if base is None:
@@ -100,7 +107,7 @@ class Control:
             is_control = (url.port or _DEFAULT_PORTS.get(url.scheme)) == settings.port
             port = settings.mcp_port if is_control else url.port
             base = f"{url.scheme}://{host}" + (f":{port}" if port else "")
-        return f"{base.rstrip('/')}/instances/{instance_id}/mcp"
+        return base.rstrip("/")
 
     async def end(self, ids: list[str]) -> None:
         """End instances, and then their leases.
