@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from aenv_ray import ids
+from aenv_ray import ids, project
 from aenv_ray.errors import (
     CatalogConflict,
     ConfigError,
@@ -143,7 +143,15 @@ class EnvironmentRoutes:
     async def _entry(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
         name, version = asked.path["name"], asked.path.get("version")
         ids.split_reference(name if version is None else f"{name}@{version}")
-        return await self._hub.environment(name, version)
+        try:
+            return await self._hub.environment(name, version)
+        except EnvironmentNotFound:
+            if name not in project.builtins():
+                raise
+            raise EnvironmentNotFound(
+                f"{name} is built in, and nobody published it",
+                hint="instances are made of it by its name; GET /instances/{id} of one shows it",
+            ) from None
 
     async def _own(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
         entry = await self._entry(asked)

@@ -263,11 +263,17 @@ def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: C
                 assert isinstance(failure, AenvError)
                 assert failure.retryable
             assert (await sh("cat /tmp/ran")).text() == "x\n"
-            await handle.release.remote()
+            await asyncio.to_thread(eventually, is_back, 120.0)
             await env.release()
 
+    def is_back() -> bool:
+        try:
+            is_up = httpx.get(f"{door.url}/health", timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+        return is_up and len(replica_pids(cluster.root)) == 2
+
     asyncio.run(run())
-    eventually(lambda: len(replica_pids(cluster.root)) == 2, 120.0)
 
 
 def test_a_taken_port_is_told(door: Door) -> None:

@@ -55,6 +55,13 @@ async def test_an_unknown_environment_is_404_and_a_path_is_no_reference(
     ).status_code == 400
 
 
+async def test_a_built_in_environment_is_told_as_one(ann: httpx.AsyncClient) -> None:
+    answer = await ann.get("/env/mini-terminal/1.0.0")
+    assert answer.status_code == 404
+    assert "is built in" in answer.json()["message"]
+    assert (await ann.get("/env/mini-terminal/1.0.0/exists")).json()["data"]["exists"] is False
+
+
 async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClient) -> None:
     listed = await ann.get("/env/", params={"limit": 100, "offset": 0})
     assert listed.headers["x-total-count"] == "1"
