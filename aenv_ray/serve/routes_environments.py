@@ -19,6 +19,7 @@ from aenv_ray.hub.records import (
     EnvironmentStatus,
     EnvironmentVersion,
     FunctionSchema,
+    Page,
 )
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.deps import Principal
@@ -34,6 +35,7 @@ from aenv_ray.serve.shapes import (
 
 TAG: Final = "environments"
 _NONE: Final = (EnvironmentNotFound,)
+_SKIPPED_AT_ONCE: Final = 1000
 
 
 def endpoints(control: Control) -> list[Endpoint]:
@@ -76,21 +78,31 @@ class EnvironmentRoutes:
     async def page(self, asked: Asked[EnvironmentFilter, None]) -> Response:
         """List a page."""
         query = asked.query
-        page = await self._hub.environments(
-            EnvironmentQuery(
-                name=query.name,
-                tag=query.tag,
-                text=query.text,
-                status=None if query.status is None else status_of(query.status),
-                latest_only=query.latest,
-                limit=query.limit,
-                cursor=query.cursor,
-            )
+        wanted = EnvironmentQuery(
+            name=query.name,
+            tag=query.tag,
+            text=query.text,
+            status=None if query.status is None else status_of(query.status),
+            latest_only=query.latest,
+            limit=query.limit,
+            cursor=query.cursor,
         )
+        page = await self._after(wanted, query.offset)
         headers = {"X-Total-Count": str(page.total)}
         if page.cursor is not None:
             headers["X-Next-Cursor"] = page.cursor
         return success([EnvironmentObject.of(entry) for entry in page.items], headers=headers)
+
+    async def _after(self, query: EnvironmentQuery, offset: int) -> Page[EnvironmentVersion]:
+        """Return the page after the first `offset` rows."""
+        while offset > 0:
+            limit = min(offset, _SKIPPED_AT_ONCE)
+            page = await self._hub.environments(query.model_copy(update={"limit": limit}))
+            if page.cursor is None:
+                return page.model_copy(update={"items": ()})
+            offset -= limit
+            query = query.model_copy(update={"cursor": page.cursor})
+        return await self._hub.environments(query)
 
     async def exists(self, asked: Asked[Any, None]) -> ExistsObject:
         """Tell whether it is there."""

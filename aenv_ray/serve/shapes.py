@@ -118,7 +118,9 @@ class EnvironmentFilter(_Query):
     status: str | None = None
     latest: bool = False
     limit: int = Field(default=100, ge=1, le=1000)
-    offset: int | None = Field(default=None, ge=0, description="Ignored; use cursor.")
+    offset: int = Field(
+        default=0, ge=0, le=100_000, description="Rows left out; a cursor is cheaper."
+    )
     cursor: str | None = None
 
 
