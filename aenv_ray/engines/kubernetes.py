@@ -32,7 +32,7 @@ from aenv_ray.engines.kubernetes_place import Place
 from aenv_ray.engines.kubernetes_plan import Planner
 from aenv_ray.engines.kubernetes_pods import Pods
 from aenv_ray.engines.launcher_client import node_directory
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
+from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.pod import TTL_PASSED
@@ -283,7 +283,7 @@ class KubernetesEngine(Engine):
         pod = await self._find(instance_id)
         if instance is None or instance.ended.done() or causes.is_over(pod):
             raise lost(instance_id, "it does not run")
-        self._check_life(pod, deadline)
+        start.check_life(pod, deadline, self._place.grace_s)
         try:
             is_there = await pods.annotate(instance.name, {names.DEADLINE: repr(deadline)})
         except ApiRefused as exc:
@@ -331,22 +331,6 @@ class KubernetesEngine(Engine):
             instance.timer.cancel()
         wait_s = max(0.0, deadline - self._clock.now()) + _OVERDUE_S
         instance.timer = asyncio.get_running_loop().call_later(wait_s, overdue)
-
-    def _check_life(self, pod: Mapping[str, Any], deadline: float) -> None:
-        """Refuse a deadline beyond the pod's own, which nobody can move.
-
-        Raises:
-            ConfigError: It is.
-        """
-        made = causes.created_at(pod)
-        life_s = pod["spec"]["activeDeadlineSeconds"] - self._place.grace_s
-        if deadline > made + life_s:
-            raise ConfigError(
-                f"the pod of {pod['metadata']['annotations'][names.INSTANCE]} ends {life_s:g} s "
-                "after it was made, and Kubernetes lets nobody move that",
-                hint="create with the longest TTL that may be needed, or raise "
-                "AENV_KUBERNETES_LIFE",
-            )
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
         if not instance_ids:

@@ -154,7 +154,7 @@ def end_cause(pod: Pod) -> str:
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
             cause = _container_cause(pod, container["name"], ended)
-            return cause if container["name"] == kubernetes_spec.INSTANCE else SECOND + cause
+            return cause if container["name"] == kubernetes_spec.INSTANCE else of_second(cause)
     return str(status.get("message") or REMOVED)
 
 
@@ -173,6 +173,11 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     if code == _TERMINATED_EXIT:
         return "its main process was ended by SIGTERM"
     return f"its main process exited with code {code}"
+
+
+def of_second(cause: str) -> str:
+    """Return a cause of which it is said, where that matters, that it is the second container's."""
+    return cause if cause in (TTL_PASSED, HOST_GONE) else SECOND + cause
 
 
 def with_log(cause: str, log: str) -> str:

@@ -29,7 +29,9 @@ class Instance:
     ended: asyncio.Future[str]
     """Its cause, once it ended."""
     address: asyncio.Future[str]
-    """Where it listens, once all its containers run; or what keeps them from that."""
+    """Where it listens, once all its containers run."""
+    failed: asyncio.Future[None]
+    """What keeps it from starting; has no result."""
     uid: str = ""
     has_second: bool = False
     is_up: bool = False
@@ -46,7 +48,8 @@ class Instance:
     def new(cls, instance_id: InstanceId, name: str, nonce: str) -> Instance:
         """Return one that has not started."""
         loop = asyncio.get_running_loop()
-        return cls(instance_id, name, nonce, loop.create_future(), loop.create_future())
+        ended, address, failed = (loop.create_future() for _ in range(3))
+        return cls(instance_id, name, nonce, ended, address, failed)
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod is this instance's, and not an earlier one's of the same name."""
@@ -73,9 +76,9 @@ class Instance:
         return None
 
     def _fail(self, failure: AenvError | causes.Unfitting) -> None:
-        if not self.address.done():
-            self.address.set_exception(failure)
-            self.address.exception()  # whoever waits is told; perhaps nobody does any more
+        if not self.failed.done():
+            self.failed.set_exception(failure)
+            self.failed.exception()  # whoever waits is told; perhaps nobody does any more
 
     def end(self, cause: str) -> None:
         """Tell that it ended; the first cause stays."""
@@ -98,10 +101,16 @@ class Instance:
         Raises:
             OSError: It does not answer.
         """
+
+        def on_second_ended(cause: str, log: str) -> None:
+            on_ended(causes.of_second(cause), log)
+
         await self.let_go()
-        for port in self._ports():
-            sock = await self.enter(port, key, {"kind": "control"})
-            self.controls.append(Control(sock, on_ended))
+        if self.has_second:
+            sock = await self.enter(kubernetes_spec.SECOND_PORT, key, {"kind": "control"})
+            self.controls.append(Control(sock, on_second_ended))
+        sock = await self.enter(kubernetes_spec.PORT, key, {"kind": "control"})
+        self.controls.append(Control(sock, on_ended))
 
     async def enter(self, port: int, key: HostKey, purpose: Mapping[str, Any]) -> Any:
         """Return a connection to one of its containers, for a purpose.
@@ -136,7 +145,3 @@ class Instance:
         for sandbox in (self.sandbox, self.second):
             if sandbox is not None:
                 await sandbox.close()
-
-    def _ports(self) -> list[int]:
-        second = [kubernetes_spec.SECOND_PORT] if self.has_second else []
-        return [kubernetes_spec.PORT, *second]

@@ -76,18 +76,18 @@ class Policies:
     def __init__(self, client: KubernetesClient, clock: Clock | None = None) -> None:
         self._client = client
         self._clock = clock or SystemClock()
-        self._known: list[dict[str, Any]] = []
+        self._known: list[dict[str, Any]] | None = []
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
 
-    async def keep(self, labels: Mapping[str, str]) -> bool:
-        """Whether one of them limits what goes out; False also where they cannot be listed."""
+    async def keep(self, labels: Mapping[str, str]) -> bool | None:
+        """Whether one of them limits what goes out; None where they may not be listed."""
         async with self._looking:
             if self._clock.now() - self._looked_at > _LOOK_S:
                 try:
                     listed = await self._client.request(Access.LIST_NETWORK_POLICIES)
                     self._known = list(listed["items"])
                 except ApiRefused:
-                    self._known = []
+                    self._known = None
                 self._looked_at = self._clock.now()
-        return keeps(self._known, labels)
+            return None if self._known is None else keeps(self._known, labels)

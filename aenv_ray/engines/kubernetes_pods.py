@@ -23,7 +23,6 @@ GONE_S: Final = 60.0
 _LOOK_S: Final = 5.0
 _RECONNECT_S: Final = 0.5
 _LONGEST_RECONNECT_S: Final = 10.0
-_GONE: Final = 410
 _PAGE: Final = "500"
 
 
@@ -55,7 +54,13 @@ class Pods:
     async def enter(self) -> None:
         """Hear of every change from now on."""
         await self._relist()
-        self._watching = asyncio.create_task(self._follow())
+        connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._follow(connected))
+        try:
+            await connected
+        except BaseException:
+            self.leave()
+            raise
 
     def leave(self) -> None:
         """Hear of nothing any more."""
@@ -74,7 +79,7 @@ class Pods:
         for pod in current.values():
             self._note(pod, gone=False)
 
-    async def _follow(self) -> None:
+    async def _follow(self, connected: asyncio.Future[None]) -> None:
         """Hear of every change, for ever; where some may have been missed, look."""
         pause = _RECONNECT_S
         is_behind = False
@@ -85,17 +90,19 @@ class Pods:
                     is_behind = False
                 query = {"labelSelector": self._selector, "resourceVersion": self._version}
                 async with self._client.watch(Access.WATCH_PODS, query) as events:
+                    if not connected.done():
+                        connected.set_result(None)
                     async for event in events:
                         self._version = event["object"]["metadata"]["resourceVersion"]
                         pause = _RECONNECT_S
                         if event["type"] != "BOOKMARK":
                             self._note(event["object"], gone=event["type"] == "DELETED")
-            except ApiRefused as exc:
-                is_behind = True
-                if exc.status != _GONE:
-                    logger.warning("the watch of pods is refused: %s", exc.message)
-            except FabricUnavailable as exc:
-                logger.warning("the watch of pods ended: %s", exc.message)
+            except (ApiRefused, FabricUnavailable) as exc:
+                if not connected.done():
+                    connected.set_exception(exc)
+                    return
+                is_behind = is_behind or isinstance(exc, ApiRefused)
+                logger.warning("the watch of pods ended: %s", exc)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_RECONNECT_S)
 

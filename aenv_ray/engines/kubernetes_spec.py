@@ -61,8 +61,8 @@ class Surroundings:
     carrier_image: str = ""
     """With this package, for what an image lacks; "" where it lacks nothing."""
     network: NetworkMode = NetworkMode.INTERNET
-    is_network_kept: bool = False
-    """A NetworkPolicy of the namespace selects the pod for what goes out."""
+    is_network_kept: bool | None = False
+    """A NetworkPolicy of the namespace selects the pod for what goes out. None: not known."""
     nodes: Sequence[str] = ()
     """That have the image."""
 
@@ -307,9 +307,13 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         limits["image's directories"] = "watched by the node: the pod is evicted with more"
     missing = ["processes: only the node's own limit of a pod"]
     if not around.is_network_kept:
+        label = f"{names.NETWORK}={around.network.value}"
         missing.append(
-            f"network: no NetworkPolicy of the namespace selects {names.NETWORK}="
-            f"{around.network.value}, so it reaches the cluster, Ray included"
+            f"network: no NetworkPolicy of the namespace selects {label}, so it reaches the "
+            "cluster, Ray included"
+            if around.is_network_kept is False
+            else f"network: this host may not list NetworkPolicies, so whether one keeps {label} "
+            "from the cluster is not known"
         )
     if not deploy.container.read_only_root and not deploy.ephemeral_storage:
         missing.append("storage: what it writes to the image's own directories is not limited")

@@ -7,13 +7,14 @@ import contextlib
 from typing import Any, Final
 
 from aenv_ray.engines import kubernetes_causes as causes
+from aenv_ray.engines import kubernetes_names as names
 from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.kubernetes_boot import Kits, boot, order, second_order
 from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_instance import Instance
 from aenv_ray.engines.kubernetes_spec import Surroundings
-from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.errors import ConfigError, SandboxStartFailed
 
 CAUSE_WAIT_S: Final = 15.0
 """How late a node may tell why a pod ended."""
@@ -42,7 +43,7 @@ async def reachable(instance: Instance, schedule_s: float) -> None:
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    futures: set[asyncio.Future[str]] = {instance.address, instance.ended}
+    futures: set[asyncio.Future[Any]] = {instance.address, instance.ended, instance.failed}
     while not any(future.done() for future in futures):
         waited = loop.time() - begun
         limit = schedule_s if instance.waits_for else PULL_S
@@ -53,9 +54,10 @@ async def reachable(instance: Instance, schedule_s: float) -> None:
         await asyncio.wait(
             futures, timeout=min(1.0, limit - waited), return_when=asyncio.FIRST_COMPLETED
         )
+    if instance.failed.done():
+        instance.failed.result()
     if not instance.address.done():
         raise failed(instance.id, instance.ended.result())
-    instance.address.result()
 
 
 async def give(
@@ -89,10 +91,12 @@ async def give(
         booting = asyncio.create_task(
             boot(instance.address.result(), port, secret, told, parts, kits)
         )
-        futures: set[asyncio.Future[Any]] = {booting, instance.ended}
+        futures: set[asyncio.Future[Any]] = {booting, instance.ended, instance.failed}
         try:
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not booting.done():
+                if instance.failed.done():
+                    instance.failed.result()
                 raise failed(instance.id, instance.ended.result())
             booting.result()
         except OSError as exc:
@@ -118,3 +122,23 @@ async def give(
                 )
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
+
+
+def check_life(pod: causes.Pod, deadline: float, grace_s: float) -> None:
+    """Refuse a deadline beyond the pod's own, which nobody can move.
+
+    Args:
+        pod: The instance's.
+        deadline: Wished for; seconds since the epoch.
+        grace_s: How much longer than its instance a pod may live.
+
+    Raises:
+        ConfigError: It is.
+    """
+    life_s = pod["spec"]["activeDeadlineSeconds"] - grace_s
+    if deadline > causes.created_at(pod) + life_s:
+        raise ConfigError(
+            f"the pod of {pod['metadata']['annotations'][names.INSTANCE]} ends {life_s:g} s "
+            "after it was made, and Kubernetes lets nobody move that",
+            hint="create with the longest TTL that may be needed, or raise AENV_KUBERNETES_LIFE",
+        )

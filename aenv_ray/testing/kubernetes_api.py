@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import json
 import threading
@@ -23,7 +24,15 @@ from aiohttp import web
 
 from aenv_ray.testing import kubernetes_rules as rules
 from aenv_ray.testing.kubernetes_node import NODE, EmulatedNode
-from aenv_ray.testing.kubernetes_store import Kind, Object, Refused, Store, matches
+from aenv_ray.testing.kubernetes_store import (
+    Kind,
+    Object,
+    Refused,
+    Store,
+    matches,
+    merged,
+    parse_path,
+)
 
 T = TypeVar("T")
 NAMESPACE: Final = "aenv"
@@ -122,14 +131,18 @@ class EmulatedCluster:
         return self._call(lambda: copy.deepcopy(self._store.all(kind)))
 
     def delete(self, resource: str, name: str, group: str = "") -> None:
-        """Delete an object, and what it owns."""
-        self._do(lambda: self._delete(Kind(group, resource, NAMESPACE), name, {}))
+        """Delete an object, and what it owns; does nothing when there is none."""
+        self._do(lambda: self._collect(Kind(group, resource, NAMESPACE), name))
 
     def label_namespace(self, labels: Mapping[str, str]) -> None:
         """Set labels of `NAMESPACE`."""
-        namespace = _object("v1", "Namespace", NAMESPACE)
-        namespace["metadata"]["labels"] = dict(labels)
-        self._call(lambda: self._store.change(Kind("", "namespaces", ""), NAMESPACE, namespace))
+        kind = Kind("", "namespaces", "")
+        patch = {"metadata": {"labels": dict(labels)}}
+
+        def run() -> None:
+            self._store.change(kind, NAMESPACE, merged(self._store.get(kind, NAMESPACE), patch))
+
+        self._call(run)
 
     def throttle(self, requests: int) -> None:
         """Answer so many of the next requests with 429, to be tried again after a second."""
@@ -178,7 +191,7 @@ class EmulatedCluster:
             if self._throttled:
                 self._throttled -= 1
                 raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
-            kind, name, subresource = _parse(request.path)
+            kind, name, subresource = parse_path(request.path)
             verb = _VERBS[request.method]
             if verb == "get" and not name:
                 verb = "watch" if request.query.get("watch") == "true" else "list"
@@ -229,7 +242,7 @@ class EmulatedCluster:
         made = self._store.add(kind, body)
         for reference in made["metadata"].get("ownerReferences", ()):
             if self._store.find(reference["uid"]) is None:
-                self._begin(self._delete(kind, made["metadata"]["name"], {}))
+                self._begin(self._collect(kind, made["metadata"]["name"]))
         if is_pod:
             self._begin(self._run_pod(made))
         return copy.deepcopy(made)
@@ -281,7 +294,11 @@ class EmulatedCluster:
     def _remove(self, kind: Kind, name: str, uid: str) -> None:
         self._store.remove(kind, name)
         for owned, body in self._store.owned_by(uid):
-            self._begin(self._delete(owned, body["metadata"]["name"], {}))
+            self._begin(self._collect(owned, body["metadata"]["name"]))
+
+    async def _collect(self, kind: Kind, name: str) -> None:
+        with contextlib.suppress(Refused):  # somebody else was first
+            await self._delete(kind, name, {})
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         version = int(request.query.get("resourceVersion") or self._store.version)
@@ -308,6 +325,8 @@ class EmulatedCluster:
                     await _send(response, "BOOKMARK", mark)
         except Refused as exc:
             await _send(response, "ERROR", exc.status())
+        except ConnectionResetError:
+            pass  # the client hung up
         finally:
             self._watchers.discard(task)
             self._store.unlisten(changed)
@@ -361,34 +380,6 @@ class EmulatedCluster:
         if found is not None and found[1].get("status") != status:
             kind, body = found
             self._store.change(kind, body["metadata"]["name"], {**body, "status": dict(status)})
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Return what a JSON merge patch makes of a value (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
-def _parse(path: str) -> tuple[Kind, str, str]:
-    words = path.strip("/").split("/")
-    if words[0] == "api":
-        group, words = "", words[2:]
-    elif words[0] == "apis" and len(words) > 3:
-        group, words = words[1], words[3:]
-    else:
-        raise Refused(404, "NotFound", f"the server could not find {path}")
-    namespace = ""
-    if words[0] == "namespaces" and len(words) > 2:
-        namespace, words = words[1], words[2:]
-    resource, name, subresource = (*words, "", "")[:3]
-    return Kind(group, resource, namespace), name, subresource
 
 
 def _object(version: str, kind: str, name: str) -> Object:

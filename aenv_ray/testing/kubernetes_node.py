@@ -284,5 +284,6 @@ def _shown(image: str) -> list[str]:
     return {
         PYTHON_IMAGE: [sys.base_prefix],
         SHELL_IMAGE: [],
-        RAY_IMAGE: [sys.base_prefix, sys.prefix, package],
+        # What holds another first.
+        RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, package], key=len),
     }[image]

@@ -106,21 +106,25 @@ def _stand_for(root: Path, order: dict[str, Any], container: dict[str, Any]) -> 
     """Be the parent of a container's process 1, and end as that does."""
     linux.die_with_parent()
     linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+    heard, begun = os.pipe()  # closed when the container's own program begins
     first = os.fork()
     if first == 0:
+        os.close(heard)
         try:
-            _become(root, order, container)
+            _become(root, order, container, begun)
         except BaseException as exc:  # noqa: BLE001  # as a container runtime tells
             Path(container["message_path"]).write_text(f"{START_ERROR}{exc}")
             os._exit(128)
-    _tell({"started": container["name"], "pid": first})
+    os.close(begun)
+    if not os.read(heard, 1):
+        _tell({"started": container["name"], "pid": first})
     _, status = os.waitpid(first, 0)
     if os.WIFSIGNALED(status):
         os._exit(128 + os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def _become(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoReturn:
+def _become(root: Path, order: dict[str, Any], container: dict[str, Any], begun: int) -> NoReturn:
     linux.die_with_parent()
     os.setsid()
     linux.set_hostname(order["hostname"])
@@ -131,7 +135,6 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoR
     os.chdir(container["directory"])
     for fd, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(fd, target)
-    os.closerange(3, 1000)
     if container["gid"] and order["is_root"]:
         os.setgroups([])
         os.setresgid(container["gid"], container["gid"], container["gid"])
@@ -145,7 +148,10 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoR
     try:
         os.execvpe(words[0], words, container["environment"])
     except FileNotFoundError:
-        raise OSError(f'exec: "{words[0]}": executable file not found in $PATH') from None
+        text = f'{START_ERROR}exec: "{words[0]}": executable file not found in $PATH'
+        Path("/dev/termination-log").write_text(text)
+        os.write(begun, b"x")
+        os._exit(128)
 
 
 def _build_root(root: Path, container: dict[str, Any]) -> str:

@@ -65,6 +65,39 @@ def matches(selector: str, labels: Mapping[str, str]) -> bool:
     return True
 
 
+def merged(target: Any, patch: Any) -> Any:
+    """Return what a JSON merge patch makes of a value (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def parse_path(path: str) -> tuple[Kind, str, str]:
+    """Return the kind that a request is about, the object's name and what of it; "" for none.
+
+    Raises:
+        Refused: It is no path of the API.
+    """
+    words = path.strip("/").split("/")
+    if words[0] == "api":
+        group, words = "", words[2:]
+    elif words[0] == "apis" and len(words) > 3:
+        group, words = words[1], words[3:]
+    else:
+        raise Refused(404, "NotFound", f"the server could not find {path}")
+    namespace = ""
+    if words[0] == "namespaces" and len(words) > 2:
+        namespace, words = words[1], words[2:]
+    resource, name, subresource = (*words, "", "")[:3]
+    return Kind(group, resource, namespace), name, subresource
+
+
 class Store:
     """All objects of a cluster."""
 

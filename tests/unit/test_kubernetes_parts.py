@@ -114,6 +114,9 @@ def test_facts_say_that_nothing_keeps_a_pods_network() -> None:
     open_facts = kubernetes_spec.isolation(spec_of(network="none"), around())
     assert open_facts.network is NetworkMode.HOST
     assert any("NetworkPolicy" in words for words in open_facts.missing)
+    unknown = kubernetes_spec.isolation(spec_of(), around(is_network_kept=None))
+    assert unknown.network is NetworkMode.HOST
+    assert any("not known" in words for words in unknown.missing)
     kept = kubernetes_spec.isolation(
         spec_of(network="none"), around(network=NetworkMode.NONE, is_network_kept=True)
     )
