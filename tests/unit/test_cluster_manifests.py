@@ -235,3 +235,41 @@ def test_every_file_says_what_it_is_for():
     for path in [*KUBERAY.rglob("*.yaml"), KUBERAY / "image" / "Dockerfile"]:
         if path.name != "workers.yaml":  # its component says it
             assert path.read_text().startswith("# "), path
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_workers_may_do_what_the_kubernetes_engine_asks_and_nothing_else(overlay):
+    from aenv_ray.engines.kubernetes_access import Access
+
+    documents = manifests.load(overlay)
+    granted = {
+        (verb, resource, group)
+        for rule in the(documents, "Role", "aenv-worker")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {tuple(access.value) for access in Access}
+    assert [d["metadata"]["name"] for d in documents if d["kind"] == "Role"] == ["aenv-worker"]
+    (worker,) = the(documents, "RayCluster", "aenv")["spec"]["workerGroupSpecs"]
+    assert worker["template"]["spec"]["serviceAccountName"] == "aenv-worker"
+
+
+def test_network_policies_select_what_the_engine_makes_and_open_nothing_to_it():
+    """Invariant 7, as far as manifests keep it."""
+    documents = manifests.load("dev")
+    sandbox = {"app.kubernetes.io/part-of": "aenv-ray", "app.kubernetes.io/component": "sandbox"}
+    policy = the(documents, "NetworkPolicy", "aenv-sandbox")["spec"]
+    assert policy["podSelector"]["matchLabels"] == sandbox
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy
+    internet = the(documents, "NetworkPolicy", "aenv-sandbox-internet")["spec"]
+    assert internet["podSelector"]["matchLabels"] == {"aenv-ray.io/network": "internet"}
+    addresses, names = internet["egress"]
+    assert "10.0.0.0/8" in addresses["to"][0]["ipBlock"]["except"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    for name in ("aenv-ray", "aenv-redis"):
+        for rule in the(documents, "NetworkPolicy", name)["spec"]["ingress"]:
+            assert [peer["podSelector"]["matchLabels"] for peer in rule["from"]] == [
+                {"ray.io/cluster": "aenv"}
+            ]
