@@ -58,12 +58,24 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 runtime=settings().docker_runtime,
                 docker_config=settings().docker_config,
             )
+        if name == "kubernetes":
+            from aenv_ray.engines.kubernetes import KubernetesEngine
+            from aenv_ray.engines.kubernetes_place import place_of
+
+            return KubernetesEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                place=place_of(settings()),
+            )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine
 
             return FakeEngine(host_id)
         raise ConfigError(
-            f"there is no engine {name!r} here", hint="engines: process, docker, fake (for tests)"
+            f"there is no engine {name!r} here",
+            hint="engines: process, docker, kubernetes, fake (for tests)",
         )
 
     return make

@@ -292,5 +292,10 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
         raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
 
 
+def is_of_a_dead_actor(error: AenvError) -> bool:
+    """Whether an error of `translated` says that the actor has ended for good."""
+    return isinstance(error.__cause__, ray_exceptions.ActorDiedError)
+
+
 def _first_line(exc: BaseException) -> str:
     return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

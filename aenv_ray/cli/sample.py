@@ -44,7 +44,9 @@ def sample(
         int, typer.Option("--infra-retries", min=0, help="After infrastructure failures.")
     ] = 2,
     ttl: Annotated[str | None, typer.Option("--ttl", help="Of an instance: 30m, 2h.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="process, docker.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="process, docker, kubernetes.")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,

@@ -24,6 +24,7 @@ from aenv_ray.serve import (
     routes_environments,
     routes_instances,
     routes_meta,
+    routes_services,
     routes_streams,
 )
 from aenv_ray.serve.access_log import AccessLog
@@ -35,9 +36,13 @@ from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
+from aenv_ray.serve.service import Services
+from aenv_ray.serve.service_apps import Apps, ServeApps
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
@@ -55,6 +60,7 @@ class Gateway:
         settings: The operator's.
         clock: For deadlines.
         twin: Is told all metrics too.
+        apps: Run services; None: Ray Serve.
     """
 
     def __init__(
@@ -68,20 +74,25 @@ class Gateway:
         *,
         clock: Clock | None = None,
         twin: Twin | None = None,
+        apps: Apps | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
         self.metrics = Metrics(twin)
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
-        self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
-        self.control = Control(self.deps, self.creator, tokens)
+        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.creator = Creator(
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
+        )
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
+        self.services = Services(hub, resolve, clock, apps or ServeApps())
         self.sweep = Sweep(
             hub,
             fabric,
             self.creator,
             clock,
-            self.replica,
+            self.replicas,
             settings.sweep_s,
             self._note_live,
             self.metrics.pools,
@@ -123,6 +134,7 @@ class Gateway:
             *routes_artifacts.endpoints(self.control, signer, publish),
             *routes_instances.endpoints(self.control),
             *routes_streams.endpoints(self.control),
+            *routes_services.endpoints(self.control, self.services),
             *routes_admin.endpoints(self.control),
         ]
 
@@ -131,4 +143,5 @@ class Gateway:
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
         control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
         # A request whose headers name an instance is the instance's, whatever its path is.
-        return [*data_routes(self.deps), *control]
+        services = routes_services.data_routes(self.services, self.deps)
+        return [*data_routes(self.deps), *services, *control]

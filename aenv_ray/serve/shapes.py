@@ -141,6 +141,8 @@ class PublishRequest(_Asked):
     """A source archive that was uploaded, to be published."""
 
     archive: str = Field(pattern="^[0-9a-f]{64}$")
+    allow_secrets: list[str] = Field(default_factory=list, max_length=1000)
+    """Files, or patterns of them, that are published although they look like secrets."""
 
 
 class ArtifactObject(_Answer):

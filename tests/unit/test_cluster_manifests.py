@@ -66,6 +66,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = values.read_text()
     for old, new in (
         ("namespace: aenv", "namespace: elsewhere"),
+        ('runtimeClass: ""', "runtimeClass: gvisor"),
         ("podSecurity: restricted", "podSecurity: privileged"),
         ("image: aenv-ray:0.1.0  ", "image: registry.example:5000/aenv-ray@sha256:abc  "),
         ("{kubernetes.io/os: linux}", "{kubernetes.io/os: linux, example.com/pool: rays}"),
@@ -273,3 +274,19 @@ def test_network_policies_select_what_the_engine_makes_and_open_nothing_to_it():
             assert [peer["podSelector"]["matchLabels"] for peer in rule["from"]] == [
                 {"ray.io/cluster": "aenv"}
             ]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_variable_of_ours_is_a_setting(overlay, monkeypatch):
+    from aenv_ray.config import read_settings
+
+    source = (ROOT / "aenv_ray" / "config.py").read_text()
+    known = set(re.findall(r"environment\.get\(\"([A-Z_]+)\"\)", source))
+    spec = the(manifests.load(overlay), "RayCluster", "aenv")["spec"]
+    for pod in pod_specs({"kind": "RayCluster", "spec": spec}):
+        variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+        mine = {name for name in variables if name.startswith("AENV_")} - {"AENV_REDIS_PASSWORD"}
+        assert mine <= known
+        for name in mine:
+            monkeypatch.setenv(name, variables[name])
+        assert read_settings().engine == "kubernetes"
