@@ -130,6 +130,11 @@ def session_scope() -> str:
     return f"{context.get_session_name()}/{context.get_node_id()}"
 
 
+def serialization_context() -> Any:
+    """Return what this process serializes values for Ray with."""
+    return ray._private.worker.global_worker.get_serialization_context()  # type: ignore[no-untyped-call]
+
+
 def was_restarted() -> bool:
     """Whether Ray restarted the current actor after a failure."""
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
