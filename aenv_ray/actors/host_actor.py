@@ -15,6 +15,7 @@ from aenv_ray.actors import ray_api
 from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
+from aenv_ray.actors.ray_results import write_results_directly
 from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
@@ -84,11 +85,12 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
 class HostShell:
     """The Ray actor: builds a `Host` in its own process and passes every call on."""
 
-    def __init__(self, host_id: HostId, density: str) -> None:
-        self._args = (host_id, ActorDensity(density))
+    def __init__(self, host_id: HostId, density: str, slots: int | None) -> None:
+        self._args = (host_id, ActorDensity(density), slots)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._followed = FollowedCalls()
+        write_results_directly(ray_api.serialization_context())
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())
@@ -158,6 +160,7 @@ class HostShell:
 _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "count_processes": Host.count_processes,
     "has_project": Host.has_project,
+    "hold": Host.hold,
     "info": Host.info,
     "instances": Host.instances,
     "load": Host.load,
@@ -166,11 +169,12 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "release": Host.release,
     "release_jobs": Host.release_jobs,
     "renew": Host.renew,
+    "reserve": Host.reserve,
     "warm": Host.warm,
 }
 
 
-async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
+async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) -> Host:
     runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
     directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
@@ -184,6 +188,7 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         host_id,
         node_id=ray_api.node_id(),
         density=density,
+        slots=slots,
         make_engine=make_engine_factory(host_id),
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",

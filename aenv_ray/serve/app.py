@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.errors import AenvError
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease
@@ -46,6 +48,8 @@ from aenv_ray.serve.service_apps import Apps, ServeApps
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -104,19 +108,28 @@ class Gateway:
             settings.max_ongoing_requests,
         )
         self._sweeping: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
 
     async def open(self) -> ASGIApp:
         """Begin the work that no request asks for, and return the application."""
         self._sweeping = asyncio.create_task(self.sweep.run())
+        self._restoring = asyncio.create_task(self._restore())
         return self.app
 
     async def close(self) -> None:
         """End that work; what is being made is undone."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeping
+        for task in (self._sweeping, self._restoring):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self.creator.close()
+
+    async def _restore(self) -> None:
+        try:
+            await self.services.restore()
+        except AenvError as exc:  # the hub is away; another replica, or the next start, does it
+            logger.warning("services are not restored: %s", exc.message)
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The hub keeps what a service should be, Serve makes it so and keeps it so.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,11 +21,13 @@ from aenv_ray.actors.create_options import chosen_engine
 from aenv_ray.actors.hub_actor import ensure_hub
 from aenv_ray.actors.remote_hub import blocking
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.services import Autoscale, ServiceRecord, ServiceRecords, check_name
 from aenv_ray.project import Project
-from aenv_ray.serve.service_apps import Apps, ServeApps, ServiceState, app_name
+from aenv_ray.serve.service_apps import Apps, ServeApps, ServiceState, ServiceStatus, app_name
+
+logger = logging.getLogger(__name__)
 
 _MASK: Final = "***"
 _SUFFIX_BYTES: Final = 3
@@ -119,6 +122,20 @@ class Services:
         """End a service: calls under way end first, then its sandboxes."""
         await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
         await self.records.delete(record)
+
+    async def restore(self) -> None:
+        """Deploy what the hub knows and Serve does not: Ray was started anew.
+
+        What cannot be deployed is logged; its state says so too.
+        """
+        records = list((await self.records.all()).values())
+        for record, state in zip(records, await self.states(records), strict=True):
+            if state.status is not ServiceStatus.TERMINATED:
+                continue
+            try:
+                await self._bring_up(record, wait=False)
+            except AenvError as exc:
+                logger.warning("service %s is not restored: %s", record.id, exc.message)
 
     async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
         """Return how services are."""
@@ -216,7 +233,8 @@ def deploy(
         wait: Return once all replicas are healthy.
 
     Returns:
-        Ray Serve's handle of it: ``handle.call_tool.remote("echo", {"text": "hi"}).result()``.
+        Ray Serve's handle of it: ``handle.call_tool.remote("echo", {"text": "hi"}).result()``;
+        None of one that is parked.
 
     Raises:
         EnvironmentNotFound: There is no such environment.
@@ -243,6 +261,8 @@ def deploy(
         return await services.update(known, wait=wait, reference=reference, **changes)
 
     record = blocking(bring())
+    if record.replicas == 0:
+        return None
     from ray import serve
 
     return serve.get_app_handle(app_name(record.id))

@@ -70,7 +70,7 @@ class Apps(ABC):
         """Make or change the application of a service.
 
         Replicas of the same revision stay, whatever their number becomes. Those of another one are
-        replaced: new ones are healthy before old ones go.
+        replaced: new ones are healthy before old ones go. Without replicas there is none.
 
         Args:
             record: What it should be.
@@ -98,6 +98,9 @@ class ServeApps(Apps):
     """Those of the Ray cluster that this process is connected to."""
 
     def deploy(self, record: ServiceRecord, *, wait: bool) -> None:  # noqa: D102
+        if record.replicas == 0:
+            self.delete(record.id, wait=wait)  # Serve keeps no application without replicas
+            return
         from ray import serve
         from ray.serve.config import ProxyLocation, RequestRouterConfig
 
@@ -146,7 +149,7 @@ class ServeApps(Apps):
 def _size(record: ServiceRecord) -> dict[str, Any]:
     from ray.serve.config import AutoscalingConfig
 
-    if record.autoscale is None or not record.replicas:
+    if record.autoscale is None:
         return {"num_replicas": record.replicas}
     return {
         "autoscaling_config": AutoscalingConfig(
@@ -159,12 +162,14 @@ def _size(record: ServiceRecord) -> dict[str, Any]:
 
 def _state(record: ServiceRecord, application: Any) -> ServiceState:
     """Return how a service is; `application` is Serve's word of it, None: it has none."""
+    if application is None and record.replicas == 0:
+        return ServiceState(status=ServiceStatus.PENDING)
     if application is None:
         return ServiceState(status=ServiceStatus.TERMINATED, reason="Serve does not have it")
     deployment = application.deployments.get(DEPLOYMENT)
     states = {} if deployment is None else deployment.replica_states
     target, available = record.replicas, states.get("RUNNING", 0)
-    if record.autoscale is not None and record.replicas:
+    if record.autoscale is not None:
         target = max(record.autoscale.min_replicas, available)
     status = status_of(application.status.value, target, available)
     reason = (deployment.message if deployment else "") or application.message
@@ -186,8 +191,10 @@ def status_of(application: str, target: int, available: int) -> ServiceStatus:
     """
     if application in {"DEPLOY_FAILED", "UNHEALTHY"}:
         return ServiceStatus.FAILED
-    if application == "DELETING":
+    if application == "DELETING" and target:
         return ServiceStatus.TERMINATED
-    if application == "RUNNING":
-        return ServiceStatus.RUNNING if target else ServiceStatus.PENDING
+    if application == "RUNNING" and target:
+        return ServiceStatus.RUNNING
+    if not target:
+        return ServiceStatus.UPDATING if available else ServiceStatus.PENDING
     return ServiceStatus.UPDATING if available else ServiceStatus.CREATING

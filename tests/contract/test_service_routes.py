@@ -165,3 +165,12 @@ async def test_a_deleted_service_is_gone_and_its_name_free(
     assert await error_of(ann, "GET", "/env-service/other") == (404, "service_not_found")
     assert await error_of(ann, "DELETE", "/env-service/other") == (404, "service_not_found")
     await made(ann, service_name="other")
+
+
+async def test_what_serve_lost_is_deployed_again(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """The hub outlives Ray."""
+    await made(ann)
+    record = bench.apps.deployed.pop("desk")
+    assert (await ann.get("/env-service/desk")).json()["data"]["status"] == "Terminated"
+    await bench.gateway.services.restore()
+    assert bench.apps.deployed == {"desk": record}

@@ -95,6 +95,7 @@ def test_an_example_of_the_page_uses_options_and_arguments_that_exist(name, exam
 
 
 def test_every_command_that_prints_a_result_takes_a_format():
+    # What a program prints passes as it is; --output is where an export goes.
     without = {("run",), ("test",), ("config", "export")}
     without |= {("instance", "logs"), ("service", "logs")}
     for words, command in all_commands():

@@ -296,11 +296,12 @@ async def test_a_failed_start_leaves_nothing(
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
-async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, shared: Shared) -> None:
+async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, probe: str) -> None:
     """Typed and told apart from an instance that is lost."""
     monkeypatch.setenv("AENV_SYSTEM_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("aenv_ray.client.gateway_http._LONGEST_PAUSE_S", 0.01)
     with pytest.raises(FabricUnavailable, match="cannot be reached"):
-        await shared(max_retries=0).initialize()
+        await Environment(probe, max_retries=0).initialize()
 
 
 async def test_a_gateway_given_by_argument(

@@ -250,21 +250,30 @@ def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: C
             env.call_tool("execute_command", {"command": command, "timeout": 150}, timeout=150)
         )
         async with asyncio.timeout(GROUP_S):
-            while (await sh("test -s /tmp/ran")).exit_code:
-                await asyncio.sleep(0.1)
+            began = "until [ -s /tmp/ran ]; do sleep 0.1; done"
+            assert (await sh(began)).exit_code == 0
             for pid in replica_pids(cluster.root):
                 kill(pid)
             await sh("touch /tmp/go")
-            try:
-                assert (await call).data["output"][0].strip() == "1"
-            except AenvError as exc:
-                assert exc.retryable
+            await asyncio.wait({call})
+            failure = call.exception()
+            if failure is None:
+                assert call.result().data["output"][0].strip() == "1"
+            else:
+                assert isinstance(failure, AenvError)
+                assert failure.retryable
             assert (await sh("cat /tmp/ran")).text() == "x\n"
-            await handle.release.remote()
+            await asyncio.to_thread(eventually, is_back, 120.0)
             await env.release()
 
+    def is_back() -> bool:
+        try:
+            is_up = httpx.get(f"{door.url}/health", timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+        return is_up and len(replica_pids(cluster.root)) == 2
+
     asyncio.run(run())
-    eventually(lambda: len(replica_pids(cluster.root)) == 2, 120.0)
 
 
 def test_a_taken_port_is_told(door: Door) -> None:

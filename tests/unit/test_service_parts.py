@@ -226,6 +226,7 @@ def test_a_services_name_is_one_that_dns_carries(name: str) -> None:
         ("DEPLOY_FAILED", 2, 1, ServiceStatus.FAILED),
         ("UNHEALTHY", 2, 0, ServiceStatus.FAILED),
         ("DELETING", 2, 2, ServiceStatus.TERMINATED),
+        ("DELETING", 0, 1, ServiceStatus.UPDATING),
     ],
 )
 def test_serves_words_become_aenvironments(

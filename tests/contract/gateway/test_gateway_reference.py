@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aenv_ray.serve import routes_environments
 from tests.contract.gateway_bench import TOOLS, Bench, created
 
 pytestmark = pytest.mark.redis
@@ -55,6 +56,13 @@ async def test_an_unknown_environment_is_404_and_a_path_is_no_reference(
     ).status_code == 400
 
 
+async def test_a_built_in_environment_is_told_as_one(ann: httpx.AsyncClient) -> None:
+    answer = await ann.get("/env/mini-terminal/1.0.0")
+    assert answer.status_code == 404
+    assert "is built in" in answer.json()["message"]
+    assert (await ann.get("/env/mini-terminal/1.0.0/exists")).json()["data"]["exists"] is False
+
+
 async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClient) -> None:
     listed = await ann.get("/env/", params={"limit": 100, "offset": 0})
     assert listed.headers["x-total-count"] == "1"
@@ -68,6 +76,21 @@ async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClie
     assert (await ann.get("/env/probe/9.9.9")).status_code == 404
     assert (await ann.get("/env/?text=nothing")).json()["data"] == []
     assert (await ann.get("/env/?unknown=1")).status_code == 400
+
+
+async def test_rows_are_left_out_as_aenvironments_cli_asks(
+    ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `list -o N`; over more rows than the hub gives at once, too."""
+    for n in range(5):
+        await ann.post("/env/", json={"name": f"many-{n}", "version": "1.0.0"})
+    every = [one["name"] for one in (await ann.get("/env/")).json()["data"]]
+    monkeypatch.setattr(routes_environments, "_SKIPPED_AT_ONCE", 2)
+    for offset in range(len(every) + 2):
+        page = await ann.get(f"/env/?limit=2&offset={offset}")
+        assert [one["name"] for one in page.json()["data"]] == every[offset : offset + 2]
+        assert page.headers["x-total-count"] == str(len(every))
+        assert ("x-next-cursor" in page.headers) == (offset + 2 < len(every))
 
 
 async def test_a_released_version_stays(ann: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:

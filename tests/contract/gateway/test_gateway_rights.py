@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -68,6 +69,25 @@ async def test_a_revoked_token_is_refused(
         await admin.delete(f"/tokens/{token['id']}")
         assert (await http.get("/env/")).status_code == 401
     assert "token" not in (await admin.get("/tokens")).json()["data"][0]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"labels": {str(n): "" for n in range(101)}},
+        {"labels": {"k": "v" * 1001}},
+        {"labels": {"": "v"}},
+        {"owner": "o" * 201},
+        {"datasource": "d" * 1001},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+async def test_what_the_hub_keeps_of_an_instance_is_bounded(
+    ann: httpx.AsyncClient, field: dict[str, Any]
+) -> None:
+    refused = await ann.post("/instances", json=CREATE | field)
+    assert refused.status_code == 400
+    assert f"field {next(iter(field))}" in refused.json()["message"]
 
 
 async def test_a_token_that_asks_too_much_is_told_to_wait(root: Path) -> None:
