@@ -22,6 +22,7 @@ from aenv_ray.actors.placement import (
     SHARED_PREFIX,
     HostLoad,
     emptiest,
+    usable,
 )
 from aenv_ray.actors.queueing import Places, Queue, by_node
 from aenv_ray.actors.wire import decode_outcomes, encode_specs
@@ -131,9 +132,9 @@ class Controller:
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
             nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            usable = [node for node, facts in nodes.items() if facts.takes_instances]
-            willing = [node for node in usable if self._hosts.refusal(node) is None]
-            node = home or emptiest(willing or usable, self._hosts.nodes.values())
+            taking = usable(nodes)
+            willing = [node for node in taking if self._hosts.refusal(node) is None]
+            node = home or emptiest(willing or taking, self._hosts.nodes.values())
             if node is None:
                 break
             try:

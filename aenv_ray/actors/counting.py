@@ -8,7 +8,7 @@ from typing import Any
 
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_directory import HostDirectory
-from aenv_ray.actors.placement import shared_host_names
+from aenv_ray.actors.placement import shared_host_names, usable
 from aenv_ray.errors import AenvError
 
 Ask = Callable[[str, str], Awaitable[Any]]
@@ -24,12 +24,12 @@ async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
         FabricUnavailable: A node that is up, or the Docker daemon on it, does not say.
     """
     nodes = await asyncio.to_thread(ray_api.alive_nodes)
-    names = set(await asyncio.to_thread(ray_api.actor_names))
+    names, taking = set(await asyncio.to_thread(ray_api.actor_names)), usable(nodes)
     async with asyncio.TaskGroup() as group:
         tasks = []
         for node, facts in nodes.items():
             for name, capacity in list(shared_host_names(node, facts).items())[:1]:
-                if name in names or not facts.is_elastic:
+                if name in names or (node in taking and not facts.is_elastic):
                     slots = capacity if facts.is_elastic else None
                     tasks.append(group.create_task(_count_on(hosts, ask, node, name, slots)))
     total = 0
