@@ -4,6 +4,7 @@
     ├─ ConfigError                   the caller's settings, arguments or project are wrong     400
     │  └─ ArtifactTooLarge           a file is larger than the store takes                     413
     ├─ EnvironmentNotFound           no such environment                                       404
+    ├─ ServiceNotFound               no such service                                           404
     ├─ ArtifactNotFound              the artifact store does not have it                       404
     ├─ ArtifactDamaged               bytes are not those that their digest names               422
     ├─ ArtifactStoreDenied           the artifact store refuses us                             502
@@ -22,6 +23,7 @@
     │  ├─ InstanceReleased           somebody released it                                      410
     │  ├─ SandboxStartFailed         it could not be made, or its code does not load           502
     │  ├─ SandboxLost                the sandbox, its host or its node died: episode void      410
+    │  │  └─ SessionLost             a service's replica is gone, with what a session kept     410
     │  ├─ CallOutcomeUnknown         the call may have run; its outcome cannot be known        504
     │  ├─ FileAccessError            a path inside the sandbox cannot be read or written       400
     │  └─ PortUnreachable            nothing in the sandbox answers on it, or it hung up       502
@@ -87,6 +89,13 @@ class EnvironmentNotFound(AenvError):
     """No environment of that name, version or path."""
 
     code: ClassVar[str] = "environment_not_found"
+    http_status: ClassVar[int] = 404
+
+
+class ServiceNotFound(AenvError):
+    """No service of that name is known."""
+
+    code: ClassVar[str] = "service_not_found"
     http_status: ClassVar[int] = 404
 
 
@@ -224,6 +233,15 @@ class SandboxLost(InstanceError):
     http_status: ClassVar[int] = 410
 
 
+class SessionLost(SandboxLost):
+    """The replica that kept a session's state is gone; the session begins anew with its next call.
+
+    Told once for each session.
+    """
+
+    code: ClassVar[str] = "session_lost"
+
+
 class CallOutcomeUnknown(InstanceError):
     """The call may have run and its outcome cannot be known; it was not run again."""
 
@@ -325,13 +343,13 @@ class InternalError(AenvError):
 
 
 ERRORS: tuple[type[AenvError], ...] = (
-    AenvError, ConfigError, ArtifactTooLarge, EnvironmentNotFound, ArtifactNotFound,
-    ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict, VersionConflict,
-    EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded, RateLimited,
-    InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased, SandboxStartFailed,
-    SandboxLost, CallOutcomeUnknown, FileAccessError, PortUnreachable, ToolError, ToolNotFound,
-    ToolInputInvalid, ToolTimeout, CallCancelled, FunctionFailed, CircuitOpen, FabricUnavailable,
-    DeadlineExceeded, InternalError,
+    AenvError, ConfigError, ArtifactTooLarge, EnvironmentNotFound, ServiceNotFound,
+    ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
+    VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
+    RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
+    SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, FileAccessError,
+    PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout, CallCancelled,
+    FunctionFailed, CircuitOpen, FabricUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Explicit, because Ray creates subclasses of our errors at run time."""
 
@@ -350,6 +368,7 @@ INFRASTRUCTURE: tuple[type[AenvError], ...] = (
     InstanceNotFound,
     SandboxStartFailed,
     SandboxLost,
+    SessionLost,
     CallOutcomeUnknown,
     CircuitOpen,
     FabricUnavailable,

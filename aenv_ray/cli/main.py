@@ -50,9 +50,11 @@ COMMANDS: Final[Mapping[str, str]] = {
     "release": "aenv_ray.cli.environments:release",
     "delete": "aenv_ray.cli.environments:delete",
     "instance": "aenv_ray.cli.instance:instance",
+    "service": "aenv_ray.cli.service:service",
     "pool": "aenv_ray.cli.pool:pool",
     "token": "aenv_ray.cli.token:token",
     "hub": "aenv_ray.cli.hub:hub",
+    "cluster": "aenv_ray.cli.cluster:cluster",
     "config": "aenv_ray.cli.config:config",
     "version": "aenv_ray.cli.version:version",
 }

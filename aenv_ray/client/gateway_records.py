@@ -69,9 +69,31 @@ class InstanceAnswer(Answer):
     @property
     def environment(self) -> str:
         """``name@version``, as far as it is told."""
-        if isinstance(self.env, dict):
-            return "@".join(str(self.env[k]) for k in ("name", "version") if self.env.get(k))
-        return self.env or ""
+        return _environment(self.env)
+
+
+class ServiceAnswer(Answer):
+    """A service, as AEnvironment's EnvService, and our fields."""
+
+    id: str
+    status: str = ""
+    env: dict[str, Any] | str | None = None
+    owner: str | None = None
+    replicas: int = 0
+    available_replicas: int = 0
+    autoscale: str = ""
+    service_url: str = ""
+    mcp_url: str = ""
+    engine: str = ""
+    environment_variables: dict[str, str] | None = None
+    created_at: str | float | None = None
+    updated_at: str | float | None = None
+    reason: str = ""
+
+    @property
+    def environment(self) -> str:
+        """``name@version``, as far as it is told."""
+        return _environment(self.env)
 
 
 class TokenAnswer(Answer):
@@ -85,6 +107,12 @@ class TokenAnswer(Answer):
     note: str = ""
     created_at: str | float | None = None
     expires_at: str | float | None = None
+
+
+def _environment(env: dict[str, Any] | str | None) -> str:
+    if isinstance(env, dict):
+        return "@".join(str(env[k]) for k in ("name", "version") if env.get(k))
+    return env or ""
 
 
 def parse(model: type[Any], data: Any, what: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.errors import AenvError
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease
@@ -24,6 +26,7 @@ from aenv_ray.serve import (
     routes_environments,
     routes_instances,
     routes_meta,
+    routes_services,
     routes_streams,
 )
 from aenv_ray.serve.access_log import AccessLog
@@ -35,12 +38,18 @@ from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
+from aenv_ray.serve.service import Services
+from aenv_ray.serve.service_apps import Apps, ServeApps
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -55,6 +64,7 @@ class Gateway:
         settings: The operator's.
         clock: For deadlines.
         twin: Is told all metrics too.
+        apps: Run services; None: Ray Serve.
     """
 
     def __init__(
@@ -68,20 +78,25 @@ class Gateway:
         *,
         clock: Clock | None = None,
         twin: Twin | None = None,
+        apps: Apps | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
         self.metrics = Metrics(twin)
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
-        self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
-        self.control = Control(self.deps, self.creator, tokens)
+        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.creator = Creator(
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
+        )
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
+        self.services = Services(hub, resolve, clock, apps or ServeApps())
         self.sweep = Sweep(
             hub,
             fabric,
             self.creator,
             clock,
-            self.replica,
+            self.replicas,
             settings.sweep_s,
             self._note_live,
             self.metrics.pools,
@@ -93,19 +108,28 @@ class Gateway:
             settings.max_ongoing_requests,
         )
         self._sweeping: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
 
     async def open(self) -> ASGIApp:
         """Begin the work that no request asks for, and return the application."""
         self._sweeping = asyncio.create_task(self.sweep.run())
+        self._restoring = asyncio.create_task(self._restore())
         return self.app
 
     async def close(self) -> None:
         """End that work; what is being made is undone."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeping
+        for task in (self._sweeping, self._restoring):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self.creator.close()
+
+    async def _restore(self) -> None:
+        try:
+            await self.services.restore()
+        except AenvError as exc:  # the hub is away; another replica, or the next start, does it
+            logger.warning("services are not restored: %s", exc.message)
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:
@@ -123,6 +147,7 @@ class Gateway:
             *routes_artifacts.endpoints(self.control, signer, publish),
             *routes_instances.endpoints(self.control),
             *routes_streams.endpoints(self.control),
+            *routes_services.endpoints(self.control, self.services),
             *routes_admin.endpoints(self.control),
         ]
 
@@ -131,4 +156,5 @@ class Gateway:
         rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
         control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
         # A request whose headers name an instance is the instance's, whatever its path is.
-        return [*data_routes(self.deps), *control]
+        services = routes_services.data_routes(self.services, self.deps)
+        return [*data_routes(self.deps), *services, *control]

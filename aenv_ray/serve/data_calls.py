@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ray import exceptions as ray_exceptions
 
@@ -45,6 +45,8 @@ class DataCall:
     """Without ``_meta``."""
     meta: Mapping[str, Any]
     """What the client says of the call: ``aenv/call_id``, ``aenv/timeout_s``."""
+    session: str = ""
+    """Of a call to a service: what it stays together with; empty: nothing."""
 
     @property
     def is_named(self) -> bool:
@@ -75,6 +77,24 @@ class DataCall:
             call_id_of(self.meta.get(CALL_ID)),
             self.timeout_s,
         )
+
+
+class Calls(Protocol):
+    """Where calls of clients go; see `DataCalls`."""
+
+    async def call(self, call: DataCall, departure: Departure) -> bytes:
+        """Run a call and return its result as JSON text."""
+        ...
+
+    def follow(
+        self, call: DataCall, name: str, departure: Departure
+    ) -> AsyncGenerator[Reports | bytes]:
+        """Run a call; yield what it reports, then its result."""
+        ...
+
+    async def cancel(self, instance_id: str, name: str) -> None:
+        """Stop a followed call by its name."""
+        ...
 
 
 class DataCalls:

@@ -35,7 +35,7 @@ from aenv_ray.runtime.public_requests import (
 )
 from aenv_ray.runtime.registry import DEFAULT_REWARD_PATH
 from aenv_ray.runtime.results import to_json
-from aenv_ray.serve.data_calls import DataCall, DataCalls
+from aenv_ray.serve.data_calls import Calls, DataCall
 from aenv_ray.serve.data_http import JSON, departing
 from aenv_ray.serve.data_targets import Target
 
@@ -69,7 +69,7 @@ class FunctionDoor:
         calls: Brings calls to instances.
     """
 
-    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: DataCalls) -> None:
+    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: Calls) -> None:
         self._find = find
         self._calls = calls
         self._offers: OrderedDict[str, _Offer] = OrderedDict()
@@ -103,7 +103,7 @@ class FunctionDoor:
     async def _call(
         self, target: Target, request: Request, method: str, params: Mapping[str, Any]
     ) -> bytes:
-        call = DataCall(target.instance_id, method, params, read_meta(request))
+        call = DataCall(target.instance_id, method, params, read_meta(request), target.session)
         await request.body()  # what comes after it tells of the client's going away
         async with departing(request.receive) as departure:
             return await self._calls.call(call, departure)
@@ -147,7 +147,7 @@ class FunctionDoor:
         schema = (await self._offer(target, request)).health_schema
         params = {"arguments": query_arguments(request, schema)}
         meta = {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)}
-        call = DataCall(target.instance_id, "aenv/health", params, meta)
+        call = DataCall(target.instance_id, "aenv/health", params, meta, target.session)
         try:
             async with departing(request.receive) as departure:
                 result = await self._calls.call(call, departure)

@@ -23,7 +23,7 @@ from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public_requests import BadRequest
 from aenv_ray.runtime.results import to_json
 from aenv_ray.serve import mcp_wire
-from aenv_ray.serve.data_calls import DataCall, DataCalls
+from aenv_ray.serve.data_calls import Calls, DataCall
 from aenv_ray.serve.data_http import JSON, departing
 from aenv_ray.serve.data_targets import Target
 from aenv_ray.serve.envelope import error_headers
@@ -50,7 +50,7 @@ class McpDoor:
         calls: Brings calls to instances.
     """
 
-    def __init__(self, find: FindTarget, calls: DataCalls) -> None:
+    def __init__(self, find: FindTarget, calls: Calls) -> None:
         self._find = find
         self._calls = calls
 
@@ -117,7 +117,7 @@ class McpDoor:
         self, target: Target, rpc: Rpc, departure: Departure, stream: _Stream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
-        call = DataCall(target.instance_id, rpc.method, params, rpc.meta)
+        call = DataCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
         if rpc.method == "tools/call" and (rpc.session or rpc.progress_token is not None):
             return await self._followed(call, rpc, departure, stream)
         try:

@@ -32,7 +32,10 @@ class Target:
     """An instance, and what its caller may do with it."""
 
     instance_id: str
+    """Of a service: its id and revision."""
     is_agent: bool
+    session: str = ""
+    """Of a service: what its client's calls stay together by; empty: nothing."""
 
     def check_not_agent(self) -> None:
         """Refuse an agent.

@@ -24,12 +24,14 @@ from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.hub.store import MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import Project
 from aenv_ray.serve.app import Gateway
 from aenv_ray.serve.instances import Instances, Made
+from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus, status_of
 from aenv_ray.serve.settings import GatewaySettings
 
 TOOLS = """
@@ -70,7 +72,7 @@ class LocalInstances(Instances):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._actor = LocalActor(control=self._control, call=self._call)
+        self._actor = LocalActor(control=self._control, call=self._call, call_json=self._call_json)
         self._controller = LocalActor(release=host.release)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -85,6 +87,9 @@ class LocalInstances(Instances):
     async def _call(self, message: bytes) -> Any:
         decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
+
+    async def _call_json(self, message: bytes) -> bytes:
+        return (await self._host.calls.call(CallMessage.decode(message))).json
 
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
@@ -134,11 +139,46 @@ class LocalInstances(Instances):
         return list(await self._control("instances"))
 
 
+class FakeApps(Apps):
+    """Applications of services without Serve: what is deployed runs at once."""
+
+    def __init__(self) -> None:
+        self.deployed: dict[str, ServiceRecord] = {}
+        self.failure: str | None = None
+
+    def deploy(self, record: ServiceRecord, *, wait: bool) -> None:
+        del wait
+        self.deployed[record.id] = record
+
+    def delete(self, service_id: str, *, wait: bool) -> None:
+        del wait
+        self.deployed.pop(service_id, None)
+
+    def states(self, records: Sequence[ServiceRecord]) -> list[ServiceState]:
+        return [self._state(record) for record in records]
+
+    def _state(self, record: ServiceRecord) -> ServiceState:
+        if record.id not in self.deployed:
+            return ServiceState(status=ServiceStatus.TERMINATED)
+        if self.failure is not None:
+            return ServiceState(
+                status=ServiceStatus.FAILED, target_replicas=record.replicas, reason=self.failure
+            )
+        return ServiceState(
+            status=status_of("RUNNING", record.replicas, record.replicas),
+            available_replicas=record.replicas,
+            target_replicas=record.replicas,
+        )
+
+
 class Bench:
     """One gateway with tokens of everybody."""
 
-    def __init__(self, gateway: Gateway, hub: HubCore, fabric: LocalInstances) -> None:
+    def __init__(
+        self, gateway: Gateway, hub: HubCore, fabric: LocalInstances, apps: FakeApps
+    ) -> None:
         self.gateway = gateway
+        self.apps = apps
         self.hub = hub
         self.fabric = fabric
 
@@ -191,9 +231,11 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
     )  # fmt: skip
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
 
-    async def publish(archive: bytes, owner: str) -> EnvironmentVersion:
+    async def publish(
+        archive: bytes, owner: str, *, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
         found = packing.unpack_any(archive, root / "projects")
-        package = packing.pack(found, allow=["*"])
+        package = packing.pack(found, allow=allow)
         await artifacts.put(package.data, digest=package.sha256)
         return await hub.push(
             EnvironmentVersion(
@@ -203,10 +245,12 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
             )
         )  # fmt: skip
 
+    apps = FakeApps()
     gateway = Gateway(
-        hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock
-    )
-    bench = Bench(gateway, hub, fabric)
+        hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock,
+        apps=apps,
+    )  # fmt: skip
+    bench = Bench(gateway, hub, fabric, apps)
     try:
         yield bench
     finally:
@@ -227,3 +271,13 @@ def _written(root: Path) -> Project:
     )
     (root / "src" / "tools.py").write_text(TOOLS)
     return project.load(root)
+
+
+CREATE = {"envName": "probe@1.0.0"}
+
+
+async def created(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await http.post("/env-instance", json=CREATE | fields)
+    assert answer.status_code == 200, answer.text
+    data: dict[str, Any] = answer.json()["data"]
+    return data

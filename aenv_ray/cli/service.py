@@ -1,0 +1,257 @@
+"""``aenv service``: environments that run for long, with replicas."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from aenv_ray.cli import console
+from aenv_ray.cli.options import (
+    ApiKey,
+    Output,
+    SystemUrl,
+    Timeout,
+    Yes,
+    confirm,
+    gateway,
+    variables,
+)
+from aenv_ray.cli.output import Columns, moment, printable, show, show_rows
+from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
+
+if TYPE_CHECKING:
+    from aenv_ray.client.gateway import Gateway
+    from aenv_ray.client.gateway_records import ServiceAnswer
+
+service = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Run environments as services, with replicas.\n\n"
+    "Example:\n  aenv service create mini-terminal",
+)  # fmt: skip
+
+ServiceId = Annotated[str, typer.Argument(metavar="ID", help="The service's id, its name.")]
+Replicas = Annotated[
+    int | None, typer.Option("--replicas", "-r", min=0, help="Sandboxes; 0 parks the service.")
+]
+Scale = Annotated[str | None, typer.Option("--autoscale", help="MIN:MAX replicas, chosen by load.")]
+Variables = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for its code; repeatable.")
+]
+Wait = Annotated[
+    float, typer.Option("--wait", min=0, help="Seconds until it must be healthy; 0: no wait.")
+]
+
+_COLUMNS: Final[Columns] = {
+    "ID": lambda s: s["id"],
+    "ENVIRONMENT": lambda s: s["environment"],
+    "OWNER": lambda s: s.get("owner"),
+    "STATUS": lambda s: s.get("status"),
+    "REPLICAS": lambda s: f"{s.get('available_replicas')}/{s.get('replicas')}",
+    "CREATED": lambda s: moment(s.get("created_at")),
+}
+_LOOK_S: Final = 0.5
+_UP: Final = frozenset({"Running", "Pending"})
+
+
+@service.command()
+def create(
+    environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    service_name: Annotated[
+        str | None,
+        typer.Option("--service-name", "-s", help="Its id: a-z, 0-9 and -. Else made up."),
+    ] = None,
+    replicas: Replicas = None,
+    autoscale: Scale = None,
+    env: Variables = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="process or docker; else the environment's.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Whose it is; else the token's owner.")
+    ] = None,
+    wait: Wait = 120.0,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Make a service of a published environment.
+
+    Example:
+      aenv service create mini-terminal@1.0.1 --replicas 2
+      aenv service create agent --service-name helpdesk --autoscale 1:4
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        made = door.services.create(
+            environment,
+            service_name=service_name,
+            replicas=replicas,
+            autoscale=autoscale,
+            environment_variables=variables(env or [], "--env") or None,
+            engine=engine,
+            owner=owner,
+        )
+        console.say(f"created service {made.id}")
+        _show(_settled(door, made, wait), output)
+
+
+@service.command("list")
+def list_(
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Only of this NAME[@VERSION].")
+    ] = None,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """List services, the newest first.
+
+    Example:
+      aenv service list --name mini-terminal
+      aenv service list -o json
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        found = door.services.find(name)
+    rows = [one.shown() | {"environment": one.environment} for one in found]
+    show_rows(rows, output, _COLUMNS, empty="no services; make one with: aenv service create")
+
+
+@service.command()
+def get(
+    service_id: ServiceId,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show one service.
+
+    Example:
+      aenv service get helpdesk -o json
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        _show(door.services.get(service_id), output)
+
+
+@service.command()
+def update(
+    service_id: ServiceId,
+    replicas: Replicas = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option("--autoscale", help="MIN:MAX replicas, chosen by load; '' ends it."),
+    ] = None,
+    env: Variables = None,
+    to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
+    wait: Wait = 120.0,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Change a service; new replicas are healthy before old go.
+
+    Variables are added to those that it has.
+
+    Example:
+      aenv service update helpdesk --replicas 3
+      aenv service update helpdesk --to agent@1.1.0 -e MODEL=small
+    """
+    if replicas is None and autoscale is None and not env and to is None:
+        raise typer.BadParameter("say what changes: --replicas, --autoscale, --env or --to")
+    with gateway(system_url, api_key, timeout) as door:
+        changed = door.services.update(
+            service_id,
+            replicas=replicas,
+            autoscale=autoscale,
+            environment_variables=variables(env or [], "--env") or None,
+            envName=to,
+        )
+        _show(_settled(door, changed, wait), output)
+
+
+@service.command()
+def logs(
+    service_id: ServiceId,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="The last lines of each replica.")
+    ] = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show what the replicas of a service printed.
+
+    Example:
+      aenv service logs helpdesk --tail 20
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        sys.stdout.write(printable(door.services.logs(service_id, tail), keep="\n\t"))
+
+
+@service.command()
+def delete(
+    service_id: ServiceId,
+    yes: Yes = False,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """End a service; calls under way end first.
+
+    Example:
+      aenv service delete helpdesk --yes
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        confirm(f"End service {service_id}?", yes)
+        door.services.delete(service_id)
+    show({"id": service_id, "deleted": True}, output, service_id)
+
+
+def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswer:
+    """Return a service once it is as it should be.
+
+    Raises:
+        SandboxStartFailed: It cannot become so.
+        DeadlineExceeded: It did not become so in time.
+    """
+    until = time.monotonic() + wait_s
+    while wait_s:
+        found = door.services.get(found.id)
+        if found.status in _UP and found.available_replicas >= found.replicas:
+            break
+        if found.status == "Failed":
+            raise SandboxStartFailed(
+                f"service {found.id} is Failed: {found.reason}",
+                hint=f"{found.available_replicas} replicas answer all the same",
+            )
+        if time.monotonic() > until:
+            raise DeadlineExceeded(
+                f"service {found.id} is {found.status} after {wait_s:g} s",
+                hint=f"look again: aenv service get {found.id}",
+            )
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _show(found: ServiceAnswer, output: Any) -> None:
+    lines = {
+        "id": found.id,
+        "environment": found.environment,
+        "status": found.status,
+        "reason": found.reason,
+        "replicas": f"{found.available_replicas}/{found.replicas}",
+        "autoscale": found.autoscale,
+        "owner": found.owner,
+        "variables": found.environment_variables,
+        "mcp": found.mcp_url,
+        "functions": f"{found.service_url}/functions" if found.service_url else "",
+        "created": moment(found.created_at),
+        "updated": moment(found.updated_at),
+    }
+    show(found.shown(), output, lines)

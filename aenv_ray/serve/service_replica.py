@@ -1,0 +1,263 @@
+"""One replica of a service: a sandbox of the environment, and calls to it.
+
+Its methods are what ``serve.get_app_handle("aenv-service-<name>")`` offers inside the cluster.
+Calls of a handle made by ``.options(session_id=…)`` stay with the sandbox that the first reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray import project
+from aenv_ray.actors import entrance
+from aenv_ray.actors.call_parameters import object_of
+from aenv_ray.actors.catalog import Catalog
+from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric import Fabric
+from aenv_ray.actors.followed_calls import Reports
+from aenv_ray.actors.handle import bare_tool_name
+from aenv_ray.actors.hub_actor import ensure_hub
+from aenv_ray.actors.remote_hub import RemoteHub
+from aenv_ray.actors.wire import decode_json
+from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.clock import SystemClock
+from aenv_ray.config import settings as process_settings
+from aenv_ray.errors import (
+    CallOutcomeUnknown,
+    CatalogConflict,
+    InstanceError,
+    InstanceNotFound,
+)
+from aenv_ray.hub.artifacts import open_artifact_store
+from aenv_ray.hub.services import ServiceRecord
+from aenv_ray.models import InstanceStatus, ToolResult
+from aenv_ray.project import Project
+from aenv_ray.runtime.async_calls import CALL_ID, TIMEOUT_S, Departure
+from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.serve.data_calls import DataCall, DataCalls
+from aenv_ray.serve.ray_instances import RayInstances
+from aenv_ray.serve.service_sandbox import GONE, LEASE_S, ReplicaSandbox
+from aenv_ray.serve.service_sessions import Sessions
+
+SERVICE_LABEL: Final = "aenv.service"
+"""On every sandbox of a service: its id."""
+
+
+class ServiceReplica:
+    """Owns a sandbox, and ends with it.
+
+    Args:
+        record: `ServiceRecord` as JSON data.
+        artifacts_url: Where source archives are kept; None: as its node says.
+    """
+
+    async def __init__(self, record: dict[str, Any], artifacts_url: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._record = ServiceRecord.model_validate(record)
+        self._fabric, hub = await asyncio.to_thread(_connected)
+        self._instances = RayInstances(self._fabric)
+        self._calls = DataCalls(self._instances)
+        self._sessions = Sessions(hub, self._record.uid, self._is_alive)
+        self._project = await _project(self._record, hub, artifacts_url)
+        self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
+        await self._sandbox.open()
+
+    async def __del__(self) -> None:
+        """End the sandbox; Serve calls it once no call is under way."""
+        sandbox = getattr(self, "_sandbox", None)
+        if sandbox is not None:
+            await sandbox.close()
+
+    async def check_health(self) -> None:
+        """Let Serve replace a replica whose environment is not healthy."""
+        await self._sandbox.check()
+
+    async def facts(self) -> dict[str, str]:
+        """Return which sandbox it has, and of which revision it is."""
+        instance = await self._sandbox.instance()
+        return {"instance_id": instance.instance_id, "revision": self._record.revision}
+
+    # --- what handles call ------------------------------------------------------------------
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        call_id: str | None = None,
+    ) -> ToolResult:
+        """Call a tool; one that raises is a result."""
+        bare = bare_tool_name(name, self._project.reference)
+        params = {"name": bare, "arguments": object_of(bare, arguments)}
+        result = await self._call("tools/call", params, timeout_s, call_id)
+        assert isinstance(result, ToolResult)
+        return result
+
+    async def call_function(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        call_id: str | None = None,
+    ) -> Any:
+        """Return what a function returned."""
+        params = {"name": name, "arguments": object_of(name, arguments)}
+        return await self._call("aenv/function", params, timeout_s, call_id)
+
+    async def call_reward(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        call_id: str | None = None,
+    ) -> Any:
+        """Return what a reward returned; `name` None is the default one."""
+        params = {"name": name, "arguments": object_of(name or "reward", arguments)}
+        return await self._call("aenv/reward", params, timeout_s, call_id)
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return MCP tool objects."""
+        return list(await self._call("tools/list", {}))
+
+    async def list_functions(self) -> dict[str, Any]:
+        """Return functions, rewards and health checks."""
+        return dict(await self._call("aenv/functions", {}))
+
+    async def health(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return what the environment's health function says: ``status`` and more."""
+        return dict(await self._call("aenv/health", {"arguments": object_of("health", arguments)}))
+
+    async def _call(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        call_id: str | None = None,
+    ) -> Any:
+        meta = {TIMEOUT_S: timeout_s} | ({} if call_id is None else {CALL_ID: call_id})
+        return decode_json(method, await self.call_json(method, params, meta))
+
+    # --- what the gateway calls -------------------------------------------------------------
+
+    async def call_json(
+        self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> bytes:
+        """Run a call of the data side and return its result as JSON text.
+
+        Raises:
+            SessionLost: The sandbox that kept the session's state is gone; told once.
+            CallOutcomeUnknown: The sandbox went while a named call ran.
+            AenvError: As `DataCalls.call`.
+        """
+        call = await self._placed(method, params, meta)
+        try:
+            return await self._calls.call(call, Departure())
+        except GONE as exc:
+            raise await self._told(exc, call) from exc
+
+    async def follow_json(
+        self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any], name: str
+    ) -> AsyncGenerator[Reports | bytes]:
+        """Run a call; yield what it reports, then its result as JSON text.
+
+        Raises:
+            AenvError: As `call_json`.
+        """
+        call = await self._placed(method, params, meta)
+        try:
+            async for news in self._calls.follow(call, name, Departure()):
+                yield news
+        except GONE as exc:
+            raise await self._told(exc, call) from exc
+
+    async def cancel_named(self, name: str) -> None:
+        """Stop a followed call that this replica's sandbox runs; an unknown name does nothing."""
+        instance = await self._sandbox.instance()
+        await self._calls.cancel(instance.instance_id, name)
+
+    async def _placed(
+        self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> DataCall:
+        """Return a call for the sandbox that it has to run in."""
+        own = (await self._sandbox.instance()).instance_id
+        session, call_id = _session(), meta.get(CALL_ID)
+        holder = own
+        if session:
+            holder = await self._sessions.holder(session, own)
+        elif call_id is not None:
+            holder = await self._sessions.holder_of_call(str(call_id), own)
+        return DataCall(holder, method, params, meta, session)
+
+    async def _told(self, error: InstanceError, call: DataCall) -> InstanceError:
+        """Return what the caller of a call is told whose sandbox went."""
+        self._sandbox.lose(call.instance_id)
+        if call.session:
+            told = await self._sessions.note_gone(call.session, call.instance_id)
+            return error if told is None else told
+        if call.is_named:
+            return CallOutcomeUnknown(
+                f"{call.what}: {error.message}",
+                instance_id=call.instance_id,
+                hint="whether it ran cannot be known; if it may run again, ask with another id",
+            )
+        return error
+
+    # --- the sandbox ------------------------------------------------------------------------
+
+    async def _make(self) -> RayInstance:
+        options = CreateOptions(
+            actor="shared",
+            lifetime="detached",
+            ttl=LEASE_S,
+            engine=self._record.engine,
+            environment_variables=self._record.environment_variables,
+            labels={SERVICE_LABEL: self._record.id},
+            owner=self._record.owner,
+        )
+        (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
+        return RayInstance(handle)
+
+    async def _is_alive(self, instance_id: str) -> bool:
+        try:
+            info = await self._instances.info(instance_id)
+        except InstanceNotFound:
+            return False
+        return info.status is InstanceStatus.RUNNING
+
+
+def _connected() -> tuple[Fabric, RemoteHub]:
+    return entrance.init(), ensure_hub()
+
+
+async def _project(record: ServiceRecord, hub: RemoteHub, artifacts_url: str | None) -> Project:
+    """Return the project on this node.
+
+    Raises:
+        CatalogConflict: It is not what it was when the service was deployed.
+        AenvError: As `Catalog`.
+    """
+    if project.looks_like_path(record.reference):
+        found = project.load(Path(record.reference))
+    else:
+        own = process_settings()
+        url = artifacts_url or own.artifacts_url
+        store = open_artifact_store(own.model_copy(update={"artifacts_url": url}))
+        try:
+            found = await Catalog(hub, store, own.data_dir)(record.reference)
+        finally:
+            store.close()
+    if found.digest != record.digest:
+        raise CatalogConflict(
+            f"{record.reference} is not what service {record.id} was deployed with",
+            hint="deploy or update the service again to have what is there now",
+        )
+    return found
+
+
+def _session() -> str:
+    """Return the session of the call that is being served; empty: it has none."""
+    from ray.serve.context import _get_serve_request_context
+
+    return str(_get_serve_request_context().session_id)

@@ -1,0 +1,176 @@
+"""The control routes of services on a real hub: AEnvironment's shapes, rights, what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aenv_ray.hub.records import Role
+from tests.contract.gateway_bench import Bench, a_gateway
+
+pytestmark = pytest.mark.redis
+
+CREATE = {"envName": "probe@1.0.0", "service_name": "desk", "replicas": 2}
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with a_gateway(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def ann(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    async with bench.owner("ann") as http:
+        yield http
+
+
+async def made(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await http.post("/env-service", json=CREATE | fields)
+    assert answer.status_code == 200, answer.text
+    data: dict[str, Any] = answer.json()["data"]
+    return data
+
+
+async def error_of(http: httpx.AsyncClient, method: str, path: str, **body: Any) -> tuple[int, str]:
+    answer = await http.request(method, path, json=body or None)
+    return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+
+async def test_a_service_has_the_fields_of_aenvironments_client(ann: httpx.AsyncClient) -> None:
+    found = await made(ann, environment_variables={"KEY": "very-secret"})
+    assert found["id"] == "desk"
+    assert found["status"] == "Running"
+    assert (found["replicas"], found["available_replicas"]) == (2, 2)
+    assert found["service_url"] == "http://gateway:8081/services/desk"
+    assert found["mcp_url"] == "http://gateway:8081/services/desk/mcp"
+    assert (found["env"]["name"], found["env"]["version"]) == ("probe", "1.0.0")
+    assert found["owner"] == "ann"
+    assert found["pvc_name"] == ""
+    assert {"created_at", "updated_at"} <= found.keys()
+    again = (await ann.get("/env-service/desk")).json()["data"]
+    assert again == found
+
+
+async def test_no_answer_has_a_variables_value(ann: httpx.AsyncClient) -> None:
+    """Invariant 10."""
+    await made(ann, environment_variables={"KEY": "very-secret"})
+    answers = [
+        await ann.get("/env-service/desk"),
+        await ann.get("/env-service/*/list"),
+        await ann.put("/env-service/desk", json={"environment_variables": {"B": "very-secret"}}),
+    ]
+    assert all("very-secret" not in answer.text for answer in answers)
+    assert answers[-1].json()["data"]["environment_variables"] == {"KEY": "***", "B": "***"}
+
+
+async def test_lists_are_by_environment(ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    for reference, count in {"*": 1, "probe": 1, "probe@1.0.0": 1, "probe@2.0.0": 0}.items():
+        rows = (await ann.get(f"/env-service/{reference}/list")).json()["data"]
+        assert len(rows) == count, reference
+
+
+async def test_a_name_that_is_taken_is_refused(ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    assert await error_of(ann, "POST", "/env-service", **CREATE) == (409, "catalog_conflict")
+    first, second = await made(ann, service_name=None), await made(ann, service_name=None)
+    assert first["id"] != second["id"]
+    assert first["id"].startswith("probe-svc-")
+
+
+async def test_what_cannot_be_is_refused(ann: httpx.AsyncClient) -> None:
+    for fields in (
+        {"service_name": "No_Name"}, {"replicas": -1}, {"autoscale": "4:1"}, {"autoscale": "x"},
+        {"engine": "nothing"}, {"envName": "/etc"}, {"storage_size": "10Gi"},
+        {"environment_variables": {"A=": "b"}},
+    ):  # fmt: skip
+        status, code = await error_of(ann, "POST", "/env-service", **{**CREATE, **fields})
+        assert (status, code) == (400, "config_error"), fields
+    missing = CREATE | {"envName": "nothing"}
+    assert await error_of(ann, "POST", "/env-service", **missing) == (404, "environment_not_found")
+    await made(ann)
+    image = await error_of(ann, "PUT", "/env-service/desk", image="other:1")
+    assert image == (400, "config_error")
+
+
+async def test_what_rolls_and_what_does_not(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """Replicas are numbers; variables need other sandboxes."""
+    await made(ann)
+    before = bench.apps.deployed["desk"].revision
+    await ann.put("/env-service/desk", json={"replicas": 5})
+    assert bench.apps.deployed["desk"].replicas == 5
+    assert bench.apps.deployed["desk"].revision == before
+    await ann.put("/env-service/desk", json={"environment_variables": {"A": "b"}})
+    assert bench.apps.deployed["desk"].revision != before
+    assert bench.apps.deployed["desk"].replicas == 5
+
+
+async def test_a_service_scales_between_numbers(bench: Bench, ann: httpx.AsyncClient) -> None:
+    found = await made(ann, autoscale="1:4")
+    assert found["autoscale"] == "1:4"
+    assert (await ann.put("/env-service/desk", json={"autoscale": ""})).status_code == 200
+    assert bench.apps.deployed["desk"].autoscale is None
+
+
+async def test_a_parked_service_is_pending_and_says_how_to_go_on(ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    parked = (await ann.put("/env-service/desk", json={"replicas": 0})).json()["data"]
+    assert parked["status"] == "Pending"
+    answer = await ann.get("/services/desk/health")
+    assert answer.status_code == 409
+    assert "--replicas 1" in answer.json()["hint"]
+
+
+async def test_a_service_is_its_owners(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    async with bench.owner("bob") as bob:
+        for method, path in (
+            ("GET", "/env-service/desk"), ("PUT", "/env-service/desk"),
+            ("DELETE", "/env-service/desk"), ("GET", "/env-service/desk/logs"),
+            ("GET", "/services/desk/health"), ("POST", "/services/desk/mcp"),
+        ):  # fmt: skip
+            answer = await bob.request(method, path, json={})
+            assert answer.status_code == 404, path
+        assert (await bob.get("/env-service/*/list")).json()["data"] == []
+        status, _ = await error_of(bob, "POST", "/env-service", **CREATE, owner="ann")
+        assert status == 403
+    agent = await bench.token(Role.AGENT, "ann", instance_id="probe-1")
+    async with bench.client(agent) as http:
+        assert (await http.get("/env-service/desk")).status_code == 403
+        assert (await http.get("/services/desk/health")).status_code == 403
+    async with bench.client(None) as http:
+        assert (await http.get("/services/desk/health")).status_code == 401
+    async with bench.client(await bench.token(Role.ADMIN, "root")) as http:
+        assert (await http.get("/env-service/desk")).status_code == 200
+
+
+async def test_a_service_that_failed_says_why(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    bench.apps.failure = "not healthy within 5 s: no model"
+    found = (await ann.get("/env-service/desk")).json()["data"]
+    assert (found["status"], found["reason"]) == ("Failed", bench.apps.failure)
+
+
+async def test_a_deleted_service_is_gone_and_its_name_free(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    await made(ann, service_name="other")
+    assert (await ann.delete("/env-service/other?deleteStorage=true")).json()["data"] is True
+    assert bench.apps.deployed == {}
+    assert await error_of(ann, "GET", "/env-service/other") == (404, "service_not_found")
+    assert await error_of(ann, "DELETE", "/env-service/other") == (404, "service_not_found")
+    await made(ann, service_name="other")
+
+
+async def test_what_serve_lost_is_deployed_again(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """The hub outlives Ray."""
+    await made(ann)
+    record = bench.apps.deployed.pop("desk")
+    assert (await ann.get("/env-service/desk")).json()["data"]["status"] == "Terminated"
+    await bench.gateway.services.restore()
+    assert bench.apps.deployed == {"desk": record}

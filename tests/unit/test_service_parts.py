@@ -1,0 +1,235 @@
+"""Parts of services that decide alone: sessions, the replica's sandbox, the router, records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import (
+    CallOutcomeUnknown,
+    ConfigError,
+    FunctionFailed,
+    SandboxLost,
+    SandboxStartFailed,
+    SessionLost,
+)
+from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
+from aenv_ray.serve.service_apps import ServiceStatus, status_of
+from aenv_ray.serve.service_router import ranked
+from aenv_ray.serve.service_sandbox import ReplicaSandbox
+from aenv_ray.serve.service_sessions import Sessions
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+class Memory:
+    """The part of a hub that remembers."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    async def remember(self, key: str, value: str, ttl_s: float) -> str:
+        assert ttl_s > 0
+        return self.kept.setdefault(key, value)
+
+
+class Fleet:
+    """Replicas of one service, each with its sandbox; any of them may get any call."""
+
+    def __init__(self) -> None:
+        self.alive = {"one", "two", "three"}
+        self.hub: Any = Memory()
+        self.sessions = {name: Sessions(self.hub, "uid", self._is_alive) for name in self.alive}
+
+    async def _is_alive(self, instance_id: str) -> bool:
+        return instance_id in self.alive
+
+    async def holder(self, at: str, session: str = "s") -> str:
+        return await self.sessions[at].holder(session, at)
+
+
+async def test_a_session_stays_whoever_gets_its_calls() -> None:
+    fleet = Fleet()
+    assert [await fleet.holder(at) for at in ("one", "two", "three", "one")] == ["one"] * 4
+    assert await fleet.holder("two", session="other") == "two"
+
+
+async def test_that_a_sessions_replica_is_gone_is_told_once() -> None:
+    fleet = Fleet()
+    await fleet.holder("one")
+    fleet.alive.remove("one")
+    with pytest.raises(SessionLost):
+        await fleet.holder("two")
+    assert [await fleet.holder(at) for at in ("three", "two", "three")] == ["three"] * 3
+    fleet.alive.remove("three")
+    fleet.sessions["two"] = Sessions(fleet.hub, "uid", fleet._is_alive)  # a new replica
+    with pytest.raises(SessionLost):
+        await fleet.holder("two")
+    assert await fleet.holder("two") == "two"
+
+
+async def test_a_session_lost_during_a_call_is_not_told_again() -> None:
+    fleet = Fleet()
+    await fleet.holder("one")
+    await fleet.holder("two")
+    fleet.alive.remove("one")
+    assert isinstance(await fleet.sessions["two"].note_gone("s", "one"), SessionLost)
+    assert await fleet.sessions["two"].note_gone("s", "one") is None
+    assert await fleet.holder("three") == "three"
+    assert await fleet.holder("two") == "three"
+
+
+async def test_a_named_call_is_never_begun_in_a_second_sandbox() -> None:
+    """Invariant 1: whether it ran in the first cannot be known."""
+    fleet = Fleet()
+    assert await fleet.sessions["one"].holder_of_call("c", "one") == "one"
+    assert await fleet.sessions["two"].holder_of_call("c", "two") == "one"
+    fleet.alive.remove("one")
+    for _ in range(2):
+        with pytest.raises(CallOutcomeUnknown):
+            await fleet.sessions["two"].holder_of_call("c", "two")
+
+
+async def test_a_sessions_name_is_bounded() -> None:
+    for name in ("x" * 201, "a\nb"):
+        with pytest.raises(ConfigError):
+            await Fleet().holder("one", session=name)
+
+
+@given(st.sets(st.text(min_size=1), min_size=2, max_size=8), st.lists(st.text(), max_size=30))
+def test_a_replica_that_goes_moves_only_its_own_sessions(
+    replicas: set[str], sessions: list[str]
+) -> None:
+    gone = min(replicas)
+    for session in sessions:
+        before = ranked(session, replicas)
+        after = ranked(session, replicas - {gone})
+        assert after == [one for one in before if one != gone]
+
+
+# --- the sandbox ---------------------------------------------------------------------------------
+
+
+class Box:
+    """An instance as its replica sees it."""
+
+    def __init__(self, name: str, says: dict[str, object]) -> None:
+        self.instance_id = name
+        self.says = says
+        self.is_gone = False
+        self.is_released = False
+
+    async def check_health(self, arguments: dict[str, object], timeout_s: float) -> Any:
+        assert not arguments
+        assert timeout_s > 0
+        if self.is_gone:
+            raise SandboxLost("it died", instance_id=self.instance_id)
+        return {"success": True, "data": self.says}
+
+    async def renew(self, ttl: str | float) -> Any:
+        assert ttl
+
+    async def release(self) -> None:
+        self.is_released = True
+
+
+class Boxes:
+    def __init__(self) -> None:
+        self.made: list[Box] = []
+        self.says: dict[str, object] = {"status": "healthy"}
+
+    async def make(self) -> Box:
+        self.made.append(Box(f"box-{len(self.made)}", self.says))
+        return self.made[-1]
+
+
+class Hasty(FakeClock):
+    """Time that passes whenever somebody looks."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
+async def test_a_sandbox_that_died_is_replaced() -> None:
+    boxes = Boxes()
+    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
+    await sandbox.open()
+    boxes.made[0].is_gone = True
+    await sandbox.check()
+    assert (await sandbox.instance()).instance_id == "box-1"
+    sandbox.lose("box-0")  # late news of the first one
+    assert (await sandbox.instance()).instance_id == "box-1"
+    await sandbox.close()
+    assert boxes.made[1].is_released
+
+
+async def test_an_environment_that_is_not_healthy_ends_its_replica() -> None:
+    boxes = Boxes()
+    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
+    await sandbox.open()
+    boxes.made[0].says = {"status": "unhealthy", "message": "no model"}
+    with pytest.raises(FunctionFailed, match="no model"):
+        await sandbox.check()
+    await sandbox.close()
+
+
+async def test_one_that_never_becomes_healthy_leaves_nothing() -> None:
+    boxes = Boxes()
+    boxes.says = {"status": "unhealthy", "message": "no model"}
+    sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0)
+    with pytest.raises(SandboxStartFailed, match="no model"):
+        await sandbox.open()
+    assert [box.is_released for box in boxes.made] == [True]
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def test_the_revision_is_what_a_roll_is_about() -> None:
+    record = ServiceRecord(
+        id="desk", uid="u", reference="probe@1.0.0", digest="d", owner="ann", replicas=1,
+        created_at=1.0, updated_at=1.0,
+    )  # fmt: skip
+    same = {"replicas": 3, "updated_at": 2.0, "autoscale": Autoscale.parse("1:2")}
+    assert record.model_copy(update=same).revision == record.revision
+    for changed in ({"digest": "e"}, {"environment_variables": {"A": "b"}}, {"engine": "docker"}):
+        assert record.model_copy(update=changed).revision != record.revision
+    assert "secret" not in repr(
+        record.model_copy(update={"environment_variables": {"A": "secret"}})
+    )
+
+
+@pytest.mark.parametrize("text", ["", "1", "0:1", "2:1", "a:b", "1:2:3", "1:5000"])
+def test_autoscale_is_two_numbers(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Autoscale.parse(text)
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "1a", "a-", "a" * 64, "a.b", "a/b", "a#b"])
+def test_a_services_name_is_one_that_dns_carries(name: str) -> None:
+    with pytest.raises(ConfigError):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("application", "target", "available", "status"),
+    [
+        ("DEPLOYING", 2, 0, ServiceStatus.CREATING),
+        ("DEPLOYING", 2, 1, ServiceStatus.UPDATING),
+        ("RUNNING", 2, 2, ServiceStatus.RUNNING),
+        ("RUNNING", 0, 0, ServiceStatus.PENDING),
+        ("DEPLOY_FAILED", 2, 1, ServiceStatus.FAILED),
+        ("UNHEALTHY", 2, 0, ServiceStatus.FAILED),
+        ("DELETING", 2, 2, ServiceStatus.TERMINATED),
+        ("DELETING", 0, 1, ServiceStatus.UPDATING),
+    ],
+)
+def test_serves_words_become_aenvironments(
+    application: str, target: int, available: int, status: ServiceStatus
+) -> None:
+    assert status_of(application, target, available) is status
