@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.counting import count_processes
+from aenv_ray.actors.counting import count_pools, count_processes
 from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
 from aenv_ray.actors.orphans import Orphans
@@ -254,22 +253,7 @@ class Controller:
 
         Hosts that do not answer are left out.
         """
-        names = await asyncio.to_thread(ray_api.actor_names)
-        hosts = await self._hosts.find(n for n in names if n.startswith(SHARED_PREFIX))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._pools_on(name)) for name in hosts]
-        ready: Counter[str] = Counter()
-        for task in tasks:
-            ready.update(task.result())
-        return dict(ready)
-
-    async def _pools_on(self, name: str) -> dict[str, int]:
-        try:
-            found: dict[str, int] = await self._ask(name, "pools")
-        except AenvError as exc:
-            logger.warning("pools not counted: %s", exc)
-            return {}
-        return found
+        return await count_pools(self._hosts, self._ask)
 
     async def count_processes(self) -> int:
         """Return how many sandbox processes and containers all nodes run, as each node itself says.
