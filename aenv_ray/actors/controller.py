@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.counting import count_processes
+from aenv_ray.actors.counting import count_pools, count_processes
 from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
 from aenv_ray.actors.orphans import Orphans
@@ -22,6 +21,7 @@ from aenv_ray.actors.placement import (
     SHARED_PREFIX,
     HostLoad,
     emptiest,
+    usable,
 )
 from aenv_ray.actors.queueing import Places, Queue, by_node
 from aenv_ray.actors.wire import decode_outcomes, encode_specs
@@ -131,9 +131,9 @@ class Controller:
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
             nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            usable = [node for node, facts in nodes.items() if facts.takes_instances]
-            willing = [node for node in usable if self._hosts.refusal(node) is None]
-            node = home or emptiest(willing or usable, self._hosts.nodes.values())
+            taking = usable(nodes)
+            willing = [node for node in taking if self._hosts.refusal(node) is None]
+            node = home or emptiest(willing or taking, self._hosts.nodes.values())
             if node is None:
                 break
             try:
@@ -253,22 +253,7 @@ class Controller:
 
         Hosts that do not answer are left out.
         """
-        names = await asyncio.to_thread(ray_api.actor_names)
-        hosts = await self._hosts.find(n for n in names if n.startswith(SHARED_PREFIX))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._pools_on(name)) for name in hosts]
-        ready: Counter[str] = Counter()
-        for task in tasks:
-            ready.update(task.result())
-        return dict(ready)
-
-    async def _pools_on(self, name: str) -> dict[str, int]:
-        try:
-            found: dict[str, int] = await self._ask(name, "pools")
-        except AenvError as exc:
-            logger.warning("pools not counted: %s", exc)
-            return {}
-        return found
+        return await count_pools(self._hosts, self._ask)
 
     async def count_processes(self) -> int:
         """Return how many sandbox processes and containers all nodes run, as each node itself says.

@@ -46,8 +46,8 @@ class NodeFacts:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it may come and go with demand: it has hosts only while it has instances."""
-        return bool(self.slots) and not self.is_head
+        """Whether it has hosts only while it has instances, and so may come and go with demand."""
+        return bool(self.slots)
 
     def host_capacities(self) -> list[int]:
         """Return how many instances each of its shared hosts holds."""
@@ -65,6 +65,19 @@ def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
     """Return the names of the shared hosts that a node has, with how many instances each holds."""
     capacities = facts.host_capacities()
     return {f"{SHARED_PREFIX}{node[:12]}-{n}": capacity for n, capacity in enumerate(capacities)}
+
+
+def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
+    """Return the nodes that instances may be on.
+
+    Where some declare slots those without take none: as many as come would all go there.
+    """
+    are_declared = any(facts.slots is not None for facts in nodes.values())
+    return {
+        node: facts
+        for node, facts in nodes.items()
+        if facts.takes_instances and (facts.slots is not None or not are_declared)
+    }
 
 
 def may_grow(nodes: Iterable[NodeFacts]) -> bool:

@@ -16,7 +16,14 @@ from typing import Any, Final
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.backlog import Backlog, Grant, Ticket, bundles
 from aenv_ray.actors.host_directory import HostDirectory
-from aenv_ray.actors.placement import HostLoad, NodeFacts, may_grow, needed, shared_host_names
+from aenv_ray.actors.placement import (
+    HostLoad,
+    NodeFacts,
+    may_grow,
+    needed,
+    shared_host_names,
+    usable,
+)
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
@@ -77,7 +84,7 @@ class Queue:
         """
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         idle = await self._without_hosts(nodes)
-        present = {n: f for n, f in nodes.items() if f.takes_instances and n not in idle}
+        present = {n: f for n, f in usable(nodes).items() if n not in idle}
         found: list[tuple[HostLoad, Any]] = []
         if present or not may_grow(nodes.values()):
             try:

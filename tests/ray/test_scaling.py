@@ -31,6 +31,7 @@ NODES = "sorted(n for n, facts in ray_api.alive_nodes().items() if not facts.is_
 DEMAND = (
     "[r['bundles'] for r in ray.util.placement_group_table().values() if r['state'] != 'REMOVED']"
 )
+pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,6 @@ def _made(console: Console, name: str) -> bool:
     return bool(console.value(f"{name!r} in made"))
 
 
-@pytest.mark.timeout(600)
 def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Console) -> None:
     """Design D9: a backlog is Ray resource demand; a node without instances is idle to Ray."""
     assert console.value(NODES) == []

@@ -16,6 +16,7 @@ from aenv_ray.actors.placement import (
     needed,
     shared_host_names,
     spread,
+    usable,
 )
 from aenv_ray.actors.shared_hosts import SharedHosts
 from aenv_ray.errors import CapacityExceeded
@@ -139,3 +140,11 @@ def test_as_few_idle_nodes_are_used_as_are_needed(slots: list[int], missing: int
     assert sum(places) >= min(missing, sum(slots))
     assert missing > 0 or not chosen
     assert not chosen or sum(places[:-1]) < missing
+
+
+def test_where_slots_are_declared_nodes_without_take_nothing() -> None:
+    head, worker, full = NodeFacts(8, is_head=True), NodeFacts(4, slots=2), NodeFacts(4, slots=0)
+    assert usable({"h": head, "w": NodeFacts(4)}).keys() == {"h", "w"}
+    assert usable({"h": head, "w": worker, "f": full}).keys() == {"w"}
+    assert usable({"h": NodeFacts(0, is_head=True)}) == {}
+    assert usable({"h": NodeFacts(8, slots=3, is_head=True), "w": worker}).keys() == {"h", "w"}
