@@ -88,6 +88,7 @@ class TestProcessEngineWithoutNamespaces(ProcessContract):
 @pytest.mark.docker
 class TestDockerEngine(EngineContract):
     many: ClassVar[int] = 8
+    starts_in_s: ClassVar[float] = 6.0
 
     @pytest.fixture
     def make_engine(self, docker_node: DockerNode) -> Callable[[HostId], Engine]:
