@@ -101,6 +101,11 @@ class _Door:
     is_passed_on: bool = False
     """The answer is that of a server in the instance, whatever it is."""
 
+    @property
+    def names_its_target(self) -> bool:
+        """Whether the path says which instance or service it is for, and no header does."""
+        return "{id}" in self.path or "{service}" in self.path
+
 
 _PATH: Final = {"path": (_TEXT, "In the sandbox; relative to the work directory.")}
 _NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,15}$"}
@@ -132,6 +137,12 @@ _DOORS: Final = (
               "declared port; WebSockets too", None, errors=(PortUnreachable, ToolNotFound),
               is_passed_on=True)
         for rest in ("", "/{path}")
+        for method in ("get", "post", "put", "patch", "delete")
+    ),
+    _Door("post", "/services/{service}/mcp", "MCP at a service", None, is_passed_on=True),
+    *(
+        _Door(method, "/services/{service}/{path}", "What a service serves", None,
+              is_passed_on=True)
         for method in ("get", "post", "put", "patch", "delete")
     ),
     *_mcp("/mcp"),
@@ -167,7 +178,7 @@ def _operation(door: _Door) -> Json:
         "parameters": _parameters(door),
         "responses": _responses(door),
     }
-    if "{id}" not in door.path:
+    if not door.names_its_target:
         operation["security"].append({})  # the address is the credential
     if door.body is not None:
         operation["requestBody"] = {"required": door.body is _BYTES, "content": door.body}
@@ -187,12 +198,13 @@ def _parameters(door: _Door) -> list[Json]:
 
     known = {
         "id": ({"type": "string", "minLength": 1}, "The instance."),
+        "service": ({"type": "string", "minLength": 1}, "The service."),
         "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "Of deployConfig.ports."),
         "path": ({"type": "string", "minLength": 1}, "May have slashes."),
     }
     found = [one(n, "path", *known[n]) for n in known if f"{{{n}}}" in door.path]
     found += [one(name, "query", *value) for name, value in door.query.items()]
-    if "{id}" not in door.path:
+    if not door.names_its_target:
         shape = {"type": "string", "minLength": 1, "pattern": "^[!-~]{1,200}$"}
         found += [one(name, "header", shape, meaning) for name, meaning in _HEADERS.items()]
     return found
@@ -202,6 +214,8 @@ def _responses(door: _Door) -> Json:
     done: Json = {"description": door.summary}
     if door.content is not None:
         done["content"] = door.content
+    if "{service}" in door.path:  # its replicas answer, and refuse, in their own words
+        return {"default": done}
     responses: Json = {"200": done}
     if door.content is _RPC:
         responses["202"] = {"description": "A notification was taken"}

@@ -321,7 +321,7 @@ class TokenObject(TokenRecord):
 class QuotaRequest(_Asked):
     """How many instances a subject may have."""
 
-    max_instances: int = Field(ge=0, le=1_000_000_000)
+    max_instances: int = Field(ge=0)
 
 
 class QuotaObject(_Answer):
