@@ -9,6 +9,15 @@
 | ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
 | ``DOCKER_HOST`` | the node's Docker daemon | ``unix:///var/run/docker.sock`` |
+| ``AENV_KUBERNETES_NAMESPACE`` | of instances that are pods; it must be the host's | the host's |
+| ``AENV_KUBERNETES_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
+| ``AENV_KUBERNETES_RUNTIME_CLASS`` | of projects that name no runtime | the cluster's |
+| ``AENV_KUBERNETES_NODE_SELECTOR`` | ``label=value,…`` of nodes that instances run on | none |
+| ``AENV_KUBERNETES_PULL_SECRETS`` | names of Secrets for private registries, by commas | none |
+| ``AENV_KUBERNETES_PRIORITY_CLASS`` | of instances | none |
+| ``AENV_KUBERNETES_CARRIER_IMAGE`` | with this package, for images without Python | the host's |
+| ``AENV_KUBERNETES_LIFE`` | how far renewals can move a pod's deadline | ``24h`` |
+| ``POD_NAME`` | the pod that this process runs in | the machine's name |
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
@@ -46,6 +55,15 @@ class Settings(BaseModel):
     docker_image: str | None = None
     docker_runtime: str | None = None
     docker_host: str = "unix:///var/run/docker.sock"
+    kubernetes_namespace: str | None = None
+    kubernetes_image: str | None = None
+    kubernetes_runtime_class: str | None = None
+    kubernetes_node_selector: str = ""
+    kubernetes_pull_secrets: str = ""
+    kubernetes_priority_class: str | None = None
+    kubernetes_carrier_image: str | None = None
+    kubernetes_life: str = "24h"
+    pod_name: str | None = None
     redis_url: str | None = Field(default=None, repr=False)
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     artifacts_url: str | None = Field(default=None, repr=False)
@@ -79,6 +97,15 @@ def read_settings() -> Settings:
             docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
             docker_host=environment.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
+            kubernetes_namespace=environment.get("AENV_KUBERNETES_NAMESPACE") or None,
+            kubernetes_image=environment.get("AENV_KUBERNETES_IMAGE") or None,
+            kubernetes_runtime_class=environment.get("AENV_KUBERNETES_RUNTIME_CLASS") or None,
+            kubernetes_node_selector=environment.get("AENV_KUBERNETES_NODE_SELECTOR") or "",
+            kubernetes_pull_secrets=environment.get("AENV_KUBERNETES_PULL_SECRETS") or "",
+            kubernetes_priority_class=environment.get("AENV_KUBERNETES_PRIORITY_CLASS") or None,
+            kubernetes_carrier_image=environment.get("AENV_KUBERNETES_CARRIER_IMAGE") or None,
+            kubernetes_life=environment.get("AENV_KUBERNETES_LIFE") or "24h",
+            pod_name=environment.get("POD_NAME") or None,
             redis_url=environment.get("AENV_REDIS_URL") or None,
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,

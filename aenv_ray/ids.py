@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import secrets
-from typing import NewType
+from typing import Final, NewType
 
 from aenv_ray.errors import ConfigError
 
@@ -30,9 +32,21 @@ def new_instance_id(environment_name: str) -> InstanceId:
     return InstanceId(f"{environment_name[:_MAX_NAME_IN_ID].rstrip('-')}-{suffix}")
 
 
+_numbers: Final = itertools.count()
+_process = secrets.token_hex(12)
+
+
+def _become_another() -> None:
+    global _process
+    _process = secrets.token_hex(12)
+
+
+os.register_at_fork(after_in_child=_become_another)
+
+
 def new_call_id() -> CallId:
-    """Return a fresh call id: 96 random bits, as hexadecimal text."""
-    return CallId(secrets.token_hex(12))
+    """Return a fresh call id: 96 random bits of this process, and a count, as hexadecimal text."""
+    return CallId(f"{_process}{next(_numbers):x}")
 
 
 def check_environment_name(name: str) -> str:

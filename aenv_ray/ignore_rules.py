@@ -19,6 +19,7 @@ _CLASSES: Final = {
     "xdigit": "0-9a-fA-F",
 }  # fmt: skip
 _NEVER: Final = "(?!)"
+_WILDCARD: Final = re.compile(r"[*?\[\\]")
 _MOST_VERDICTS: Final = 50_000
 
 
@@ -131,7 +132,10 @@ def _translate(glob: str) -> str:
 
 def _stars(glob: str, start: int, end: int, parts: list[str]) -> int:
     """Translate the stars from `start` to `end`; return where the pattern goes on."""
-    between_slashes = (start == 0 or glob[start - 1] == "/") and (
+    # Git compares what stands before the first wildcard as text, and matches from there on: to it
+    # the stars of ``a**/b`` are the first of a pattern.
+    is_first = not _WILDCARD.search(glob, 0, start)
+    between_slashes = (is_first or glob[start - 1] == "/") and (
         end == len(glob) or glob[end] == "/"
     )
     if end - start < 2 or not between_slashes:

@@ -24,6 +24,8 @@ MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
 """A larger project carries data that belongs into an image or a volume."""
 MAX_FILES: Final = 20_000
 """A project with more holds packages or data."""
+MAX_DEPTH: Final = 200
+"""Directories within each other in an archive; walking many more exhausts Python's stack."""
 _FILE: Final = stat.S_IFREG | 0o644
 _PROGRAM: Final = stat.S_IFREG | 0o755
 _LINK: Final = stat.S_IFLNK | 0o777
@@ -168,6 +170,9 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
         parts = name.split("/")
         if posixpath.normpath(name) != name or name.startswith("/") or parts[0] in ("..", "."):
             raise ConfigError(f"{what}: {name!r} would escape its directory")
+        if len(parts) > MAX_DEPTH:
+            shown = f"{name[:40]}…"
+            raise ConfigError(f"{what}: {shown!r} lies deeper than {MAX_DEPTH} directories")
         if any("/".join(parts[:end]) in links for end in range(1, len(parts))):
             raise ConfigError(f"{what}: {name!r} lies behind a symlink")
         if stat.S_ISLNK(member.mode):

@@ -140,12 +140,12 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     if uv is not None and not pip_is_configured():
         words = install_with_uv(uv, root, venv, requirements)
         if not words:
-            note(venv, root, wanted, keep)
+            finish(venv, root, wanted, keep)
             return
         say("uv failed, trying pip …")
     pip = make_with_pip(venv)
     note(venv, root, "", [])
-    # Compiling all of Ray takes a third of the time; what is used is compiled when it is.
+    # Compiling all of Ray takes a third of the time; what is used is compiled afterwards.
     done = run([*pip, "install", "--no-compile", *requirements], cwd=root)
     if done.returncode:
         raise Failure(
@@ -153,7 +153,13 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
             "the lines above are the installer's own; is the package index reachable?",
             f"{words}\n{done.stdout}".strip(),
         )
-    note(venv, root, wanted, keep)
+    finish(venv, root, wanted, keep)
+
+
+def finish(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
+    """Compile what is used, and write the stamp of a whole environment."""
+    run([str(venv / "bin" / "python"), str(root / "scripts" / "precompile.py")])
+    note(venv, root, wanted, groups)
 
 
 def note(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:

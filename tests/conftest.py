@@ -42,6 +42,7 @@ KNOWN = frozenset(
         "docker",
         "fresh-clone",
         "git",
+        "kubectl",
         "namespaces",
         "published-client",
         "redis",

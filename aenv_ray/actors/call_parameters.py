@@ -19,7 +19,7 @@ def object_of(name: str | None, arguments: Any) -> Mapping[str, Any]:
     """
     if arguments is None:
         return {}
-    if not isinstance(arguments, Mapping):
+    if type(arguments) is not dict and not isinstance(arguments, Mapping):
         raise ToolInputInvalid(
             f"arguments of {name!r} are {type(arguments).__name__}, not an object",
             tool_name=name,

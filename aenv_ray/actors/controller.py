@@ -138,12 +138,16 @@ class Controller:
 
         Raises:
             InstanceNotFound: No host has it.
+            FabricUnavailable: A host that may have it lives and does not answer.
         """
         names = await self._hosts.find(await self._may_have(instance_id))
         known = self._where.get(instance_id)
         first = [name for name in names if name == known]
+        silent: dict[str, FabricUnavailable] = {}
         for group in (first, [name for name in names if name not in first]):
-            asked = {asyncio.create_task(self._info_on(name, instance_id)) for name in group}
+            asked = {
+                asyncio.create_task(self._info_on(name, instance_id, silent)) for name in group
+            }
             for task in asyncio.as_completed(asked):
                 found = await task
                 if found is not None:
@@ -151,16 +155,26 @@ class Controller:
                         other.cancel()
                     self._where[instance_id] = found[1].host
                     return found
+        for name, error in silent.items():
+            raise FabricUnavailable(
+                f"{instance_id} may be on host {name}, which does not answer: {error.message}",
+                hint="try again: a host that died is replaced",
+            )
         raise InstanceNotFound(
             f"there is no instance {instance_id}",
             instance_id=instance_id,
             hint="aenv_ray.list_instances() shows those that live",
         )
 
-    async def _info_on(self, name: str, instance_id: str) -> tuple[Any, InstanceInfo] | None:
+    async def _info_on(
+        self, name: str, instance_id: str, silent: dict[str, FabricUnavailable]
+    ) -> tuple[Any, InstanceInfo] | None:
         try:
             info = await self._ask(name, "info", instance_id)
-        except AenvError:
+        except AenvError as exc:
+            # One that has ended for good has nothing any more; one that is busy or hangs may.
+            if isinstance(exc, FabricUnavailable) and not ray_api.is_of_a_dead_actor(exc):
+                silent[name] = exc
             return None
         return self._hosts.actors[name], info
 

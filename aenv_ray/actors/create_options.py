@@ -11,7 +11,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
 
-_ENGINES: Final = ("process", "docker", "fake")
+_ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
 
 class CreateOptions:

@@ -16,6 +16,7 @@ from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity
 from aenv_ray.actors.shared_hosts import SharedHosts
 from aenv_ray.actors.wire import decode_outcomes
+from aenv_ray.engines import virtual_environment
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -101,8 +102,9 @@ class Fabric:
         """Wait as `wait` does, saying now and then what takes so long."""
 
         def tell(waited_s: float) -> None:
-            installs = (source.path / "requirements.txt").is_file()
-            doing = "the node installs its requirements" if installs else "the cluster is busy"
+            doing = "the cluster is busy"
+            if virtual_environment.may_be_installing(source.path):
+                doing += ", or installs its requirements"
             logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
 
         return self.wait(reference, what, tell=tell)

@@ -15,6 +15,7 @@ from aenv_ray.actors import ray_api
 from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
+from aenv_ray.actors.ray_results import write_results_directly
 from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
@@ -58,12 +59,24 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 runtime=settings().docker_runtime,
                 docker_config=settings().docker_config,
             )
+        if name == "kubernetes":
+            from aenv_ray.engines.kubernetes import KubernetesEngine
+            from aenv_ray.engines.kubernetes_place import place_of
+
+            return KubernetesEngine(
+                host_id,
+                runtime_dir=settings().runtime_dir,
+                data_dir=settings().data_dir,
+                scope=ray_api.session_scope(),
+                place=place_of(settings()),
+            )
         if name == "fake":
             from aenv_ray.engines.fake import FakeEngine
 
             return FakeEngine(host_id)
         raise ConfigError(
-            f"there is no engine {name!r} here", hint="engines: process, docker, fake (for tests)"
+            f"there is no engine {name!r} here",
+            hint="engines: process, docker, kubernetes, fake (for tests)",
         )
 
     return make
@@ -77,6 +90,7 @@ class HostShell:
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._followed = FollowedCalls()
+        write_results_directly(ray_api.serialization_context())
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())

@@ -172,6 +172,7 @@ async def publish(
     hub: Hub,
     store: ArtifactStore,
     projects_dir: Path,
+    allow: Sequence[str] = (),
     timeout_s: float = INSPECT_S,
 ) -> EnvironmentVersion:
     """Publish a project's archive, whoever made it, and return the version as it is kept.
@@ -185,14 +186,15 @@ async def publish(
         hub: Where the version is kept.
         store: Where the archive is kept.
         projects_dir: Of unpacked projects, by digest.
+        allow: Files that may look like secrets, as for `aenv_ray.hub.packing.pack`.
         timeout_s: For `inspect`.
 
     Raises:
-        AenvError: As `aenv_ray.hub.packing.unpack_any`, `inspect`, `ArtifactStore.put` and
-            `Hub.push` do; nothing is published then.
+        AenvError: As `aenv_ray.hub.packing.unpack_any` and `pack`, `inspect`, `ArtifactStore.put`
+            and `Hub.push` do; nothing is published then.
     """
     source = await asyncio.to_thread(packing.unpack_any, data, projects_dir)
+    package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s)
-    package = await asyncio.to_thread(packing.archived, source)
     await store.put(package.data, digest=package.sha256)
     return await hub.push(entry_of(package, found.functions, owner))

@@ -130,6 +130,11 @@ def session_scope() -> str:
     return f"{context.get_session_name()}/{context.get_node_id()}"
 
 
+def serialization_context() -> Any:
+    """Return what this process serializes values for Ray with."""
+    return ray._private.worker.global_worker.get_serialization_context()  # type: ignore[no-untyped-call]
+
+
 def was_restarted() -> bool:
     """Whether Ray restarted the current actor after a failure."""
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
@@ -290,6 +295,11 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
                 hint="its actor or node died, or it was released long ago",
             ) from exc
         raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
+
+
+def is_of_a_dead_actor(error: AenvError) -> bool:
+    """Whether an error of `translated` says that the actor has ended for good."""
+    return isinstance(error.__cause__, ray_exceptions.ActorDiedError)
 
 
 def _first_line(exc: BaseException) -> str:

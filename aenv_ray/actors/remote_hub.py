@@ -194,6 +194,16 @@ class RemoteHub(Hub):
         await self._ask("keep_token", secret_hash(secret), record)
         return secret, record
 
+    async def adopt_token(self, secret: str, role: Role, owner: str, *, note: str = "") -> None:
+        """Keep a token whose secret was made elsewhere, such as by an operator.
+
+        Raises:
+            ConfigError: It is an agent's.
+            FabricUnavailable: The hub does not answer.
+        """
+        _, record = new_token(role, owner, now=self._clock.now(), note=note)
+        await self._ask("keep_token", secret_hash(secret), record)
+
     async def check_token(self, secret: str) -> TokenRecord | None:  # noqa: D102
         record = await self._ask("check_hash", secret_hash(secret))
         return None if record is None else _typed(record, TokenRecord)

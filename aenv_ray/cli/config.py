@@ -10,7 +10,7 @@ import typer
 
 from aenv_ray.cli import console
 from aenv_ray.cli.options import FormatAlias, Output, Yes, confirm
-from aenv_ray.cli.output import show
+from aenv_ray.cli.output import Format, show, show_done
 from aenv_ray.errors import ConfigError
 
 config = typer.Typer(
@@ -71,6 +71,7 @@ def get(
 def set_(
     key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
     value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text as it is.")],
+    output: Output = None,
 ) -> None:
     """Change one setting; the others stay as they are.
 
@@ -83,6 +84,8 @@ def set_(
     file = config_file.find()
     file.write(file.with_value(key, value))
     console.say(f"set {key} in {file.path}")
+    value_now = config_file.masked(config_file.find().value(key), key)
+    show_done({"key": key, "value": value_now, "path": str(file.path)}, output)
 
 
 @config.command()
@@ -90,6 +93,7 @@ def init(
     path: Annotated[
         Path | None, typer.Option("--path", help="Default: ~/.aenv/cli_config.json.")
     ] = None,
+    output: Output = None,
 ) -> None:
     """Write a config file with the defaults and print its path.
 
@@ -103,13 +107,14 @@ def init(
     if target.exists():
         raise ConfigError(f"{target} exists already", hint="start over with: aenv config reset")
     ConfigFile(target, {}).write(config_file.defaults())
-    print(target.absolute())
+    _show_path(target, output)
 
 
 @config.command()
 def reset(
     force: Annotated[bool, typer.Option("--force", help="Same as --yes.")] = False,
     yes: Yes = False,
+    output: Output = None,
 ) -> None:
     """Set everything back to the defaults; the old file is kept.
 
@@ -128,11 +133,13 @@ def reset(
         console.say(f"the old one is kept as {kept}")
     ConfigFile(path, {}).write(config_file.defaults())
     console.say(f"reset {path}")
+    show_done({"path": str(path)}, output)
 
 
 @config.command()
 def load(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON file with settings.")],
+    output: Output = None,
 ) -> None:
     """Take over the settings of a file; others stay as they are.
 
@@ -145,6 +152,7 @@ def load(
     current = config_file.find()
     current.write(config_file.merged(current.data, more))
     console.say(f"loaded {file} into {current.path}")
+    show_done({"path": str(current.path)}, output)
 
 
 @config.command()
@@ -179,7 +187,7 @@ def export(
 
 
 @config.command("path")
-def path_() -> None:
+def path_(output: Output = None) -> None:
     """Print where the settings are read from.
 
     Example:
@@ -190,4 +198,12 @@ def path_() -> None:
     path = config_file.path_in_use()
     if not path.is_file():
         console.say("there is no such file yet; make it with: aenv config init")
-    print(path)
+    _show_path(path, output)
+
+
+def _show_path(path: Path, output: Format | None) -> None:
+    """Print a path; as data only where the option asks, for scripts take it as it is."""
+    if output in (None, Format.TABLE):
+        print(path.absolute())
+    else:
+        show({"path": str(path.absolute())}, output)

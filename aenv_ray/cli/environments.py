@@ -123,8 +123,8 @@ def get(
     As text on a terminal, as JSON elsewhere.
 
     Example:
-      aenv get mini-terminal
-      aenv get mini-terminal@1.0.0 --functions
+      aenv get todo
+      aenv get todo@1.0.0 --functions
     """
     bare, version = reference(name, version)
     form = output or format_

@@ -57,7 +57,8 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE, repeatable.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="process, docker. Default: the project's.")
+        str | None,
+        typer.Option("--engine", help="process, docker, kubernetes. Default: the project's."),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="All of them or none.")] = 1,
     owner: Annotated[

@@ -54,6 +54,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "pool": "aenv_ray.cli.pool:pool",
     "token": "aenv_ray.cli.token:token",
     "hub": "aenv_ray.cli.hub:hub",
+    "cluster": "aenv_ray.cli.cluster:cluster",
     "config": "aenv_ray.cli.config:config",
     "version": "aenv_ray.cli.version:version",
 }

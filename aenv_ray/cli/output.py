@@ -82,13 +82,20 @@ def show(data: Any, given: Format | None, lines: Mapping[str, Any] | str | None 
     _write(printable(str(shown), keep="\n\t") + "\n")
 
 
+def show_done(data: Any, given: Format | None) -> None:
+    """Print what was done, for programs; people were told."""
+    if chosen(given) is not Format.TABLE:
+        show(data, given)
+
+
 def as_text(data: Any, form: Format) -> str:
     """Return JSON data as JSON or YAML."""
     if form is Format.YAML:
         import yaml
 
         dump: Any = yaml.safe_dump
-        return str(dump(data, sort_keys=False, allow_unicode=True))
+        plain = json.loads(json.dumps(data))  # YAML takes no member of an enum for the text it is
+        return str(dump(plain, sort_keys=False, allow_unicode=True))
     return json.dumps(data, indent=2, ensure_ascii=not _can_write(data)) + "\n"
 
 

@@ -16,10 +16,9 @@ pool = typer.Typer(
 )  # fmt: skip
 
 _COLUMNS: Final[Columns] = {
-    "ENVIRONMENT": lambda p: p.get("environment") or p.get("reference"),
-    "ENGINE": lambda p: p.get("engine"),
-    "WANTED": lambda p: p.get("count", p.get("wanted")),
-    "READY": lambda p: p.get("ready"),
+    "ENVIRONMENT": lambda p: p["environment"],
+    "WANTED": lambda p: p["count"],
+    "READY": lambda p: p["ready"],
 }
 
 

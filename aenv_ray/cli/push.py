@@ -72,7 +72,7 @@ def push(
             with progress(source.reference, len(package.data)) as on_bytes:
                 door.upload(package.data, package.sha256, on_bytes)
         console.say(f"loading {source.reference} in a sandbox …")
-        found = door.publish(package.sha256)
+        found = door.publish(package.sha256, allow_secret or [])
     console.say(f"published {found.reference}, {size(found.archive_bytes)}")
     show(found.shown(), output, found.reference)
 

@@ -69,7 +69,9 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
     )  # fmt: skip
     succeeded = void = 0
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        rollouts = bar.add_task("rollouts", total=sampling.total, success=0, void=0)
+        rollouts = bar.add_task(
+            "rollouts", total=sampling.total, completed=sampling.kept, success=0, void=0
+        )
         for episode in sampling:
             succeeded += episode.reward is not None and episode.reward >= 1.0
             void += episode.reward is None

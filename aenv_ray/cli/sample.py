@@ -40,11 +40,16 @@ def sample(
         "episodes.jsonl"
     ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite that file.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep its episodes, and run those that it lacks.")
+    ] = False,
     infra_retries: Annotated[
         int, typer.Option("--infra-retries", min=0, help="After infrastructure failures.")
     ] = 2,
     ttl: Annotated[str | None, typer.Option("--ttl", help="Of an instance: 30m, 2h.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="process, docker.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="process, docker, kubernetes.")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,
@@ -57,14 +62,20 @@ def sample(
 
     Example:
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
+      aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume
     """
     from aenv_ray import sampling
     from aenv_ray.actors import entrance
     from aenv_ray.cli import rollouts as shown
 
     act = load_policy(policy)
-    if out.is_file() and out.stat().st_size and not force:
-        raise ConfigError(f"{out} has episodes already", hint="name another, or use --force")
+    if resume and force:
+        raise typer.BadParameter("--force would overwrite what it keeps", param_hint="--resume")
+    if out.is_file() and out.stat().st_size and not (force or resume):
+        raise ConfigError(
+            f"{out} has episodes already",
+            hint="go on with it by --resume, name another, or use --force",
+        )
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
@@ -79,6 +90,7 @@ def sample(
             concurrency=concurrency,
             infra_retries=infra_retries,
             out=out,
+            resume=resume,
             ttl=ttl,
             engine=engine,
             environment_variables=variables(env or [], "--env"),

@@ -90,13 +90,16 @@ def revoke(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """End a token; an unknown one is no error.
+    """End a token; fails where there is none.
 
     Example:
       aenv token revoke tk-abc12345 --yes
     """
     with gateway(system_url, api_key, timeout) as door:
         confirm(f"Revoke token {token_id}?", yes)
-        door.revoke_token(token_id)
+        was_there = door.revoke_token(token_id)
+    if not was_there:
+        console.error(f"there is no token {token_id}", "see: aenv token list")
+        raise typer.Exit(1)
     console.say(f"revoked {token_id}")
     show({"id": token_id, "revoked": True}, output, token_id)

@@ -181,9 +181,14 @@ class Gateway:
             )
         return bytes(content)
 
-    def publish(self, archive: str, config: Mapping[str, Any] | None = None) -> EnvironmentAnswer:
-        """Publish an uploaded archive; the same content again changes nothing."""
-        body = {"archive": archive} | ({"config": dict(config)} if config else {})
+    def publish(self, archive: str, allow_secrets: Sequence[str] = ()) -> EnvironmentAnswer:
+        """Publish an uploaded archive; the same content again changes nothing.
+
+        Args:
+            archive: Its SHA-256.
+            allow_secrets: Files, or patterns, that are published although they look like secrets.
+        """
+        body = {"archive": archive, "allow_secrets": list(allow_secrets)}
         data = self.http.data("POST", "/publish", json=body, repeatable=True, timeout_s=TRANSFER_S)
         return _environment(data)
 
@@ -341,9 +346,9 @@ class Gateway:
         )
         return answer
 
-    def revoke_token(self, token_id: str) -> None:
-        """End a token."""
-        self.http.data("DELETE", _path("tokens", token_id))
+    def revoke_token(self, token_id: str) -> bool:
+        """End a token, and tell whether there was one."""
+        return bool(self.http.data("DELETE", _path("tokens", token_id)))
 
     def hub(self) -> dict[str, Any]:
         """Return what the hub says of itself."""

@@ -9,38 +9,33 @@ exists is always asked of the daemon, and what became of it is told by its event
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aenv_ray.engines import docker_files, docker_janitor
 from aenv_ray.engines import docker_spec as specs
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_containers import DAEMON_AWAY, REMOVED, Containers, listening
+from aenv_ray.engines.docker_containers import Containers, listening
 from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
 from aenv_ray.engines.docker_instance import Instance, await_boot
+from aenv_ray.engines.docker_instances import Instances
 from aenv_ray.engines.docker_plan import Planner
 from aenv_ray.engines.docker_presence import Presence
-from aenv_ray.engines.docker_second import SECOND, SecondContainers
+from aenv_ray.engines.docker_second import SecondContainers
 from aenv_ray.engines.docker_spec import Surroundings
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
-
-logger = logging.getLogger(__name__)
 
 RELEASED: Final = "it was released"
 CAUSE_WAIT_S: Final = 10.0
 """A daemon under load tells late why a container ended."""
-_CLOSE_S: Final = 10.0
-_EXPECTED: Final = (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
-"""Ends that no log explains."""
 
 
 class DockerEngine(Engine):
@@ -86,6 +81,7 @@ class DockerEngine(Engine):
         self._files = DockerFiles(node_directory(runtime_dir, self._scope))
         self._client = DockerClient(address)
         self._containers = Containers(self._client, self._files, self._scope, host_id)
+        self._instances = Instances(self._containers, self._files)
         self._presence = Presence(
             self._client,
             address=address,
@@ -94,8 +90,8 @@ class DockerEngine(Engine):
             host_id=host_id,
             owner_pid=owner_pid,
             grace_s=grace_s,
-            on_event=self._on_event,
-            on_gap=self._find_ended,
+            on_event=self._instances.on_event,
+            on_gap=self._instances.find_ended,
         )
         self._planner = Planner(
             self._client, self._files, self._scope, host_id,
@@ -103,10 +99,8 @@ class DockerEngine(Engine):
             docker_config=docker_config,
         )  # fmt: skip
         self._seconds = SecondContainers(self._containers, self._files)
-        self._instances: dict[str, Instance] = {}
         self._opening = asyncio.Lock()
         self._is_open = False
-        self._removals: set[asyncio.Task[None]] = set()
 
     # --- the daemon -----------------------------------------------------------------------------
 
@@ -122,46 +116,6 @@ class DockerEngine(Engine):
             await self._planner.learn()
             await self._presence.enter()
             self._is_open = True
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        attributes = event["Actor"]["Attributes"]
-        of_first = attributes.get(docker_files.INSTANCE_LABEL, "")
-        instance = self._instances.get(of_first or attributes.get(docker_files.SECOND_LABEL, ""))
-        own = {"": ""} if instance is None else {
-            instance.container_id: instance.name,
-            instance.second_id: second_name(instance.name),
-        }  # fmt: skip
-        name = own.get(event["Actor"]["ID"])
-        if instance is None or name is None:
-            return
-        match event["Action"]:
-            case "oom":
-                instance.out_of_memory.add(name)
-            case "die":
-                self._bury(instance, name)
-            case "destroy" if not instance.ended.done() and instance.burial is None:
-                self._finish(instance, _named(instance, name, self._files.cause(name) or REMOVED))
-                if instance.has_second:
-                    self._in_background(self._discard(instance))
-
-    async def _find_ended(self) -> None:
-        """End what ended while the daemon, or its events, were away."""
-        labels = (docker_files.INSTANCE_LABEL, docker_files.SECOND_LABEL)
-        rows = {
-            row["Names"][0].lstrip("/"): row
-            for label in labels
-            for row in await self._containers.rows(label, running_only=False)
-        }
-        for instance in list(self._instances.values()):
-            for name in instance.started:  # of another, whoever starts it finds out
-                row = rows.get(name)
-                if row is None:
-                    cause = DAEMON_AWAY.format("its container was removed")
-                    self._finish(instance, _named(instance, name, cause))
-                    if instance.has_second:
-                        self._in_background(self._discard(instance))
-                elif row["State"] != "running":
-                    self._bury(instance, name, DAEMON_AWAY)
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -185,7 +139,7 @@ class DockerEngine(Engine):
             return exc
 
     async def _boot(self, spec: SandboxSpec) -> Sandbox:
-        if spec.instance_id in self._instances:
+        if self._instances.find(spec.instance_id) is not None:
             raise SandboxStartFailed(
                 f"{spec.instance_id} did not start: it runs already", instance_id=spec.instance_id
             )
@@ -195,7 +149,7 @@ class DockerEngine(Engine):
 
     async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
         name = around.name
-        instance = self._track(spec.instance_id, name)
+        instance = self._instances.track(spec.instance_id, name)
         instance.has_second = around.second is not None
         directory = self._files.make_run_directory(name)
         hides_source = spec.config.deploy.hide_source
@@ -217,20 +171,11 @@ class DockerEngine(Engine):
                 instance, specs.isolation(spec, around), specs.start_mode(around)
             )
         except BaseException:
-            self._untrack(instance)
-            await self._remove_surely(instance)
+            self._instances.untrack(instance)
+            await self._instances.remove_surely(instance)
             raise
 
     # --- running --------------------------------------------------------------------------------
-
-    def _track(self, instance_id: InstanceId, name: str) -> Instance:
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        instance = self._instances[instance_id] = Instance(instance_id, name, ended)
-        return instance
-
-    def _untrack(self, instance: Instance) -> None:
-        if self._instances.get(instance.id) is instance:
-            del self._instances[instance.id]
 
     async def _connect(self, instance: Instance, isolation: Isolation, mode: str) -> DoorSandbox:
         async def find_cause() -> str:
@@ -259,7 +204,7 @@ class DockerEngine(Engine):
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._open()
         name = container_name(self._scope, instance_id)
-        instance = self._instances.get(instance_id) or self._track(instance_id, name)
+        instance = self._instances.find(instance_id) or self._instances.track(instance_id, name)
         try:
             details = await self._containers.details(name)
             instance.container_id = details["Id"]
@@ -272,7 +217,7 @@ class DockerEngine(Engine):
             if not details["State"]["Running"]:
                 cause = self._containers.cause(name, details, instance.out_of_memory)
             if cause is not None:
-                await self._discard(instance)
+                await self._instances.discard(instance)
                 raise lost(instance_id, cause)
             return await self._connect(
                 instance,
@@ -280,10 +225,10 @@ class DockerEngine(Engine):
                 row_labels[docker_files.START_MODE_LABEL],
             )
         except DaemonRefused as exc:
-            self._untrack(instance)
+            self._instances.untrack(instance)
             raise lost(instance_id, "it ended while its host was away") from exc
         except AenvError:
-            self._untrack(instance)
+            self._instances.untrack(instance)
             raise
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
@@ -295,7 +240,7 @@ class DockerEngine(Engine):
     ) -> None:
         await self._open()
         name = container_name(self._scope, instance_id)
-        instance = self._instances.get(instance_id)
+        instance = self._instances.find(instance_id)
         sandbox = None if instance is None else instance.sandbox
         if instance is not None and sandbox is not None and sandbox.end_cause is None:
             has_second = instance.has_second  # its connection is the proof that it runs
@@ -314,7 +259,7 @@ class DockerEngine(Engine):
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        instance = self._instances.get(instance_id)
+        instance = self._instances.find(instance_id)
         if instance is None:
             raise lost(instance_id, "it does not run")
         ended = instance.ended if follow else None
@@ -332,77 +277,16 @@ class DockerEngine(Engine):
 
     async def _stop_one(self, instance_id: InstanceId) -> None:
         name = container_name(self._scope, instance_id)
-        instance = self._instances.get(instance_id)
+        instance = self._instances.find(instance_id)
         if instance is not None:
-            self._finish(instance, RELEASED)
+            self._instances.finish(instance, RELEASED)
         async with self._containers.slot():
             has_second = instance is None or instance.has_second  # else it is not known
             await self._containers.remove_all(name, has_second=has_second)
         self._files.clean(name)
 
-    async def _remove_surely(self, instance: Instance) -> None:
-        """Remove what failed to start, also when this task is being cancelled."""
-        await asyncio.shield(self._in_background(self._discard(instance)))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do what must be done whoever waits for it; `close` lets it finish."""
-        task = asyncio.create_task(work)
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
-        return task
-
-    async def _discard(self, instance: Instance) -> None:
-        try:
-            await self._containers.remove_all(instance.name, has_second=instance.has_second)
-        except FabricUnavailable as exc:
-            logger.warning("%s is left to the janitor: %s", instance.name, exc)
-            return
-        self._files.clean(instance.name)
-
-    def _bury(self, instance: Instance, name: str, around: str = "{}") -> None:
-        """Find out why a container of an instance died, tell, and remove what there is of it."""
-        if instance.burial is None and not instance.ended.done():
-            instance.burial = self._in_background(self._inquire(instance, name, around))
-
-    async def _inquire(self, instance: Instance, name: str, around: str) -> None:
-        try:
-            details = await self._containers.details(name)
-            cause = self._containers.cause(name, details, instance.out_of_memory)
-            if details["State"]["Status"] != "removing":
-                instance.log = await self._containers.log(name)
-        except (DaemonRefused, FabricUnavailable):
-            cause = self._files.cause(name) or REMOVED
-        if self._files.cause(name) is None:  # else it is the janitor's word
-            cause = around.format(cause)
-        self._finish(instance, _named(instance, name, cause))
-        await self._containers.let_readers_finish(name)
-        await self._discard(instance)
-
-    def _finish(self, instance: Instance, cause: str) -> None:
-        """Tell that a sandbox ended; the first cause stays."""
-        if instance.ended.done():
-            return
-        if instance.log and cause not in _EXPECTED:
-            cause = f"{cause}; the end of its log:\n{instance.log}"
-        instance.ended.set_result(cause)
-        self._untrack(instance)
-        for sandbox in (instance.sandbox, instance.second):
-            if sandbox is not None:
-                sandbox.end(cause)
-
     async def close(self) -> None:  # noqa: D102
         self._presence.leave()
         self._is_open = False
-        if self._removals:
-            await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
-        for instance in list(self._instances.values()):
-            for sandbox in (instance.sandbox, instance.second):
-                if sandbox is not None:
-                    await sandbox.close()
-        self._instances.clear()
+        await self._instances.settle()
         await self._client.close()
-
-
-def _named(instance: Instance, name: str, cause: str) -> str:
-    """Return a cause of which it is said when it is that of the second container."""
-    return cause if name == instance.name or cause in _EXPECTED else SECOND + cause

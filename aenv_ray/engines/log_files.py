@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.launcher_logs import marked_cut
+from aenv_ray.runtime.pod_log import last_lines
 
 LOOK_S: Final = 0.1
 """How often a log that is followed is looked at; files tell nobody."""
@@ -78,16 +79,6 @@ class LogFile:
     def close(self) -> None:
         """Close it."""
         os.close(self._fd)
-
-
-def last_lines(content: bytes, lines: int) -> bytes:
-    """Return the last lines of some output; an unfinished one counts."""
-    start = len(content) - content.endswith(b"\n")
-    for _ in range(lines):
-        start = content.rfind(b"\n", 0, start)
-        if start < 0:
-            return content
-    return content[start + 1 :] if lines else b""
 
 
 async def read(

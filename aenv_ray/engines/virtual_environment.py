@@ -53,6 +53,14 @@ def read_requirements(project_dir: Path) -> list[str]:
     return wanted
 
 
+def may_be_installing(project_dir: Path) -> bool:
+    """Whether a project has requirements of its own, which a node may have to install first."""
+    try:
+        return bool(read_requirements(project_dir))
+    except (OSError, ValueError):
+        return False  # whoever starts it says what is wrong
+
+
 async def ensure(project_dir: Path, cache_dir: Path) -> Path | None:
     """Return the interpreter of the project's virtual environment, building it if need be.
 

@@ -53,21 +53,11 @@ def pack(source: project.Project, *, allow: Sequence[str] = ()) -> Package:
         ConfigError: It holds what looks like a secret; it is too large, or was edited since it was
             loaded.
     """
-    package = archived(source)
-    with tarfile.open(fileobj=io.BytesIO(package.data), mode="r:") as tar:
+    data = source.archive()
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         members = project_archive.read_tar(tar, f"project {source.path}")
         found = [f for m in members if (f := looks_secret(m.name, m.content)) is not None]
     _refuse([f for f in found if not any(fnmatchcase(f.path, p) for p in allow)])
-    return package
-
-
-def archived(source: project.Project) -> Package:
-    """Return a project's archive, whatever is in it: somebody has looked before.
-
-    Raises:
-        ConfigError: It is too large, or was edited since it was loaded.
-    """
-    data = source.archive()
     return Package(source, data, hashlib.sha256(data).hexdigest())
 
 

@@ -5,6 +5,9 @@ instance's own at `RUN`, where it listens on the Unix socket ``boot``. This proc
 project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{"ready": facts}`` or
 ``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
 
+In a pod, process 1 is `aenv_ray.runtime.pod`, which starts this process and hands over to it, by a
+socket that it inherits, the connections that have shown that they are the host's.
+
 In an image that has its own server (`aenv_ray.runtime.relay`) this process starts that and ends
 with it; in one without a fitting Python it serves commands and files, and no code is loaded.
 """
@@ -29,6 +32,7 @@ from aenv_ray.runtime import linux
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
+from aenv_ray.runtime.handed_over import HandedOver
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.orphans import Acceptor, reap_adopted
 from aenv_ray.runtime.registry import Registry
@@ -45,7 +49,11 @@ _TEXT_LIMIT: Final = 60_000
 
 
 def main(
-    serving: str = "runtime", absence: str = "", directory: str = "", server: Sequence[str] = ()
+    serving: str = "runtime",
+    absence: str = "",
+    directory: str = "",
+    server: Sequence[str] = (),
+    link: int = -1,
 ) -> None:
     """Load what is to be served, say so, and serve until the container ends.
 
@@ -55,9 +63,14 @@ def main(
         absence: With ``commands``, why there are no tools.
         directory: Where `server` runs; with ``commands``, where commands do, "" for ``HOME``.
         server: With ``public``, the command of the image's server.
+        link: In a pod, descriptor of the socket to process 1; it takes the place of ``boot`` too.
     """
-    boot = socket.socket(socket.AF_UNIX)
-    boot.connect(f"{RUN}/boot")
+    boot = socket.socket(socket.AF_UNIX) if link < 0 else socket.socket(fileno=link)
+    if link < 0:
+        boot.connect(f"{RUN}/boot")
+    else:
+        boot.set_inheritable(False)
+        linux.become_subreaper()  # as process 1 is without being told
     try:
         _shut_in(directory if serving == "commands" else "")
         if serving == "public":
@@ -68,7 +81,7 @@ def main(
             registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
-        listener = _listen(f"{RUN}/door")
+        listener = _listen(f"{RUN}/door") if link < 0 else HandedOver(boot)
     except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
         _say(boot, {"failed": text[-_TEXT_LIMIT:]})
@@ -76,8 +89,11 @@ def main(
     gc.collect()
     gc.freeze()
     _say(boot, {"ready": {"uid": os.getuid()}})
-    boot.close()
     acceptor = Acceptor(listener)
+    if link >= 0:
+        serve(acceptor.accept, dispatcher)
+        return
+    boot.close()
 
     def accept_from_outside() -> socket.socket:
         while not _is_from_outside(sock := acceptor.accept()):

@@ -9,6 +9,17 @@ import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
+
+
+class Listener(Protocol):
+    """A listening socket, or what hands over connections like one."""
+
+    def fileno(self) -> int:
+        """Return what becomes readable when there is a connection."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection and its peer's address."""
 
 
 def children_of_main_thread() -> Sequence[int]:
@@ -43,7 +54,7 @@ class Acceptor:
         ValueError: This is not the main thread.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._woken, wakes = os.pipe()
         for fd in (self._woken, wakes):

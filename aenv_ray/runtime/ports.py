@@ -61,12 +61,12 @@ class Ports:
                     "close some first",
                 )
         try:
-            sock = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S)
+            sock = _connect(port)
         except (OSError, OverflowError) as exc:
             raise Fault(
                 "port_unreachable",
                 f"nothing in the sandbox answers on port {port}: {exc}",
-                "start a server there; it listens on 127.0.0.1 or 0.0.0.0",
+                "start a server there; it listens on localhost, or on every address",
             ) from exc
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = f"{os.getpid()}-{next(self._ids)}"
@@ -131,6 +131,21 @@ class Ports:
             gone = [name for name, one in self._connections.items() if one.used_at < latest]
         for name in gone:
             self.close(name)
+
+
+def _connect(port: int) -> socket.socket:
+    """Connect to a port on the loopback, whichever of its addresses the server chose.
+
+    Raises:
+        OSError: Nothing listens on 127.0.0.1, nor on ::1.
+        OverflowError: It is no port.
+    """
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S)
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):  # what is refused on the usual address is to be told
+            return socket.create_connection(("::1", port), timeout=_CONNECT_S)
+        raise
 
 
 def _send_all(sock: socket.socket, payload: bytes) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.episode import Episode
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task
 
 logger = logging.getLogger("aenv_ray")
 
@@ -17,18 +21,22 @@ class EpisodeFile:
 
     Args:
         path: Replaced when it exists.
+        kept: Episodes that it begins with, of an earlier run.
 
     Raises:
         ConfigError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: Iterable[Episode] = ()) -> None:
         self.failure: ConfigError | None = None
         """Why not every episode is in the file; None while every one is."""
         self._path = path
-        self._written = 0
         try:
-            self._file = path.open("w", encoding="utf-8")
+            kept = tuple(kept)
+            if kept:
+                _replace(path, kept)
+            self._written = len(kept)
+            self._file = path.open("a" if kept else "w", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(
                 f"{path} cannot be written: {exc.strerror}", hint="name another file"
@@ -60,3 +68,52 @@ class EpisodeFile:
             f"{self._path} cannot be written: {exc.strerror}; it has {self._written} episodes",
             hint="make room or name another file; the sampling's episodes and summary() are whole",
         )
+
+
+def _replace(path: Path, episodes: Iterable[Episode]) -> None:
+    """Write a file anew in one step: whatever ends us, the old one or the new one is there."""
+    whole = path.with_name(f"{path.name}.part")
+    with whole.open("w", encoding="utf-8") as file:
+        file.writelines(f"{episode.model_dump_json()}\n" for episode in episodes)
+        file.flush()
+        os.fsync(file.fileno())
+    whole.replace(path)
+
+
+def finished_episodes(path: Path, tasks: Sequence[Task]) -> list[Episode]:
+    """Return the episodes of an interrupted run that need not run again.
+
+    Those that the infrastructure failed do. A last line that was not written whole counts for none.
+
+    Args:
+        path: The run's output; there need be none.
+        tasks: Of the run.
+
+    Raises:
+        ConfigError: It cannot be read, or is of other tasks.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    *lines, _ = text.split("\n")
+    found: dict[int, Episode] = {}
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        try:
+            episode = Episode.model_validate_json(line)
+        except ValidationError:
+            raise ConfigError(
+                f"{where}: it is no episode", hint="name the run's own file"
+            ) from None
+        if not (0 <= episode.index < len(tasks) and tasks[episode.index].id == episode.task_id):
+            raise ConfigError(
+                f"{where}: episode {episode.index} is of task {episode.task_id!r}, of which this "
+                "run has none there",
+                hint="go on with the same tasks and rollouts, or write to another file",
+            )
+        if episode.status is not EpisodeStatus.INFRA_FAILED:
+            found[episode.index] = episode
+    return list(found.values())

@@ -22,7 +22,7 @@ from aenv_ray.sampling.episode import (
     load_tasks,
     reward_number,
 )
-from aenv_ray.sampling.episode_file import EpisodeFile
+from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
 from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, Policy, act
 from aenv_ray.sampling.summary import Summary, summarize
 
@@ -49,6 +49,7 @@ class Sampling:
         infra_retries: int,
         options: CreateOptions,
         out: Path | None,
+        kept: list[Episode],
     ) -> None:
         self._environment = environment
         self._policy = policy
@@ -60,7 +61,8 @@ class Sampling:
         self.output_failure: ConfigError | None = None
         """Why the output file lacks episodes; raised once all have been given. None: it does not.
         """
-        self._episodes: list[Episode] = []
+        self._kept = kept
+        self._episodes = list(kept)
         self._started = 0.0
         self._wall_s = 0.0
 
@@ -70,13 +72,18 @@ class Sampling:
         return len(self._tasks)
 
     @property
+    def kept(self) -> int:
+        """How many of them an earlier run had finished; they are not given again."""
+        return len(self._kept)
+
+    @property
     def episodes(self) -> list[Episode]:
-        """The episodes that finished so far, in the order in which they did."""
+        """The episodes that finished so far, in the order in which they did, kept ones first."""
         return list(self._episodes)
 
     def summary(self) -> Summary:
         """Return the numbers of the episodes that finished so far."""
-        return summarize(self._episodes, self._wall_s)
+        return summarize(self._episodes, self._wall_s, kept=len(self._kept))
 
     # --- iterating ------------------------------------------------------------------------------
 
@@ -145,8 +152,9 @@ class Sampling:
         if self._started:
             raise ConfigError("a sampling runs once", hint="call sample() again")
         self._started = time.perf_counter()
-        waiting = list(enumerate(self._tasks))[::-1]
-        output = EpisodeFile(self._out) if self._out else None
+        done = {episode.index for episode in self._kept}
+        waiting = [one for one in enumerate(self._tasks) if one[0] not in done][::-1]
+        output = EpisodeFile(self._out, self._kept) if self._out else None
 
         async def work() -> None:
             while waiting:
@@ -160,7 +168,7 @@ class Sampling:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._concurrency, len(self._tasks))):
+                for _ in range(min(self._concurrency, len(waiting))):
                     group.create_task(work())
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
@@ -267,6 +275,7 @@ def sample(
     concurrency: int = 16,
     infra_retries: int = INFRA_RETRIES,
     out: str | Path | None = None,
+    resume: bool = False,
     actor: str = "shared",
     **options: Any,
 ) -> Sampling:
@@ -280,6 +289,9 @@ def sample(
         infra_retries: New starts of an episode after an infrastructure failure.
         out: File that gets one JSON object a line for each finished episode. When it cannot be
             written any more the run goes on, and ends with ConfigError after its last episode.
+        resume: Keep what an interrupted run of the same tasks wrote to `out`, and run the rest;
+            what the infrastructure failed runs again. The summary is of all episodes, but for
+            `wall_s` and `calls_per_s`, which are this run's.
         actor: Density of the instances; shared is a hundred times cheaper.
         options: Further options of `aenv_ray.create`.
 
@@ -291,12 +303,16 @@ def sample(
     """
     if concurrency < 1:
         raise ConfigError(f"concurrency {concurrency!r} is not at least 1")
+    file, found = Path(out) if out is not None else None, load_tasks(tasks)
+    if resume and file is None:
+        raise ConfigError("there is nothing to resume without out", hint="name the run's file")
     return Sampling(
         str(environment),
         policy,
-        load_tasks(tasks),
+        found,
         concurrency=concurrency,
         infra_retries=infra_retries,
         options=CreateOptions(actor=actor, **options),
-        out=Path(out) if out is not None else None,
+        out=file,
+        kept=finished_episodes(file, found) if resume and file is not None else [],
     )

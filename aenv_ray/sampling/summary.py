@@ -33,9 +33,16 @@ class Summary(BaseModel):
     wall_s: float
 
 
-def summarize(episodes: Iterable[Episode], wall_s: float) -> Summary:
-    """Return the summary of episodes that took `wall_s` seconds together."""
+def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> Summary:
+    """Return the summary of episodes.
+
+    Args:
+        episodes: All of them.
+        wall_s: What they took together, but for the first `kept`, which an earlier run had.
+        kept: How many those are.
+    """
     found = list(episodes)
+    new_calls = sum(len(e.steps) for e in found[kept:])
     rewards = [e.reward for e in found if e.reward is not None]
     calls = [step.duration_s for e in found for step in e.steps]
     creates = [e.create_s for e in found if e.create_s is not None]
@@ -48,7 +55,7 @@ def summarize(episodes: Iterable[Episode], wall_s: float) -> Summary:
         reward_failed=count[EpisodeStatus.REWARD_FAILED],
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         tool_calls=len(calls),
-        calls_per_s=len(calls) / wall_s if wall_s > 0 else 0.0,
+        calls_per_s=new_calls / wall_s if wall_s > 0 else 0.0,
         create_p50_ms=_quantile_ms(creates, 0.5),
         create_p99_ms=_quantile_ms(creates, 0.99),
         call_p50_ms=_quantile_ms(calls, 0.5),

@@ -38,8 +38,10 @@ from aenv_ray.serve.deps import Deps, Resolver
 from aenv_ray.serve.endpoint import Endpoint
 from aenv_ray.serve.http import Front
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.limits import RequestRate
 from aenv_ray.serve.metrics import Metrics, Twin
+from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
 from aenv_ray.serve.service import Services
 from aenv_ray.serve.service_apps import Apps, ServeApps
@@ -83,15 +85,18 @@ class Gateway:
         self.metrics = Metrics(twin)
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
-        self.creator = Creator(hub, fabric, resolve, clock, self.replica, self.metrics.create_phase)
-        self.control = Control(self.deps, self.creator, tokens)
+        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.creator = Creator(
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
+        )
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
         self.services = Services(hub, resolve, clock, apps or ServeApps())
         self.sweep = Sweep(
             hub,
             fabric,
             self.creator,
             clock,
-            self.replica,
+            self.replicas,
             settings.sweep_s,
             self._note_live,
             self.metrics.pools,

@@ -9,12 +9,13 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotFound
-from aenv_ray.hub.records import EnvironmentVersion, Lease
+from aenv_ray.errors import FabricUnavailable, InstanceNotFound
+from aenv_ray.hub.records import Lease
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.auth import HubAuthenticator
 from aenv_ray.serve.creation import Creator
 from aenv_ray.serve.deps import Deps, Principal
+from aenv_ray.serve.known_environments import KnownEnvironments
 from aenv_ray.serve.shapes import InstanceObject, instance_object
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -27,6 +28,7 @@ class Control:
     deps: Deps
     creator: Creator
     tokens: HubAuthenticator
+    environments: KnownEnvironments
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
@@ -73,17 +75,9 @@ class Control:
         await self.owned(principal, instance_id)
         return RayInstance(await self.deps.fabric.handle(instance_id))
 
-    async def environment_of(self, lease: Lease) -> EnvironmentVersion | None:
-        """Return what the hub knows of a lease's environment; None of one that it does not."""
-        name, _, version = lease.reference.partition("@")
-        try:
-            return await self.deps.hub.environment(name, version)
-        except EnvironmentNotFound:
-            return None
-
     async def shown(self, request: Request, *leases: Lease) -> list[InstanceObject]:
         """Return instances of one environment as their owner sees them alone."""
-        entry = await self.environment_of(leases[0])
+        entry = await self.environments.find(leases[0].reference)
         return [
             instance_object(
                 lease, mcp_url=self.mcp_url(request, lease.id), entry=entry, is_private=True

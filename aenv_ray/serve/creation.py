@@ -12,9 +12,9 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S
@@ -24,31 +24,24 @@ from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
     FabricUnavailable,
-    InstanceNotFound,
-    InstanceReleased,
 )
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.project import Project
+from aenv_ray.serve.create_keys import CreateKeys
 from aenv_ray.serve.deps import Resolver
 from aenv_ray.serve.instances import Instances, Made
+from aenv_ray.serve.replicas import Replicas
 
 logger = logging.getLogger(__name__)
 
-KEY_TTL_S: Final = 24 * 3600.0
-"""An idempotency key is known for so long."""
 _TRIES: Final = 2
 """A host may have filled up or died since it was looked at."""
-_LOOK_S: Final = 0.2
-_KEY_DEADLINE_S: Final = 60.0
-"""How long a repeated create waits for the first one's instances."""
 _KEY_TRIES: Final = 20
-_OPEN: Final = "open"
-"""What a look at a state that nobody settled leaves there for a moment."""
-_OPEN_S: Final = 0.05
-_SETTLE_TRIES: Final = 100
+_UNDO_S: Final = 2.0
+"""What failed is undone within this time, or behind the answer's back: the hub may be away."""
 
 Phase = Callable[[str, float], None]
 """Told how long a phase of a create took: its name, seconds."""
@@ -78,7 +71,7 @@ class Creator:
         fabric: Which makes them.
         resolve: Finds projects.
         clock: For deadlines.
-        replica: Name of this process, by which its unfinished creates are known.
+        replicas: This process, by whose name its unfinished creates are known, among the others.
         note_phase: Told how long each phase took.
     """
 
@@ -88,17 +81,18 @@ class Creator:
         fabric: Instances,
         resolve: Resolver,
         clock: Clock,
-        replica: str,
+        replicas: Replicas,
         note_phase: Phase,
     ) -> None:
         self._hub = hub
         self._fabric = fabric
         self._resolve = resolve
         self._clock = clock
-        self._replica = replica
+        self._replicas = replicas
         self._note_phase = note_phase
-        self._tasks: set[asyncio.Task[list[Lease]]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._under_way: set[str] = set()
+        self.keys = CreateKeys(hub, clock, replicas)
 
     @property
     def under_way(self) -> frozenset[str]:
@@ -124,7 +118,7 @@ class Creator:
             try:
                 return await self._made(wish, source, specs, leases, patience_s)
             except BaseException as exc:
-                await asyncio.shield(self.undo([lease.id for lease in leases]))
+                await self._finish(self.undo([lease.id for lease in leases]))
                 is_worth_it = isinstance(exc, CapacityExceeded | FabricUnavailable)
                 if not is_worth_it or attempt == _TRIES - 1:
                     raise
@@ -132,11 +126,19 @@ class Creator:
 
     async def undo(self, ids: Sequence[str]) -> None:
         """End instances, and then their leases; what cannot be ended now is left to the sweep."""
+        self._under_way.difference_update(ids)
         try:
             await self._fabric.release(ids)
             await self._hub.end_leases(ids)
         except AenvError as exc:
             logger.warning("%d instances are left to the sweep: %s", len(ids), exc)
+
+    async def _finish(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Let what was begun be undone to the end, but keep its caller only for a moment."""
+        task = asyncio.create_task(ending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.wait({task}, timeout=_UNDO_S)
 
     # --- repeated creates ---------------------------------------------------------------------
 
@@ -159,17 +161,15 @@ class Creator:
         name = wish.reference.partition("@")[0]
         for attempt in range(_KEY_TRIES):
             ids = [new_instance_id(name) for _ in range(wish.count)]
-            mine = json.dumps({"wish": fingerprint, "ids": ids})
-            kept = await self._hub.remember(f"create:{scope}:{attempt}", mine, KEY_TTL_S)
-            if kept == mine:
-                return await self._first(wish, ids, patience_s)
-            known = json.loads(kept)
-            if known["wish"] != fingerprint:
+            async with self.keys.claimed(f"{scope}:{attempt}", fingerprint, ids) as claim:
+                if claim.ids == ids:
+                    return await self._first(wish, ids, patience_s)
+            if claim.wish != fingerprint:
                 raise ConfigError(
                     "the Idempotency-Key was used for another request",
                     hint="use a new key for each new request, the same only to repeat one",
                 )
-            leases = await self._known(known["ids"], patience_s)
+            leases = await self.keys.made(claim, patience_s)
             if leases is not None:
                 return leases
         raise FabricUnavailable(f"{_KEY_TRIES} creates under the Idempotency-Key came to nothing")
@@ -183,56 +183,23 @@ class Creator:
                 for spec, instance_id in zip(fresh, ids, strict=True)
             ]
             leases = await self._admitted(wish, specs)
-            if not await self._settle(f"admission:{ids[0]}", "admitted"):
+            if not await self.keys.admit(ids[0]):
                 raise FabricUnavailable("the create took too long to be admitted")
             return await self._made(wish, source, specs, leases, patience_s, is_keyed=True)
         except BaseException:
-            await asyncio.shield(self._give_up(ids))
+            await self._finish(self._give_up(ids))
             raise
 
     async def _give_up(self, ids: Sequence[str]) -> None:
-        with contextlib.suppress(AenvError):  # then the sweep finds it undone
-            await self.void(ids[0])
-        await self.undo(ids)
-
-    async def void(self, first_id: str) -> None:
-        """Let later creates under the same key try anew: what began with this id came to nothing.
-
-        Raises:
-            FabricUnavailable: The hub does not answer.
-        """
-        await self._settle(f"admission:{first_id}", "void")
-        await self._settle(f"void:{first_id}", "yes")
-
-    async def _settle(self, name: str, value: str) -> bool:
-        """Keep a value for good under a name; False when another was settled before."""
-        for _ in range(_SETTLE_TRIES):
-            kept = await self._hub.remember(name, value, KEY_TTL_S)
-            if kept != _OPEN:
-                return kept == value
-            await asyncio.sleep(_OPEN_S)  # somebody looked: what looking leaves is soon gone
-        raise FabricUnavailable("the hub does not take the state of a create")
-
-    async def _known(self, ids: Sequence[str], patience_s: float) -> list[Lease] | None:
-        """Return the leases that an earlier create made; None when it came to nothing."""
-        until = self._clock.now() + min(patience_s, _KEY_DEADLINE_S)
-        while True:
-            try:
-                leases = [await self._hub.lease(i) for i in ids]
-            except InstanceNotFound:
-                leases = []
-                if await self._hub.remember(f"void:{ids[0]}", _OPEN, _OPEN_S) == "yes":
-                    return None
-                if await self._hub.remember(f"admission:{ids[0]}", _OPEN, _OPEN_S) == "admitted":
-                    raise InstanceReleased(
-                        "what was made under the Idempotency-Key has ended", instance_id=ids[0]
-                    ) from None
-            is_late = self._clock.now() >= until
-            if leases and (is_late or all(o.status is InstanceStatus.RUNNING for o in leases)):
-                return leases
-            if is_late:
-                raise FabricUnavailable("the first request with this key is still under way")
-            await asyncio.sleep(_LOOK_S)
+        try:
+            await self.keys.void(ids[0])
+        except AenvError as exc:
+            # Were the leases to end before that, who repeats the create would be told that what it
+            # made has ended.
+            logger.warning("a create of %d is left to the sweep: %s", len(ids), exc)
+            self._under_way.difference_update(ids)
+        else:
+            await self.undo(ids)
 
     # --- making -------------------------------------------------------------------------------
 
@@ -257,11 +224,17 @@ class Creator:
                 # Its time begins when it runs.
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
-                made_by=self._replica,
+                made_by=self._replicas.name,
             )
             for spec in specs
         ]
-        await self._hub.admit(leases)
+        ids = [lease.id for lease in leases]
+        self._under_way.update(ids)  # from before the sweep can see them
+        try:
+            await self._hub.admit(leases)
+        except BaseException:
+            self._under_way.difference_update(ids)
+            raise
         self._note_phase("admit", self._clock.now() - began)
         return leases
 
@@ -278,7 +251,6 @@ class Creator:
         """Return leases once their instances run, or as they are when that takes too long."""
         ids = [lease.id for lease in leases]
         task = asyncio.create_task(self._make(wish, source, specs, is_keyed))
-        self._under_way.update(ids)
         self._tasks.add(task)
 
         def forget(task: asyncio.Task[list[Lease]]) -> None:
@@ -307,7 +279,7 @@ class Creator:
             ids = [spec.instance_id for spec in specs]
             with contextlib.suppress(AenvError):  # what stays Pending, the sweep ends
                 if is_keyed:
-                    await self.void(ids[0])
+                    await self.keys.void(ids[0])
                 for instance_id in ids:
                     await self._hub.update_lease(
                         instance_id, status=InstanceStatus.FAILED, reason=exc.message[:2000]

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the same `Endpoint` objects that serve."""
+"""The OpenAPI document: of the control side made from the same `Endpoint` objects that serve."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from aenv_ray.errors import (
     RateLimited,
     Unauthorized,
 )
+from aenv_ray.serve import data_document
 from aenv_ray.serve.endpoint import Access, Endpoint
 
 _REFERENCES: Final = "#/components/schemas/{model}"
@@ -29,14 +30,14 @@ Json = dict[str, Any]
 
 
 def document(endpoints: Sequence[Endpoint], version: str) -> Json:
-    """Return the document of these routes.
+    """Return the document of these routes and of the data side's.
 
     Args:
         endpoints: All of the control side.
         version: Of aenv-ray.
     """
-    schemas: Json = {"Error": _ERROR}
-    paths: dict[str, Json] = {}
+    schemas: Json = {"Error": _ERROR, **data_document.FAULTS}
+    paths = data_document.paths()
     for endpoint in endpoints:
         operation = _operation(endpoint, schemas)
         path = _CONVERTOR.sub("", endpoint.path)
@@ -46,8 +47,10 @@ def document(endpoints: Sequence[Endpoint], version: str) -> Json:
         "info": {
             "title": "aenv-ray gateway",
             "version": version,
-            "description": "Every JSON answer is an envelope: success, code (0, or the HTTP "
-            "status), message, data; on failure also error, with code, message and hint.",
+            "description": "Every JSON answer of a control route is an envelope: success, code (0, "
+            "or the HTTP status), message, data; on failure also error, with code, message and "
+            "hint. A request with AEnvCore-EnvInstance-ID or AEnvCore-MCPProxy-URL is for that "
+            "instance, whatever its path is, /health included.",
         },
         "paths": paths,
         "components": {

@@ -33,7 +33,8 @@ def endpoints(control: Control) -> list[Endpoint]:
                  "once", "tokens", Access.ADMIN, body=TokenRequest, data=TokenObject),
         Endpoint("GET", "/tokens", routes.tokens, "List one's tokens; all of them for "
                  "administrators", "tokens", data=list[TokenRecord]),
-        Endpoint("DELETE", "/tokens/{id}", routes.revoke, "Revoke a token", "tokens", data=bool),
+        Endpoint("DELETE", "/tokens/{id}", routes.revoke, "Revoke a token; false: there "
+                 "is none", "tokens", data=bool),
         Endpoint("GET", "/quotas", routes.quotas, "Quotas and their use", "quotas",
                  data=list[QuotaObject]),
         Endpoint("PUT", quota, routes.set_quota, "Set the quota of owner:NAME or label:KEY=VALUE",
@@ -75,12 +76,13 @@ class AdminRoutes:
         return await self._hub.tokens(None if principal.is_admin else principal.owner)
 
     async def revoke(self, asked: Asked[Any, None]) -> bool:
-        """Revoke one; another owner's is as unknown as one that never was."""
+        """Revoke one, and tell whether it was there; another owner's never was."""
         own = await self.tokens(asked)
-        if any(record.id == asked.path["id"] for record in own):
+        was_there = any(record.id == asked.path["id"] for record in own)
+        if was_there:
             await self._hub.revoke_token(asked.path["id"])
             self._control.tokens.forget()
-        return True
+        return was_there
 
     async def quotas(self, asked: Asked[Any, None]) -> list[QuotaObject]:
         """List those one may see."""

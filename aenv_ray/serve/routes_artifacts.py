@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
 import pydantic_core
@@ -39,11 +39,18 @@ _STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull)
 class Publish(Protocol):
     """Publishes a source archive that anybody may have made."""
 
-    async def __call__(self, archive: bytes, owner: str) -> EnvironmentVersion:
+    async def __call__(
+        self, archive: bytes, owner: str, *, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
         """Return the version as it is kept.
 
+        Args:
+            archive: The archive.
+            owner: Who publishes it.
+            allow: Files that may look like secrets.
+
         Raises:
-            ConfigError: It is no project, or holds what it must not.
+            ConfigError: It is no project, or holds what it must not, or what looks like a secret.
             SandboxStartFailed: Its code does not load.
             VersionConflict: The version exists with other content.
         """
@@ -134,12 +141,15 @@ class ArtifactRoutes:
 
     async def publish(self, asked: Asked[Nothing, PublishRequest]) -> EnvironmentObject:
         """Publish an artifact."""
-        entry = await self._published(asked.body.archive, asked.principal.owner)
+        body = asked.body
+        entry = await self._published(body.archive, asked.principal.owner, body.allow_secrets)
         return EnvironmentObject.of(entry, is_whole=True)
 
-    async def _published(self, digest: str, owner: str) -> EnvironmentVersion:
+    async def _published(
+        self, digest: str, owner: str, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
         archive = await self._store.read(digest, limit_bytes=self._limit)
-        return await self._publish(archive, owner)
+        return await self._publish(archive, owner, allow=allow)
 
     async def create(self, asked: Asked[Nothing, ReferenceConfig]) -> bool:
         """Publish what was uploaded for the version, or else its config alone."""

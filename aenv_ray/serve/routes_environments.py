@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from aenv_ray import ids
+from aenv_ray import ids, project
 from aenv_ray.errors import (
     CatalogConflict,
     ConfigError,
@@ -19,6 +19,7 @@ from aenv_ray.hub.records import (
     EnvironmentStatus,
     EnvironmentVersion,
     FunctionSchema,
+    Page,
 )
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.deps import Principal
@@ -34,6 +35,7 @@ from aenv_ray.serve.shapes import (
 
 TAG: Final = "environments"
 _NONE: Final = (EnvironmentNotFound,)
+_SKIPPED_AT_ONCE: Final = 1000
 
 
 def endpoints(control: Control) -> list[Endpoint]:
@@ -76,21 +78,31 @@ class EnvironmentRoutes:
     async def page(self, asked: Asked[EnvironmentFilter, None]) -> Response:
         """List a page."""
         query = asked.query
-        page = await self._hub.environments(
-            EnvironmentQuery(
-                name=query.name,
-                tag=query.tag,
-                text=query.text,
-                status=None if query.status is None else status_of(query.status),
-                latest_only=query.latest,
-                limit=query.limit,
-                cursor=query.cursor,
-            )
+        wanted = EnvironmentQuery(
+            name=query.name,
+            tag=query.tag,
+            text=query.text,
+            status=None if query.status is None else status_of(query.status),
+            latest_only=query.latest,
+            limit=query.limit,
+            cursor=query.cursor,
         )
+        page = await self._after(wanted, query.offset)
         headers = {"X-Total-Count": str(page.total)}
         if page.cursor is not None:
             headers["X-Next-Cursor"] = page.cursor
         return success([EnvironmentObject.of(entry) for entry in page.items], headers=headers)
+
+    async def _after(self, query: EnvironmentQuery, offset: int) -> Page[EnvironmentVersion]:
+        """Return the page after the first `offset` rows."""
+        while offset > 0:
+            limit = min(offset, _SKIPPED_AT_ONCE)
+            page = await self._hub.environments(query.model_copy(update={"limit": limit}))
+            if page.cursor is None:
+                return page.model_copy(update={"items": ()})
+            offset -= limit
+            query = query.model_copy(update={"cursor": page.cursor})
+        return await self._hub.environments(query)
 
     async def exists(self, asked: Asked[Any, None]) -> ExistsObject:
         """Tell whether it is there."""
@@ -143,7 +155,15 @@ class EnvironmentRoutes:
     async def _entry(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
         name, version = asked.path["name"], asked.path.get("version")
         ids.split_reference(name if version is None else f"{name}@{version}")
-        return await self._hub.environment(name, version)
+        try:
+            return await self._hub.environment(name, version)
+        except EnvironmentNotFound:
+            if name not in project.builtins():
+                raise
+            raise EnvironmentNotFound(
+                f"{name} is built in, and nobody published it",
+                hint="instances are made of it by its name; GET /instances/{id} of one shows it",
+            ) from None
 
     async def _own(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
         entry = await self._entry(asked)

@@ -28,6 +28,8 @@ class GatewaySettings(BaseModel):
     """How clients reach `mcp_port`. None: as the request came, with `mcp_port`."""
     replicas: int = Field(default=1, ge=1, le=100)
     """Processes that answer; on one node they share the ports."""
+    on_head: bool = False
+    """Keep all of them on Ray's head, where a cluster that scales has its one fixed address."""
     max_ongoing_requests: int = Field(default=4096, ge=1)
     """Requests that one replica works on at once; more get 503 and try again."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)

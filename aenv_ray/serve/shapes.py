@@ -19,6 +19,10 @@ Duration = str | float
 """``"30m"``, ``"2h"``, or seconds."""
 
 
+LabelKey = Annotated[str, Field(min_length=1, max_length=200)]
+LabelValue = Annotated[str, Field(max_length=1000)]
+
+
 def timestamp(seconds: float) -> str:
     """Return seconds since the epoch as RFC 3339, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -114,7 +118,9 @@ class EnvironmentFilter(_Query):
     status: str | None = None
     latest: bool = False
     limit: int = Field(default=100, ge=1, le=1000)
-    offset: int | None = Field(default=None, ge=0, description="Ignored; use cursor.")
+    offset: int = Field(
+        default=0, ge=0, le=100_000, description="Rows left out; a cursor is cheaper."
+    )
     cursor: str | None = None
 
 
@@ -141,6 +147,8 @@ class PublishRequest(_Asked):
     """A source archive that was uploaded, to be published."""
 
     archive: str = Field(pattern="^[0-9a-f]{64}$")
+    allow_secrets: list[str] = Field(default_factory=list, max_length=1000)
+    """Files, or patterns of them, that are published although they look like secrets."""
 
 
 class ArtifactObject(_Answer):
@@ -182,12 +190,12 @@ class CreateRequest(_Asked):
     """A new instance, as AEnvironment's client asks for it."""
 
     env_name: Annotated[str, Field(alias="envName", min_length=1, max_length=200)]
-    datasource: str = ""
+    datasource: str = Field(default="", max_length=1000)
     environment_variables: dict[str, str] | None = Field(default=None, repr=False)
     arguments: list[str] | None = None
     ttl: Duration | None = None
-    owner: str | None = None
-    labels: dict[str, str] | None = None
+    owner: str | None = Field(default=None, max_length=200)
+    labels: dict[LabelKey, LabelValue] | None = Field(default=None, max_length=100)
 
     @field_validator("ttl", mode="after")
     @classmethod
@@ -313,7 +321,7 @@ class TokenObject(TokenRecord):
 class QuotaRequest(_Asked):
     """How many instances a subject may have."""
 
-    max_instances: int = Field(ge=0)
+    max_instances: int = Field(ge=0, le=1_000_000_000)
 
 
 class QuotaObject(_Answer):

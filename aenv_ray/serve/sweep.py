@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final
 
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, InstanceNotFound
+from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.serve.creation import Creator
 from aenv_ray.serve.instances import Instances
+from aenv_ray.serve.replicas import Replicas
 
 logger = logging.getLogger(__name__)
-
-REPLICAS: Final = "gateway-replica"
-"""Kind of the documents by which replicas say that they live."""
-MISSED_BEATS: Final = 4
-"""A replica that said nothing for so many sweeps is dead …"""
-LEAST_SILENCE_S: Final = 15.0
-"""… but not before so long: on a busy machine a live one may be silent for seconds."""
 
 
 class Sweep:
@@ -34,8 +27,8 @@ class Sweep:
         hub: With the leases.
         fabric: With the instances.
         creator: What this replica makes is its own affair.
-        clock: For the age of things.
-        replica: This replica's name.
+        clock: For whose turn it is.
+        replicas: This one among the others.
         every_s: Seconds between rounds.
         note_live: Told of the running instances in each round of this replica.
         note_pools: Told of the sandboxes that are ready, likewise.
@@ -47,7 +40,7 @@ class Sweep:
         fabric: Instances,
         creator: Creator,
         clock: Clock,
-        replica: str,
+        replicas: Replicas,
         every_s: float,
         note_live: Callable[[Collection[Lease]], None],
         note_pools: Callable[[Mapping[str, int]], None],
@@ -56,7 +49,7 @@ class Sweep:
         self._fabric = fabric
         self._creator = creator
         self._clock = clock
-        self._replica = replica
+        self._replicas = replicas
         self._every_s = every_s
         self._note_live = note_live
         self._note_pools = note_pools
@@ -65,7 +58,7 @@ class Sweep:
         """Sweep for ever; a round that fails is tried again with the next."""
         async with asyncio.TaskGroup() as group:
             # Apart: a round may take longer than this replica may be silent.
-            group.create_task(self._repeat(self.beat))
+            group.create_task(self._repeat(self._replicas.beat))
             group.create_task(self._repeat(self._round))
 
     async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -82,15 +75,11 @@ class Sweep:
         if await self._is_mine():
             await self.once()
 
-    async def beat(self) -> None:
-        """Tell the other replicas that this one lives."""
-        document = {"seen_at": self._clock.now()}
-        await self._hub.put_document(REPLICAS, self._replica, document)
-
     async def _is_mine(self) -> bool:
         number = int(self._clock.now() / self._every_s)
         name = f"sweep:{number}"
-        return await self._hub.remember(name, self._replica, 10 * self._every_s) == self._replica
+        mine = self._replicas.name
+        return await self._hub.remember(name, mine, 10 * self._every_s) == mine
 
     async def once(self) -> None:
         """Compare and mend once.
@@ -101,7 +90,7 @@ class Sweep:
         leases = await self._leases()  # before the instances: what is made meanwhile is in neither
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}
-        alive = await self._alive()
+        alive = await self._replicas.alive()
         running = []
         for lease in leases:
             if not lease.made_by:
@@ -128,19 +117,8 @@ class Sweep:
             if cursor is None:
                 return found
 
-    async def _alive(self) -> set[str]:
-        """Return the replicas that live; forget those that are long dead."""
-        now = self._clock.now()
-        limit_s = max(MISSED_BEATS * self._every_s, LEAST_SILENCE_S)
-        documents = await self._hub.documents(REPLICAS)
-        ages = {name: now - float(d.get("seen_at", 0.0)) for name, d in documents.items()}
-        for name, age_s in ages.items():
-            if age_s > 100 * limit_s:
-                await self._hub.delete_document(REPLICAS, name)
-        return {name for name, age_s in ages.items() if age_s <= limit_s} | {self._replica}
-
     async def _look_at_pending(self, lease: Lease, alive: set[str]) -> None:
-        is_own = lease.made_by == self._replica
+        is_own = lease.made_by == self._replicas.name
         if (lease.id in self._creator.under_way) if is_own else (lease.made_by in alive):
             return
         # It may have become Running since it was listed, as its replica's last deed too.
@@ -150,7 +128,7 @@ class Sweep:
         except InstanceNotFound:
             return
         logger.warning("%s was being made by %s, which is gone", lease.id, lease.made_by)
-        await self._creator.void(lease.id)
+        await self._creator.keys.void(lease.id)
         await self._creator.undo([lease.id])
 
     async def _adjust(self, lease: Lease, info: InstanceInfo) -> None:
@@ -164,6 +142,10 @@ class Sweep:
             status = (await self._fabric.info(lease.id)).status
         except InstanceNotFound:
             status = InstanceStatus.TERMINATED
+        except FabricUnavailable as exc:
+            # Its host lives and does not say: what it may have is in use, for all that is known.
+            logger.warning("%s is not known to have ended: %s", lease.id, exc)
+            return
         if status is InstanceStatus.FAILED:
             reason = "its sandbox, its host or its node died"
             await self._hub.update_lease(lease.id, status=status, reason=reason)

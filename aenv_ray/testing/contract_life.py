@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -47,6 +47,9 @@ result = [os.close(file) for file in sys.contract_files]
 
 class LifeTests:
     """How sandboxes end, and how they do not."""
+
+    starts_in_s: ClassVar[float] = 2.0
+    """Two that are started together are up within this, also on a busy machine."""
 
     if TYPE_CHECKING:
 
@@ -177,12 +180,15 @@ class LifeTests:
         assert await bench.running() == set()
 
     async def test_a_deadline_that_was_moved_holds(self, bench: Bench) -> None:
-        moved, left = await bench.engine.start_many([bench.spec(ttl_s=2.0), bench.spec(ttl_s=2.0)])
+        moved, left = await bench.engine.start_many(
+            [bench.spec(ttl_s=self.starts_in_s) for _ in range(2)]
+        )
         assert isinstance(moved, Sandbox)
         assert isinstance(left, Sandbox)
         later = bench.now() + 500.0
         await bench.engine.set_deadline(moved.instance_id, later)
-        await eventually(lambda: left.end_cause is not None, "the other one ended")
+        within_s = self.starts_in_s + 10.0
+        await eventually(lambda: left.end_cause is not None, "the other one ended", within_s)
         assert await value_of(moved, "echo", text="alive") == "alive"
         (listed,) = await bench.engine.running()
         assert listed.deadline == pytest.approx(later)

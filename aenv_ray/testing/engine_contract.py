@@ -31,6 +31,7 @@ from aenv_ray.testing.contract_bench import Bench, eventually
 from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_life import LifeTests
 from aenv_ray.testing.contract_logs import LogTests
+from aenv_ray.testing.contract_ports import PortTests
 from aenv_ray.testing.contract_results import ResultTests
 from aenv_ray.testing.contract_start import StartTests
 from aenv_ray.testing.contract_workspace import WorkspaceTests
@@ -40,7 +41,7 @@ MakeEngine = Callable[[HostId], Engine]
 
 @pytest.mark.asyncio
 class EngineContract(
-    StartTests, CallTests, ResultTests, WorkspaceTests, LifeTests, LogTests, ApartTests
+    StartTests, CallTests, ResultTests, WorkspaceTests, LifeTests, LogTests, ApartTests, PortTests
 ):
     """Every guarantee of the engine contract; subclass it for an engine."""
 

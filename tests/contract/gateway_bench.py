@@ -72,7 +72,7 @@ class LocalInstances(Instances):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._actor = LocalActor(control=self._control, call=self._call)
+        self._actor = LocalActor(control=self._control, call=self._call, call_json=self._call_json)
         self._controller = LocalActor(release=host.release)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -87,6 +87,9 @@ class LocalInstances(Instances):
     async def _call(self, message: bytes) -> Any:
         decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
+
+    async def _call_json(self, message: bytes) -> bytes:
+        return (await self._host.calls.call(CallMessage.decode(message))).json
 
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
@@ -228,9 +231,11 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
     )  # fmt: skip
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
 
-    async def publish(archive: bytes, owner: str) -> EnvironmentVersion:
+    async def publish(
+        archive: bytes, owner: str, *, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
         found = packing.unpack_any(archive, root / "projects")
-        package = packing.pack(found, allow=["*"])
+        package = packing.pack(found, allow=allow)
         await artifacts.put(package.data, digest=package.sha256)
         return await hub.push(
             EnvironmentVersion(
@@ -266,3 +271,13 @@ def _written(root: Path) -> Project:
     )
     (root / "src" / "tools.py").write_text(TOOLS)
     return project.load(root)
+
+
+CREATE = {"envName": "probe@1.0.0"}
+
+
+async def created(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await http.post("/env-instance", json=CREATE | fields)
+    assert answer.status_code == 200, answer.text
+    data: dict[str, Any] = answer.json()["data"]
+    return data

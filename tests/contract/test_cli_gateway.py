@@ -172,6 +172,8 @@ def test_tokens_are_made_shown_once_and_revoked(aenv, served):
     aenv("token", "revoke", made["id"], "--yes", "--api-key", served.admin)
     listed = aenv("token", "list", "--api-key", served.admin)
     assert made["id"] not in {one["id"] for one in listed}
+    aenv("token", "revoke", made["id"], "--yes", "--api-key", served.admin, code=1)
+    assert "there is no token" in aenv.err
 
 
 def test_hub_and_status_tell_what_runs(aenv, served):
@@ -291,4 +293,7 @@ def test_a_secret_is_not_published_by_accident(aenv, todo):
     assert "src/id_rsa" in aenv.err
     assert "--allow-secret" in aenv.err
     assert aenv("list", "--name", "todo", "--status", "Ready") is not None
-    aenv("push", str(todo), "--version", "2.0.0", "--allow-secret", "src/id_rsa", "--dry-run")
+    allowed = ("push", str(todo), "--version", "2.0.0", "--allow-secret", "src/id_rsa")
+    aenv(*allowed, "--dry-run")
+    assert "2.0.0" not in {one["version"] for one in aenv("list", "--name", "todo")}
+    assert aenv(*allowed)["version"] == "2.0.0"

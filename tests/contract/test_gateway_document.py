@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from starlette.routing import Route
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import Role
@@ -31,6 +33,9 @@ CHECKS = (
     content_type_conformance,
     response_schema_conformance,
 )
+
+
+TOOLS_LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
 class Served:
@@ -122,13 +127,32 @@ def test_real_answers_fit_the_document(served: Served) -> None:
             ("POST", "/instances", {}, {"envName": "probe", "count": 2}),
             ("POST", "/tokens", {}, {"role": "owner", "owner": "ann"}),
             ("GET", "/tokens", {}, None), ("GET", "/quotas", {}, None), ("GET", "/hub", {}, None),
+            ("GET", "/instances/{id}/info", instance, None),
+            ("GET", "/instances/{id}/files/list", instance, None),
+            ("POST", "/instances/{id}/mcp", instance, TOOLS_LIST),
+            ("POST", "/instances/{id}/mcp", instance, {"jsonrpc": "2.0", "method": "noted"}),
+            ("POST", "/instances/{id}/mcp", instance, TOOLS_LIST | {"jsonrpc": "1.0"}),
+            ("DELETE", "/instances/{id}/mcp", instance, None),
             ("DELETE", "/instances/{id}", instance, None),
+            ("POST", "/instances/{id}/mcp", instance, TOOLS_LIST),
             ("GET", "/env-instance/{id}", instance, None),
         ]  # fmt: skip
         for method, path, values, body in wanted:
             case = schema[path][method].Case(path_parameters=values)
             response = http.request(method, path.format(**values), json=body)
             case.validate_response(response, checks=CHECKS)
+
+
+def test_every_route_is_in_the_document(served: Served) -> None:
+    gateway = served.bench.gateway
+    convertor = re.compile(r":\w+(?=})")
+    routes = {
+        convertor.sub("", route.path).replace("{instance_id}", "{id}")
+        for route in gateway._routes()
+        if isinstance(route, Route) and route.path != "/{path:path}"  # whatever functions chose
+    }
+    named = {"/functions/list"}  # is there for itself, and one of those that functions chose
+    assert routes | named == set(gateway.document["paths"])
 
 
 def test_a_port_that_is_taken_is_told() -> None:

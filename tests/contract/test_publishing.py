@@ -238,13 +238,15 @@ async def test_a_published_version_is_the_project_that_was_packed(
         await publish(project.load(made).archive(), "ada", **where)
 
 
-@pytest.mark.parametrize("what", ["broken code", "no room", "no archive"])
+@pytest.mark.parametrize("what", ["broken code", "no room", "no archive", "a secret"])
 async def test_what_cannot_be_published_leaves_no_version(
     tmp_path: Path, made: Path, hub: HubCore, store: ArtifactStore, what: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if what == "broken code":
         (made / "src" / "tools.py").write_text("import no_such_module\n")
+    if what == "a secret":
+        (made / ".env").write_text("TOKEN=secret\n")
     data = b"no archive" if what == "no archive" else project.load(made).archive()
     if what == "no room":
 
@@ -255,6 +257,19 @@ async def test_what_cannot_be_published_leaves_no_version(
     with pytest.raises((SandboxStartFailed, ArtifactStoreDenied, ConfigError)):
         await publish(data, "ada", hub=hub, store=store, projects_dir=tmp_path / "projects")
     assert await hub.versions("made") == ()
+
+
+async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(
+    tmp_path: Path, made: Path, hub: HubCore, store: ArtifactStore
+) -> None:
+    (made / "tests").mkdir()
+    (made / "tests" / "id_rsa").write_text("of no server\n")
+    data = project.load(made).archive()
+    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects"}
+    with pytest.raises(ConfigError, match="tests/id_rsa") as raised:
+        await publish(data, "ada", **where)
+    assert "of no server" not in f"{raised.value.message} {raised.value.hint}"
+    assert (await publish(data, "ada", **where, allow=["tests/*"])).name == "made"
 
 
 def test_a_status_that_there_is_none_of_is_said(made: Path) -> None:

@@ -102,6 +102,15 @@ def test_what_the_runtime_stands_in_for_is_not_installed(tmp_path: Path) -> None
     assert read_requirements(tmp_path / "nowhere") == []
 
 
+def test_a_file_without_requirements_installs_nothing(tmp_path: Path) -> None:
+    """Whoever waits for an instance is told of an installation only where there may be one."""
+    file = tmp_path / "requirements.txt"
+    assert not virtual_environment.may_be_installing(tmp_path)
+    for content, may in ((b"# none yet\naenv-ray\n", False), (b"six\n", True), (b"\xff", False)):
+        file.write_bytes(content)
+        assert virtual_environment.may_be_installing(tmp_path) is may
+
+
 def test_pips_indexes_are_asked_as_pip_asks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A private index that has an old version of something hides no newer one."""
     for name in list(os.environ):

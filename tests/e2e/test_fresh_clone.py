@@ -56,6 +56,7 @@ def bare_environment(tmp_path_factory) -> Iterator[dict[str, str]]:
         "HOME": str(home),
         "PATH": f"{Path(base).parent}:/usr/local/bin:/usr/bin:/bin",
         "AENV_RUNTIME_DIR": runtime,
+        "PYTHONDONTWRITEBYTECODE": "1",  # as containers for CI have it
     }
     shutil.rmtree(runtime)
 
@@ -81,6 +82,10 @@ def test_the_first_command_installs_runs_rollouts_and_leaves_nothing(clone, bare
     assert summary["reward_mean"] == 1.0
     assert summary["infra_failed"] == summary["instances_left"] == 0
     assert len((clone / "quickstart.jsonl").read_text().splitlines()) == 4
+
+    # Else each of Ray's dozen processes would compile all that it imports, at each start.
+    compiled = "lib/python3*/site-packages/ray/__pycache__/actor.*.pyc"
+    assert list((clone / ".venv").glob(compiled))
 
     again = quickstart(clone, bare_environment, "--help")
     assert again.returncode == 0, again.stderr

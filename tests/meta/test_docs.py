@@ -89,6 +89,8 @@ def test_shell_blocks_use_commands_files_and_options_that_exist(block):
             continue
         assert words[1] in COMMANDS, line
         command = load_command(words[1], COMMANDS[words[1]])
+        if len(words) > 2 and words[2] in getattr(command, "commands", {}):
+            command = command.commands[words[2]]
         known = {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
         used = {word.partition("=")[0] for word in words[2:] if word.startswith("-")}
         assert used <= known | {"--help"}, line

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = [sys.executable, "-I", str(ROOT / "scripts" / "supervise.py"), "--deadline", "20"]
 
 
-def load_bootstrap() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,8 @@ def load_bootstrap() -> ModuleType:
     return module
 
 
-bootstrap = load_bootstrap()
+bootstrap = load("bootstrap")
+precompile = load("precompile")
 
 
 @pytest.fixture
@@ -152,3 +153,9 @@ def test_the_supervisor_ends_what_passes_its_deadline():
     ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ran.returncode == 124
     assert "sleep 300" in ran.stderr
+
+
+@pytest.mark.parametrize("name", [*precompile.RAY, *precompile.OURS])
+def test_what_is_compiled_beforehand_exists(name):
+    """A module that moved would be compiled by each process that imports it."""
+    assert importlib.util.find_spec(name) is not None

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import aenv_ray
+from aenv_ray.client import Environment
 from aenv_ray.engines.census import live_processes
+from aenv_ray.hub.records import Role
 from tests.ray.cluster import Cluster
 from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
@@ -25,6 +27,8 @@ from tests.ray.faults import (
     processes_of,
     without,
 )
+
+Named = Callable[[Path], str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -164,3 +168,59 @@ def door(gateway: GatewayBench) -> Iterator[Door]:
     handle = aenv_ray.create(SINK, actor="shared")
     yield Door(gateway, handle)
     ray.get(handle.release.remote(), timeout=60)
+
+
+# --- Environment, over Ray and over a gateway ----------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["ray", "gateway"])
+def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
+    """How instances are reached: by Ray, or by a gateway that `AENV_SYSTEM_URL` names."""
+    del cluster
+    if request.param == "ray":
+        yield "ray"
+        return
+    gateway: GatewayBench = request.getfixturevalue("gateway")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AENV_SYSTEM_URL", gateway.url)
+        patch.setenv("AENV_API_KEY", gateway.token(Role.OWNER))
+        yield "gateway"
+
+
+@pytest.fixture
+def named(way: str, request: pytest.FixtureRequest) -> Named:
+    """Return how a project is named: over Ray by its path, at a gateway by its name."""
+
+    def name(path: Path) -> str:
+        if way == "ray":
+            return str(path)
+        gateway: GatewayBench = request.getfixturevalue("gateway")
+        gateway.projects[path.name] = path
+        return path.name
+
+    return name
+
+
+@pytest.fixture
+def live(way: str, make: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+    """Return an instance that was made by Ray, and that the gateway accounts for."""
+    handle = make()
+    if way == "gateway":
+        request.getfixturevalue("gateway").admit(handle, "ada")
+    return handle
+
+
+@pytest.fixture
+def probe(named: Named) -> str:
+    """Return how the probe project is named."""
+    return named(PROBE)
+
+
+@pytest.fixture
+def shared(probe: str) -> Callable[..., Environment]:
+    """Make environments on a shared host: the density is not the point here."""
+
+    def make(name: str = probe, **options: Any) -> Environment:
+        return Environment(name, actor="shared", **options)
+
+    return make

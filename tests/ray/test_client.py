@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 import aenv_ray
-from aenv_ray.client import CircuitBreaker, Environment, SyncEnvironment
+from aenv_ray.client import Environment
 from aenv_ray.errors import (
     CircuitOpen,
-    ConfigError,
     DeadlineExceeded,
     EnvironmentNotFound,
     FabricUnavailable,
@@ -32,65 +30,12 @@ from aenv_ray.errors import (
 from aenv_ray.hub.records import Role
 from tests.ray.cluster import Cluster
 from tests.ray.data_gateway import GatewayBench
-from tests.ray.faults import PROBE, Witness, eventually_empty, kill, without
+from tests.ray.faults import Witness, eventually_empty, kill, without
 
 pytestmark = pytest.mark.usefixtures("cluster", "way")
 
 Named = Callable[[Path], str]
 Shared = Callable[..., Environment]
-
-
-@pytest.fixture(scope="module", params=["ray", "gateway"])
-def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
-    """How instances are reached: by Ray, or by a gateway that `AENV_SYSTEM_URL` names."""
-    del cluster
-    if request.param == "ray":
-        yield "ray"
-        return
-    gateway: GatewayBench = request.getfixturevalue("gateway")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AENV_SYSTEM_URL", gateway.url)
-        patch.setenv("AENV_API_KEY", gateway.token(Role.OWNER))
-        yield "gateway"
-
-
-@pytest.fixture
-def named(way: str, request: pytest.FixtureRequest) -> Named:
-    """Return how a project is named: over Ray by its path, at a gateway by its name."""
-
-    def name(path: Path) -> str:
-        if way == "ray":
-            return str(path)
-        gateway: GatewayBench = request.getfixturevalue("gateway")
-        gateway.projects[path.name] = path
-        return path.name
-
-    return name
-
-
-@pytest.fixture
-def live(way: str, make: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
-    """Return an instance that was made by Ray, and that the gateway accounts for."""
-    handle = make()
-    if way == "gateway":
-        request.getfixturevalue("gateway").admit(handle, "ada")
-    return handle
-
-
-@pytest.fixture
-def probe(named: Named) -> str:
-    """Return how the probe project is named."""
-    return named(PROBE)
-
-
-@pytest.fixture
-def shared(probe: str) -> Shared:
-    """Make environments on a shared host: the density is not the point here."""
-
-    def make(name: str = probe, **options: Any) -> Environment:
-        return Environment(name, actor="shared", **options)
-
-    return make
 
 
 async def test_async_with_creates_and_releases(cluster: Cluster, density: str, probe: str) -> None:
@@ -282,32 +227,6 @@ async def test_what_tools_do_opens_no_circuit(shared: Shared) -> None:
         assert (await env.call_tool("count")).data == 1
 
 
-def test_an_open_circuit_lets_one_call_probe() -> None:
-    """After the pause one call passes; its success closes the circuit, its failure opens it."""
-    now = [0.0]
-    breaker = CircuitBreaker(threshold=2, pause_s=5.0, now=lambda: now[0])
-    for _ in range(2):
-        breaker.check()
-        breaker.record(SandboxLost("gone"))
-    with pytest.raises(CircuitOpen):
-        breaker.check()
-    now[0] = 5.0
-    breaker.check()
-    with pytest.raises(CircuitOpen):
-        breaker.check()
-    breaker.record(SandboxLost("still gone"))
-    now[0] = 9.0
-    with pytest.raises(CircuitOpen):
-        breaker.check()
-    now[0] = 10.0
-    breaker.check()
-    breaker.record(asyncio.CancelledError())
-    breaker.check()
-    breaker.record(ToolNotFound("an answer, whatever it says"))
-    for _ in range(3):
-        breaker.check()
-
-
 async def test_cancelled_error_passes(witness: Witness, shared: Shared) -> None:
     """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is told each time."""
     async with shared(environment_variables=witness.variables) as env:
@@ -377,11 +296,12 @@ async def test_a_failed_start_leaves_nothing(
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
-async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, shared: Shared) -> None:
+async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, probe: str) -> None:
     """Typed and told apart from an instance that is lost."""
     monkeypatch.setenv("AENV_SYSTEM_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("aenv_ray.client.gateway_http._LONGEST_PAUSE_S", 0.01)
     with pytest.raises(FabricUnavailable, match="cannot be reached"):
-        await shared(max_retries=0).initialize()
+        await Environment(probe, max_retries=0).initialize()
 
 
 async def test_a_gateway_given_by_argument(
@@ -397,49 +317,3 @@ async def test_a_gateway_given_by_argument(
         await Environment("probe", aenv_url=gateway.url, api_key="wrong").initialize()
     with pytest.raises(Forbidden):
         await Environment("probe", aenv_url=gateway.url, api_key=token, owner="eve").initialize()
-
-
-# --- without await -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sync_env(probe: str) -> Iterator[SyncEnvironment]:
-    env = SyncEnvironment(probe, actor="shared")
-    yield env
-    env.close()
-
-
-def test_the_sync_client_blocks(sync_env: SyncEnvironment) -> None:
-    """The same methods and results without `await`."""
-    with sync_env as env:
-        assert env.call_tool("add", {"a": 1}).data == 2
-        assert any(t["name"].endswith("/add") for t in env.list_tools())
-        assert env.call_reward() == {"score": 0.5}
-        assert env.exec("echo hi").text() == "hi\n"
-        assert env.get_env_info()["status"] == "Running"
-        with pytest.raises(ToolNotFound):
-            env.call_tool("nonsense")
-        first = env.instance_id
-    sync_env.release()
-    assert sync_env.instance_id is None
-    assert sync_env.call_tool("count").data == 1
-    assert sync_env.instance_id != first
-
-
-def test_the_sync_client_attaches(live: Any) -> None:
-    """By id, with the same state."""
-    handle = live
-    ray.get(handle.call_tool.remote("count"))
-    env = SyncEnvironment.attach(handle.instance_id)
-    assert env.call_tool("count").data == 2
-    for _ in range(2):
-        env.close()
-    with pytest.raises(InstanceNotFound):
-        SyncEnvironment.attach(handle.instance_id)
-    assert handle.instance_id not in [i.id for i in aenv_ray.list_instances()]
-
-
-def test_the_sync_client_raises_what_the_constructor_raises(probe: str) -> None:
-    """A wrong option is `ConfigError`, in the caller's thread."""
-    with pytest.raises(ConfigError, match="actor"):
-        SyncEnvironment(probe, actor="lonely")

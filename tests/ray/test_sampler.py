@@ -14,7 +14,7 @@ import pytest
 import aenv_ray
 from aenv_ray import project as projects
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import Episode, EpisodeStatus, Task, load_tasks
+from aenv_ray.sampling import Episode, EpisodeStatus, Sampling, Task, load_tasks
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty, kill, without
 
@@ -283,6 +283,34 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
     assert [e.index for e in episodes] == [1, 0]
     lines = out.read_text().splitlines()
     assert [Episode.model_validate_json(line) for line in lines] == episodes
+
+
+def test_an_interrupted_run_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
+    """What it had finished is kept, and neither run nor given again."""
+    del cluster
+    out = tmp_path / "episodes.jsonl"
+    ran: list[str] = []
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+        ran.append(task.id)
+
+    def sampling() -> Sampling:
+        return aenv_ray.sample(PROBE, act, probe_tasks(3), concurrency=1, out=out, resume=True)
+
+    interrupted = sampling()
+    for episode in interrupted:
+        assert episode.index == 0
+        break
+    finished = len(interrupted.episodes)
+    ran.clear()
+    rest = sampling()
+    assert (rest.kept, rest.total) == (finished, 3)
+    assert [episode.index for episode in rest] == list(range(3))[finished:]
+    assert ran == ["t0", "t1", "t2"][finished:]
+    assert rest.summary().rollouts == 3
+    assert len(out.read_text().splitlines()) == 3
+    assert list(sampling()) == []
 
 
 @pytest.mark.parametrize("is_async", [True, False])

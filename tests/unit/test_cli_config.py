@@ -141,6 +141,25 @@ def test_init_refuses_to_overwrite_and_reset_keeps_the_old_file(file, capsys):
     assert capsys.readouterr().out == f"{file}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["set", "owner", "alice"], {"key": "owner", "value": "alice"}),
+        (["set", "hub_config.api_key", "s3cret"], {"value": config_file.MASK}),
+        (["path"], {}),
+        (["reset", "--yes"], {}),
+        (["load", "more.json"], {}),
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_what_was_changed_is_data_where_data_is_asked_for(form, words, shown, file, capsys):
+    file.write_text("{}")
+    Path("more.json").write_text("{}")
+    assert main(["config", *words, "-o", form]) == 0
+    read = {"json": json.loads, "yaml": yaml.safe_load}[form]
+    assert read(capsys.readouterr().out).items() >= ({"path": str(file)} | shown).items()
+
+
 def test_an_export_can_be_loaded_and_holds_no_secret(file, tmp_path, capsys):
     file.write_text(json.dumps(SECRETS | {"owner": "alice"}))
     target = tmp_path / "export.json"

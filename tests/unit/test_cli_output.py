@@ -32,6 +32,13 @@ def test_yaml_is_read_back_as_it_was(data):
     assert yaml.safe_load(output.as_text(data, Format.YAML)) == data
 
 
+def test_yaml_takes_what_json_takes():
+    data = {"verdict": Format.TABLE, "names": ("a", "b"), 1: None}
+    read = {"verdict": "table", "names": ["a", "b"], "1": None}
+    assert json.loads(output.as_text(data, Format.JSON)) == read
+    assert yaml.safe_load(output.as_text(data, Format.YAML)) == read
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_json_is_valid_in_every_encoding(encoding, monkeypatch):
     raw = io.BytesIO()

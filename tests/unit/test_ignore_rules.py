@@ -77,22 +77,34 @@ def write(root: Path, name: str, text: str = "") -> None:
     path.write_text(text)
 
 
-def of_git(root: Path) -> list[str]:
-    clean = {"HOME": str(root), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
-    subprocess.run(["git", "init", "-q", str(root)], check=True, env=clean, timeout=60)
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--others", "--exclude-standard"],
-        cwd=root, env=clean, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    return sorted(filter(None, listed.stdout.split("\0")))
+def run_git(where: Path, *arguments: str) -> str:
+    clean = {"HOME": str(where), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=where, env=clean, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a repository without commits, for work trees anywhere."""
+    require("git", shutil.which("git") is not None, "it is not installed")
+    path = tmp_path_factory.mktemp("repository")
+    run_git(path, "init", "--quiet", "--bare")
+    return path
+
+
+def of_git(repository: Path, root: Path) -> list[str]:
+    where = [f"--git-dir={repository}", f"--work-tree={root}", "-c", "core.bare=false"]
+    listed = run_git(root, *where, "ls-files", "-z", "--others", "--exclude-standard")
+    return sorted(filter(None, listed.split("\0")))
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(names=paths, top=lines, nested=st.dictionaries(st.sampled_from(NAMES), lines, max_size=2))
 def test_the_files_of_a_project_are_those_that_git_would_add(
-    names: list[str], top: str, nested: dict[str, str]
+    empty_repository: Path, names: list[str], top: str, nested: dict[str, str]
 ) -> None:
-    require("git", shutil.which("git") is not None, "it is not installed")
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         (root / ".gitignore").write_text(top)
@@ -100,7 +112,7 @@ def test_the_files_of_a_project_are_those_that_git_would_add(
             write(root, f"{below}/.gitignore", text)
         for name in names:
             write(root, name)
-        assert [row.name for row in project_files.scan(directory)] == of_git(root)
+        assert [row.name for row in project_files.scan(directory)] == of_git(empty_repository, root)
 
 
 # --- in a project ---------------------------------------------------------------------------------

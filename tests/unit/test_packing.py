@@ -199,6 +199,18 @@ def test_a_bomb_is_refused_before_it_grows(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_an_archive_too_deep_to_walk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("config.json", "/".join(["d"] * 1500)):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"{}"))
+    with pytest.raises(ConfigError, match="deeper than 200 directories"):
+        unpack_any(buffer.getvalue(), tmp_path / "projects")
+    assert list((tmp_path / "projects").iterdir()) == []
+
+
 def test_a_zip_that_lies_about_sizes_is_refused(tmp_path: Path) -> None:
     data = bomb_in_zip()
     lie = data.replace((3_000_000).to_bytes(4, "little"), (5).to_bytes(4, "little"))

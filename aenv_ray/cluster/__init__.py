@@ -1,0 +1,1 @@
+"""Clusters on Kubernetes: their manifests, and bringing them up and down without kubectl."""

@@ -1,0 +1,223 @@
+"""What ``aenv cluster doctor`` looks at: it names the permission, kind, quota or node missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from aenv_ray.cluster import quantities
+from aenv_ray.cluster.api import APPLY, DELETE, ClusterApi, Permission
+from aenv_ray.cluster.lifecycle import Lifecycle
+from aenv_ray.cluster.objects import KINDS, NAME, Document
+from aenv_ray.errors import ConfigError, Forbidden
+
+_OPERATOR: Final = "app.kubernetes.io/name=kuberay-operator"
+_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+_AUTOSCALER: Final = Counter({"cpu": 0.5, "memory": 512.0 * 2**20})
+"""Of the container that KubeRay adds to the head, where its options say nothing."""
+_SHOWN: Final = 6
+
+
+class State(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It may do, or could not be looked at."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One of them."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+class Doctor:
+    """Looks at a Kubernetes cluster with the eyes of whoever asks.
+
+    Args:
+        api: Its API.
+        namespace: Where our cluster is, or shall be.
+        documents: The objects of our cluster.
+    """
+
+    def __init__(self, api: ClusterApi, namespace: str, documents: Sequence[Document]) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._documents = documents
+
+    def findings(self) -> list[Finding]:
+        """Return all findings; the API must answer.
+
+        Raises:
+            AenvError: It does not, or it does not know us.
+        """
+        version = self._api.request("GET", "/version") or {}
+        found = [Finding("API", State.OK, f"{self._api.host}, {version.get('gitVersion', '?')}")]
+        for name, check in (
+            ("KubeRay", self._kuberay),
+            ("operator", self._operator),
+            ("permissions", self._permissions),
+            ("grants", self._grants),
+            ("storage", self._storage),
+            ("quota", self._quota),
+            ("nodes", self._nodes),
+            ("cluster", self._cluster),
+        ):
+            try:
+                found.append(check())
+            except Forbidden as exc:
+                found.append(Finding(name, State.WARNING, f"cannot be looked at: {exc.message}"))
+        return found
+
+    def _kuberay(self) -> Finding:
+        try:
+            Lifecycle(self._api, self._namespace, lambda _: None).check_kuberay()
+        except ConfigError as exc:
+            return Finding("KubeRay", State.FAILED, exc.message, exc.hint or "")
+        return Finding("KubeRay", State.OK, f"{KINDS['RayCluster'].api_version} is known")
+
+    def _operator(self) -> Finding:
+        rows = self._api.find(KINDS["Deployment"], None, _OPERATOR)
+        if not rows:
+            return Finding(
+                "operator", State.WARNING, f"no deployment is labelled {_OPERATOR}",
+                "install KubeRay by its chart: network policies let it through by that label",
+            )  # fmt: skip
+        row = rows[0]
+        where = f"{row['metadata']['namespace']}/{row['metadata']['name']}"
+        if not row.get("status", {}).get("readyReplicas"):
+            found = f"{where} has no pod that is ready"
+            return Finding("operator", State.FAILED, found, "its pods' events and logs say why")
+        return Finding("operator", State.OK, f"{where} runs")
+
+    def _permissions(self) -> Finding:
+        wanted = dict.fromkeys((*APPLY, *DELETE))
+        missing = [p for p in wanted if not self._api.may(p, self._namespace)]
+        return self._told("permissions", missing, len(wanted), "ask an administrator for them")
+
+    def _grants(self) -> Finding:
+        """Look whether we have what our Roles grant: else the API lets nobody grant it."""
+        rules = [
+            Permission(verb, resource, group)
+            for document in self._documents
+            if document["kind"] == "Role"
+            for rule in document["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        ]
+        missing = [p for p in dict.fromkeys(rules) if not self._api.may(p, self._namespace)]
+        return self._told("grants", missing, len(rules), "only who has a permission can grant it")
+
+    def _told(self, name: str, missing: list[Permission], count: int, mend: str) -> Finding:
+        if not missing:
+            return Finding(name, State.OK, f"all {count} that are needed")
+        words = [f"{p.verb} {p.resource}" + (f".{p.group}" if p.group else "") for p in missing]
+        more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        where = f" in namespace {self._namespace}"
+        found = f"missing{where}: {', '.join(words[:_SHOWN])}{more}"
+        return Finding(name, State.FAILED, found, mend)
+
+    def _storage(self) -> Finding:
+        named = {claim["spec"].get("storageClassName") for claim in _claims(self._documents)}
+        rows = self._api.find(KINDS["StorageClass"])
+        known = {row["metadata"]["name"] for row in rows}
+        default = [
+            row["metadata"]["name"]
+            for row in rows
+            if (row["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+        ]
+        missing = sorted(named - {None} - known)
+        if missing:
+            return Finding("storage", State.FAILED, f"there is no StorageClass {missing[0]}",
+                           f"there are: {', '.join(sorted(known)) or 'none'}")  # fmt: skip
+        if None in named and not default:
+            return Finding("storage", State.FAILED, "no StorageClass is the default",
+                           "name one as storageClassName in values.yaml's volumes")  # fmt: skip
+        return Finding(
+            "storage", State.OK, f"classes: {', '.join(sorted(named - {None}) or default)}"
+        )
+
+    def _quota(self) -> Finding:
+        wanted = quantities.total(_pods(self._documents))
+        wanted["pods"] = sum(number for _, number in _pods(self._documents))
+        is_there = self._api.get(KINDS["RayCluster"], self._namespace, NAME) is not None
+        for quota in self._api.find(KINDS["ResourceQuota"], self._namespace):
+            status = quota.get("status") or {}
+            for name, hard in (status.get("hard") or quota["spec"].get("hard") or {}).items():
+                resource = name.removeprefix("requests.")
+                used = (
+                    0.0 if is_there else quantities.parse((status.get("used") or {}).get(name, 0))
+                )
+                if resource in wanted and wanted[resource] > quantities.parse(hard) - used:
+                    in_use = f", {quantities.shown(resource, used)} of it used" if used else ""
+                    found = (
+                        f"ResourceQuota {quota['metadata']['name']}: {name} is {hard}{in_use}, and "
+                        f"the smallest cluster wants {quantities.shown(resource, wanted[resource])}"
+                    )
+                    return Finding("quota", State.FAILED, found, "raise it, or lower values.yaml")
+        return Finding("quota", State.OK, "nothing is in the way of the smallest cluster")
+
+    def _nodes(self) -> Finding:
+        nodes = [node["status"].get("allocatable") or {} for node in self._api.find(KINDS["Node"])]
+        for requests, number in _pods(self._documents):
+            for resource, amount in requests.items():
+                largest = max((quantities.parse(n.get(resource, 0)) for n in nodes), default=0.0)
+                if number and amount > largest:
+                    return Finding(
+                        "nodes", State.FAILED,
+                        f"a pod wants {quantities.shown(resource, amount)} {resource}, and the "
+                        f"largest node has {quantities.shown(resource, largest)}",
+                        "lower that in values.yaml, or add larger nodes",
+                    )  # fmt: skip
+        return Finding("nodes", State.OK, f"{len(nodes)}, each pod fits on one")
+
+    def _cluster(self) -> Finding:
+        look = Lifecycle(self._api, self._namespace, lambda _: None).look()
+        if look.ray is None and not look.pods:
+            return Finding("cluster", State.OK, f"none in namespace {self._namespace} yet")
+        lacks = look.lacks()
+        if lacks:
+            return Finding("cluster", State.FAILED, "; ".join(lacks[:_SHOWN]),
+                           f"aenv cluster status --namespace {self._namespace}")  # fmt: skip
+        return Finding("cluster", State.OK, "everything is ready")
+
+
+def _claims(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    found = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
+    for document in documents:
+        if document["kind"] == "StatefulSet":
+            found += document["spec"].get("volumeClaimTemplates") or []
+    return found
+
+
+def _pods(documents: Sequence[Document]) -> list[tuple[Counter[str], int]]:
+    """Return what each pod of the smallest cluster asks for, and how many there are."""
+    found: list[tuple[Counter[str], int]] = []
+    for document in documents:
+        spec = document.get("spec") or {}
+        if document["kind"] == "StatefulSet":
+            found.append((quantities.requests_of(spec["template"]["spec"]), spec["replicas"]))
+        elif document["kind"] == "RayCluster":
+            head = quantities.requests_of(spec["headGroupSpec"]["template"]["spec"])
+            options = spec.get("autoscalerOptions") or {}
+            own = quantities.requests_of({"containers": [options]}) or _AUTOSCALER
+            found.append((head + own, 1))
+            for group in spec.get("workerGroupSpecs") or []:
+                requests = quantities.requests_of(group["template"]["spec"])
+                found.append((requests, group.get("minReplicas", 0)))
+    return found
+
+
+def failed(findings: Sequence[Finding]) -> bool:
+    """Whether something stands in the way."""
+    return any(finding.state is State.FAILED for finding in findings)

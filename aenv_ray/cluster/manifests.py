@@ -1,0 +1,150 @@
+"""The manifests of a cluster: those that come with the package, or a user's own."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.cluster import kustomize, yaml_files
+from aenv_ray.cluster.objects import Document
+from aenv_ray.errors import ConfigError
+
+_PACKAGED: Final = Path(__file__).with_name("kuberay")
+_CHECKOUT: Final = Path(__file__).parents[2] / "clusters" / "kuberay"
+VALUES: Final = "Values"
+
+
+def bundled() -> Path:
+    """Return the directory of the manifests that come with the package.
+
+    Raises:
+        ConfigError: They are not there.
+    """
+    for place in (_PACKAGED, _CHECKOUT):
+        if (place / "base" / kustomize.FILE).is_file():
+            return place
+    raise ConfigError("this installation has no manifests", hint="install aenv-ray again")
+
+
+def overlays() -> list[str]:
+    """Return the names of the overlays that come with the package."""
+    return sorted(path.name for path in (bundled() / "overlays").iterdir() if path.is_dir())
+
+
+def copy_to(directory: Path) -> None:
+    """Copy the manifests, for a user to change.
+
+    Raises:
+        ConfigError: It is there already, or cannot be written.
+    """
+    try:
+        shutil.copytree(bundled(), directory, ignore=shutil.ignore_patterns("image"))
+    except FileExistsError:
+        raise ConfigError(
+            f"{directory} is there already", hint="name a directory that is not"
+        ) from None
+    except OSError as exc:
+        raise ConfigError(f"{directory} cannot be written: {exc}") from exc
+
+
+def load(
+    source: str, values: Path | None = None, settings: Mapping[str, str] | None = None
+) -> list[Document]:
+    """Return the objects of a cluster.
+
+    Args:
+        source: Name of an overlay that comes with the package, a directory with a
+            ``kustomization.yaml``, or a YAML file of objects that were rendered.
+        values: File with values that replace those of the overlay. None: the overlay's hold.
+        settings: Single values by their names, such as ``workers.maxReplicas``; they win.
+
+    Raises:
+        ConfigError: There is no such source or value, or something is malformed.
+    """
+    path = Path(source)
+    is_name = path.name == source and source in overlays() and not path.exists()
+    if path.is_file():
+        if values or settings:
+            raise ConfigError(f"{source} is rendered already: values change nothing in it")
+        return [dict(document) for document in yaml_files.read(path)]
+    if not is_name and not path.is_dir():
+        raise ConfigError(
+            f"there is no overlay, directory or file {source!r}",
+            hint=f"overlays: {', '.join(overlays())}",
+        )
+    directory = bundled() / "overlays" / source if is_name else path
+    given = _read(values) if values else {}
+    changed = 0
+
+    def change(document: Document) -> Document:
+        nonlocal changed
+        if document["kind"] != VALUES:
+            return document
+        changed += 1
+        spec = _merged(document["spec"], given)
+        for name, text in (settings or {}).items():
+            _set(spec, name, text)
+        return {**document, "spec": spec}
+
+    objects = kustomize.render(directory, change)
+    if (values or settings) and not changed:
+        raise ConfigError(f"{source} has no values that could be changed")
+    return objects
+
+
+def namespace_of(documents: Sequence[Document]) -> str:
+    """Return the namespace that a cluster is in.
+
+    Raises:
+        ConfigError: Its objects are in several, or in none.
+    """
+    found = {document["metadata"].get("namespace") for document in documents} - {None}
+    if len(found) != 1:
+        raise ConfigError(f"a cluster is in one namespace, and this is in {sorted(found)}")
+    return str(found.pop())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    documents = yaml_files.read(path)
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise ConfigError(f"{path} holds no values")
+    found = documents[0]
+    return dict(found["spec"] if found.get("kind") == VALUES else found)
+
+
+def _merged(spec: Mapping[str, Any], given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return values with given ones in their places; maps that Kubernetes defines are replaced."""
+    result = copy.deepcopy(dict(spec))
+    for name, value in given.items():
+        here = f"{above}{name}"
+        if name not in result:
+            raise _unknown(here, result, above)
+        if not above and isinstance(result[name], dict):
+            if not isinstance(value, dict):
+                raise ConfigError(f"value {here} is a group of values, not {value!r}")
+            result[name] = _merged(result[name], value, f"{here}.")
+        else:
+            result[name] = copy.deepcopy(value)
+    return result
+
+
+def _set(spec: dict[str, Any], name: str, text: str) -> None:
+    """Set one value by its name; parts below a map that Kubernetes defines may be new."""
+    keys = name.split(".")
+    node, above = spec, ""
+    for key in keys[:-1]:
+        if not isinstance(node.get(key), dict):
+            raise _unknown(f"{above}{key}", node, above)
+        node, above = node[key], f"{above}{key}."
+    if keys[-1] not in node and len(keys) < 3:
+        raise _unknown(name, node, above)
+    parsed = yaml_files.parse(text, f"value {name}")
+    node[keys[-1]] = parsed[0] if parsed else ""
+
+
+def _unknown(name: str, known: Mapping[str, Any], above: str) -> ConfigError:
+    names = ", ".join(f"{above}{key}" for key in known)
+    return ConfigError(f"there is no value {name}", hint=f"there are: {names}")

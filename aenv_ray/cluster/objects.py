@@ -1,0 +1,100 @@
+"""The kinds of objects that a cluster has: where the API keeps them, and in which order they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from aenv_ray.errors import ConfigError
+
+NAME: Final = "aenv"
+"""Of the RayCluster; one namespace has one."""
+PART_OF: Final = "app.kubernetes.io/part-of=aenv-ray"
+"""Selects what is ours."""
+RAY_PODS: Final = f"ray.io/cluster={NAME}"
+"""Selects the pods that KubeRay makes for us."""
+SANDBOXES: Final = f"{PART_OF},app.kubernetes.io/component=sandbox"
+REDIS: Final = "aenv-redis"
+GATEWAY: Final = "aenv-gateway"
+
+Document = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """Where the API has objects of a kind."""
+
+    name: str
+    group: str
+    """"" for the core one."""
+    version: str
+    plural: str
+    is_namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As objects say it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None) -> str:
+        """Return the path of one object, or of all.
+
+        Args:
+            namespace: None: of all namespaces, or of a kind that has none.
+            name: None: all objects.
+        """
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        scope = f"/namespaces/{namespace}" if self.is_namespaced and namespace else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind("Namespace", "", "v1", "namespaces", False),
+        Kind("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", False),
+        Kind("ServiceAccount", "", "v1", "serviceaccounts"),
+        Kind("Secret", "", "v1", "secrets"),
+        Kind("ConfigMap", "", "v1", "configmaps"),
+        Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
+        Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
+        Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+        Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+        Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+        Kind("Service", "", "v1", "services"),
+        Kind("StatefulSet", "apps", "v1", "statefulsets"),
+        Kind("RayCluster", "ray.io", "v1", "rayclusters"),
+        Kind("RayJob", "ray.io", "v1", "rayjobs"),
+        Kind("Pod", "", "v1", "pods"),
+        Kind("Node", "", "v1", "nodes", False),
+        Kind("ResourceQuota", "", "v1", "resourcequotas"),
+        Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False),
+        Kind("Deployment", "apps", "v1", "deployments"),
+    )
+}
+"""By name, in the order in which they are applied."""
+_ORDER: Final = tuple(KINDS)
+
+
+def kind_of(document: Mapping[str, Any]) -> Kind:
+    """Return an object's kind.
+
+    Raises:
+        ConfigError: It is none that a cluster has.
+    """
+    kind = KINDS.get(str(document.get("kind")))
+    if kind is None or kind.api_version != document.get("apiVersion"):
+        raise ConfigError(
+            f"{document.get('apiVersion')} {document.get('kind')} is not applied here",
+            hint="apply what is your own with kubectl",
+        )
+    return kind
+
+
+def in_order(documents: Iterable[Document]) -> list[Document]:
+    """Return objects so that what others need comes before them."""
+    return sorted(documents, key=lambda document: _ORDER.index(kind_of(document).name))
+
+
+def title(document: Mapping[str, Any]) -> str:
+    """Return what an object is called, for people."""
+    return f"{document['kind']} {document['metadata']['name']}"

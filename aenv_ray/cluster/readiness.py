@@ -1,0 +1,141 @@
+"""What a cluster that comes up still lacks, in words; a decision on what the API tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aenv_ray.cluster.objects import NAME, REDIS, Document, title
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the API tells of a cluster at one moment."""
+
+    ray: Document | None
+    redis: Document | None
+    pods: Sequence[Document]
+    claims: Sequence[Document]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The worker groups with what is wanted and there of each."""
+        if self.ray is None:
+            return []
+        return [self._group(spec) for spec in self.ray["spec"].get("workerGroupSpecs") or []]
+
+    def _group(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        name = spec["groupName"]
+        mine = [pod for pod in self.pods if label(pod, "ray.io/group") == name]
+        return {
+            "group": name,
+            "ready": sum(map(is_ready, mine)),
+            "pods": len(mine),
+            "min": spec.get("minReplicas", 0),
+            "max": spec.get("maxReplicas"),
+            "slots": (spec.get("resources") or {}).get("env_slot"),
+        }
+
+    @property
+    def head(self) -> Document | None:
+        """The head's pod, the newest if there are several."""
+        heads = [pod for pod in self.pods if label(pod, "ray.io/node-type") == "head"]
+        return max(heads, key=lambda p: p["metadata"].get("creationTimestamp") or "", default=None)
+
+    @property
+    def sandboxes(self) -> list[Document]:
+        """The pods of instances."""
+        return [p for p in self.pods if label(p, "app.kubernetes.io/component") == "sandbox"]
+
+    def lacks(self) -> list[str]:
+        """Return what is not ready yet, and why; nothing when all is."""
+        found = _of_redis(self.redis) + self._of_ray()
+        found += [
+            f"{title(claim)} is {claim.get('status', {}).get('phase', 'Pending')}"
+            for claim in self.claims
+            if claim.get("status", {}).get("phase") != "Bound"
+        ]
+        told = [pod for pod in self.pods if pod not in self.sandboxes and not is_ready(pod)]
+        return found + [f"pod {pod['metadata']['name']}: {why(pod)}" for pod in told]
+
+    def _of_ray(self) -> list[str]:
+        if self.ray is None:
+            return [f"RayCluster {NAME} is not there"]
+        status = self.ray.get("status") or {}
+        found = []
+        if not status and not self.pods:
+            found.append(f"RayCluster {NAME}: KubeRay has not looked at it; does its operator run?")
+        found += _complaints(status)
+        head = self.head
+        if head is None or not is_ready(head):
+            found.append("the head is not ready: it is once Ray and the gateway answer")
+        for group in self.groups:
+            if group["ready"] < (group["min"] or 0):
+                found.append(
+                    f"worker group {group['group']}: {group['ready']} of {group['min']} ready"
+                )
+        return found
+
+
+def _complaints(status: Mapping[str, Any]) -> list[str]:
+    """Return what KubeRay could not do."""
+    return [
+        f"RayCluster {NAME}: {condition.get('message') or condition.get('reason')}"
+        for condition in status.get("conditions") or []
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+    ]
+
+
+def _of_redis(redis: Document | None) -> list[str]:
+    if redis is None:
+        return [f"StatefulSet {REDIS} is not there"]
+    wanted = redis["spec"].get("replicas", 1)
+    ready = redis.get("status", {}).get("readyReplicas") or 0
+    return [] if ready >= wanted else [f"StatefulSet {REDIS}: {ready} of {wanted} ready"]
+
+
+def label(document: Mapping[str, Any], name: str) -> str:
+    """Return a label of an object; "" without it."""
+    return str((document["metadata"].get("labels") or {}).get(name, ""))
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod runs and is ready."""
+    return not pod["metadata"].get("deletionTimestamp") and any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in pod.get("status", {}).get("conditions") or []
+    )
+
+
+def why(pod: Mapping[str, Any]) -> str:
+    """Return why a pod is not ready."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "it is ending"
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        ended = [_end(state) for state in _states(status) if "terminated" in state]
+        return "it failed: " + _line(status.get("reason"), status.get("message"), *ended)
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return "no node takes it: " + _line(condition.get("message"))
+    for state in _states(status):
+        waiting = state.get("waiting") or {}
+        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            return _line(waiting["reason"], waiting.get("message"))
+    return "it starts" if status.get("phase") != "Running" else "it runs, and is not ready"
+
+
+def _states(status: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for name in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(name) or []:
+            yield container.get("state") or {}
+
+
+def _end(state: Mapping[str, Any]) -> str:
+    ended = state["terminated"]
+    return _line(ended.get("reason"), f"exit code {ended.get('exitCode')}", ended.get("message"))
+
+
+def _line(*words: str | None) -> str:
+    return " ".join(": ".join(filter(None, words)).split())[:300] or "nobody says why"

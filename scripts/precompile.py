@@ -1,0 +1,53 @@
+"""Has Python keep the compiled form of what aenv-ray's and Ray's processes import.
+
+    .venv/bin/python scripts/precompile.py
+
+Installers are told not to compile: all of Ray takes half a minute. A Ray of its own is a dozen
+processes that import the same; were nothing kept, as with ``PYTHONDONTWRITEBYTECODE``, each would
+compile it anew, which takes longer than everything else that it does when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+RAY = (
+    "ray.serve", "ray.serve._private.controller", "ray.serve._private.replica",
+    "ray.dashboard.dashboard", "ray.dashboard.agent", "ray._private.log_monitor",
+    "ray._private.runtime_env.agent.main", "ray._private.workers.default_worker",
+    "ray.autoscaler._private.monitor", "ray.util.client.server",
+)  # fmt: skip
+OURS = (
+    "aenv_ray.cli.quickstart", "aenv_ray.actors.controller", "aenv_ray.actors.host_actor",
+    "aenv_ray.actors.janitor", "aenv_ray.engines.launcher_daemon", "aenv_ray.engines.docker",
+    "aenv_ray.runtime.template", "aenv_ray.runtime.public_mcp", "aenv_ray.actors.hub_actor",
+    "aenv_ray.serve.deployment", "aenv_ray.client", "rich.progress", "rich.table",
+    "fastmcp.server.http", "redis.asyncio", "uvicorn.protocols.http.httptools_impl", "pytest",
+)  # fmt: skip
+_IMPORT = """
+import contextlib, importlib, sys
+for name in sys.argv[1:]:
+    with contextlib.suppress(Exception):  # what imports it tells why it cannot be
+        importlib.import_module(name)
+"""
+
+
+def main() -> None:
+    """Import everything once, in two processes."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-W", "ignore", "-c", _IMPORT]
+    started = [
+        subprocess.Popen(
+            [*command, *names], env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for names in (RAY, OURS)
+    ]  # fmt: skip
+    for process in started:
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the API of a Kubernetes 1.34 with KubeRay 1.7 takes: strict schemas, and Pod Security."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+from jsonschema import Draft202012Validator
+
+VERSION = "1.34"
+CRDS = Path(__file__).parent / "fixtures" / "kuberay" / "crds-1.7.0.json.gz"
+
+
+@cache
+def ray_schema(kind: str) -> Any:
+    """Return the validator of a kind of KubeRay's."""
+    schema = json.loads(gzip.decompress(CRDS.read_bytes()))[kind]
+    return Draft202012Validator(_closed(schema))
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema that refuses what the API would drop, and that knows its two extensions."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string") is True:
+        return {"type": ["integer", "string"]}
+    result = {
+        key: {name: _closed(part) for name, part in value.items()}
+        if key == "properties"
+        else _closed(value)
+        for key, value in schema.items()
+    }
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if "properties" in schema and not is_open:
+        result["additionalProperties"] = False
+    return result
+
+
+def problems(document: dict[str, Any]) -> list[str]:
+    """Return why the API would refuse an object; nothing when it would not."""
+    return list(_problems(json.dumps(document)))
+
+
+@cache
+def _problems(text: str) -> list[str]:
+    document = json.loads(text)
+    if document["apiVersion"].startswith("ray.io/"):
+        plain = {key: value for key, value in document.items() if key != "metadata"}
+        errors = ray_schema(document["kind"]).iter_errors(plain)
+        return [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in errors]
+    try:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as exc:
+        return [f"{'.'.join(map(str, exc.path))}: {exc.message}"]
+    return []
+
+
+def pod_specs(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pod specs in an object."""
+    spec = document.get("spec", {})
+    if document["kind"] == "RayCluster":
+        groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+        return [group["template"]["spec"] for group in groups]
+    if document["kind"] == "RayJob":
+        return [spec["submitterPodTemplate"]["spec"]]
+    return [spec["template"]["spec"]] if document["kind"] == "StatefulSet" else []
+
+
+def violations(pod: dict[str, Any]) -> list[str]:
+    """Return what Pod Security's level ``restricted`` refuses of a pod."""
+    found = []
+    above = pod.get("securityContext") or {}
+    volumes = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+    found += [f"volume {v['name']}" for v in pod.get("volumes", []) if not set(v) & volumes]
+    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        own = container.get("securityContext") or {}
+        both = {**above, **own}
+        name = container["name"]
+        if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
+            found.append(f"{name} runs as root")
+        if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
+            found.append(f"{name} may gain privileges")
+        if "ALL" not in (own.get("capabilities") or {}).get("drop", []):
+            found.append(f"{name} keeps capabilities")
+        if (both.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
+            found.append(f"{name} has no seccomp filter")
+        if own.get("procMount", "Default") != "Default":
+            found.append(f"{name} unmasks /proc")
+    return found

@@ -1,0 +1,41 @@
+"""A gateway in this process for each test, and clients of some owners."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aenv_ray.hub.records import Role
+from tests.contract.gateway_bench import Bench, a_gateway
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+async def bench(root: Path) -> AsyncIterator[Bench]:
+    async with a_gateway(root) as made:
+        yield made
+
+
+@pytest.fixture
+async def ann(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    async with bench.owner("ann") as http:
+        yield http
+
+
+@pytest.fixture
+async def bob(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    async with bench.owner("bob") as http:
+        yield http
+
+
+@pytest.fixture
+async def admin(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    async with bench.client(await bench.token(Role.ADMIN, "root")) as http:
+        yield http

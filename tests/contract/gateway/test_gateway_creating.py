@@ -1,0 +1,136 @@
+"""Creates over the gateway: whole groups, slow ones, keys, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
+from aenv_ray.hub.records import LeaseQuery, Quota
+from aenv_ray.serve.settings import GatewaySettings
+from tests.contract.gateway_bench import CREATE, Bench, a_gateway, created
+
+pytestmark = pytest.mark.redis
+
+
+async def test_a_group_is_made_whole_or_not_at_all(bench: Bench, ann: httpx.AsyncClient) -> None:
+    answer = await ann.post("/instances", json=CREATE | {"count": 3})
+    assert [one["status"] for one in answer.json()["data"]] == ["Running"] * 3
+    await bench.hub.set_quota(Quota(subject="owner:ann", max_instances=5))
+    refused = await ann.post("/instances", json=CREATE | {"count": 3})
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "quota_exceeded"
+    assert len(await bench.fabric.list_instances()) == 3
+
+
+async def test_a_failed_create_gives_its_place_back(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await bench.hub.set_quota(Quota(subject="owner:ann", max_instances=1))
+    bench.fabric.failure = SandboxStartFailed("its code does not load")
+    assert (await ann.post("/instances", json=CREATE)).status_code == 502
+    bench.fabric.failure = None
+    assert (await ann.post("/instances", json=CREATE)).status_code == 200
+
+
+async def test_a_full_host_is_tried_once_more(bench: Bench, ann: httpx.AsyncClient) -> None:
+    bench.fabric.failure = CapacityExceeded("full")
+    assert (await ann.post("/instances", json=CREATE)).status_code == 429
+    assert (await bench.hub.leases(LeaseQuery())).total == 0
+
+
+async def test_a_slow_create_is_told_pending_and_watched(root: Path) -> None:
+    async with a_gateway(root, GatewaySettings(create_wait_s=0)) as bench:
+        bench.fabric.gate.clear()
+        async with bench.owner("ann") as http:
+            made = await created(http)
+            assert (made["status"], made["ip"]) == ("Pending", "")
+            watching = asyncio.create_task(http.get(f"/instances/{made['id']}?wait_s=20"))
+            events = asyncio.create_task(http.get(f"/instances/{made['id']}/events"))
+            bench.fabric.gate.set()
+            running = (await watching).json()["data"]
+            assert running["status"] == "Running"
+            assert running["ip"] != ""
+            await http.delete(f"/instances/{made['id']}")
+            text = (await events).text
+    assert text.startswith("event: status\ndata: {")
+    assert '"status":"Terminated"' in text
+
+
+async def test_a_slow_create_that_fails_says_why(root: Path) -> None:
+    async with a_gateway(root, GatewaySettings(create_wait_s=0)) as bench:
+        bench.fabric.gate.clear()
+        async with bench.owner("ann") as http:
+            made = await created(http)
+            bench.fabric.failure = SandboxStartFailed("its code does not load")
+            bench.fabric.gate.set()
+            failed = (await http.get(f"/env-instance/{made['id']}?wait_s=20")).json()["data"]
+    assert (failed["status"], failed["reason"]) == ("Failed", "its code does not load")
+
+
+async def test_the_same_key_gives_the_same_instance(
+    bench: Bench, ann: httpx.AsyncClient, bob: httpx.AsyncClient
+) -> None:
+    """A lost answer, asked for again, also while the first is under way."""
+    key = {"Idempotency-Key": "k1"}
+    bench.fabric.gate.clear()
+    both = [asyncio.create_task(ann.post("/instances", json=CREATE, headers=key)) for _ in range(2)]
+    await bench.fabric.asked.wait()
+    bench.fabric.gate.set()
+    ids = {(await one).json()["data"][0]["id"] for one in both}
+    again = await ann.post("/instances", json=CREATE, headers=key)
+    assert {again.json()["data"][0]["id"]} == ids
+    assert len(bench.fabric.created) == 1
+    other = await ann.post("/instances", json=CREATE | {"ttl": "5m"}, headers=key)
+    assert other.status_code == 400
+    hers = await bob.post("/instances", json=CREATE, headers=key)
+    assert {hers.json()["data"][0]["id"]} != ids
+    await ann.delete(f"/instances/{ids.pop()}")
+    gone = await ann.post("/instances", json=CREATE, headers=key)
+    assert gone.status_code == 410
+
+
+async def test_a_key_whose_create_failed_is_free_again(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    key = {"Idempotency-Key": "k1"}
+    bench.fabric.failure = FabricUnavailable("away")
+    assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 503
+    bench.fabric.failure = None
+    assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 200
+
+
+async def test_a_create_whose_client_left_is_undone(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """AEnvironment's client sends a create again after a timeout, without a key."""
+    bench.fabric.gate.clear()
+    body = b'{"envName": "probe"}'
+    secret = ann.headers["authorization"]
+    sent = [
+        {"type": "http.request", "body": body, "more_body": False},
+    ]
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            return sent.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody reads an answer")
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/env-instance", "raw_path": b"/env-instance",
+        "query_string": b"", "headers": [(b"authorization", secret.encode())],
+        "server": ("gateway", 8080), "scheme": "http", "http_version": "1.1", "root_path": "",
+    }  # fmt: skip
+    request = asyncio.create_task(bench.gateway.app(scope, receive, send))  # type: ignore[arg-type]
+    await bench.fabric.asked.wait()
+    left.set()
+    await request
+    bench.fabric.gate.set()
+    assert (await bench.hub.leases(LeaseQuery())).total == 0
+    assert await bench.fabric.list_instances() == []

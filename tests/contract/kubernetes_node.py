@@ -1,0 +1,84 @@
+"""A Ray pod of an emulated cluster, and the engines in it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from aenv_ray.engines import kubernetes_names as names
+from aenv_ray.engines.kubernetes import KubernetesEngine
+from aenv_ray.engines.kubernetes_client import KubernetesClient
+from aenv_ray.engines.kubernetes_place import Place
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.testing.kubernetes_api import NAMESPACE, EmulatedCluster
+from aenv_ray.testing.kubernetes_node import PYTHON_IMAGE, RAY_IMAGE
+
+RAY_POD = "ray-worker-1"
+
+
+class KubernetesNode:
+    """One cluster with one Ray pod."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
+        self.cluster = EmulatedCluster()
+        self.owner_uid = ""
+
+    def __enter__(self) -> Self:
+        self.cluster.__enter__()
+        self.owner_uid = self.add_ray_pod()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.__exit__()
+        shutil.rmtree(self.root)
+
+    def add_ray_pod(self) -> str:
+        """Make the pod that hosts run in; return its uid."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": RAY_POD},
+            "spec": {"containers": [{"name": "ray-worker", "image": RAY_IMAGE}]},
+            "status": {"phase": "Running"},
+        }
+        return str(self.cluster.create("pods", pod)["metadata"]["uid"])
+
+    def engine(self, host_id: HostId, **options: Any) -> KubernetesEngine:
+        """Return an engine in the Ray pod; `options` are those of the engine or of `Place`."""
+        from kubernetes.aio import client
+
+        own = {name: options.pop(name) for name in ("schedule_s",) if name in options}
+        place = Place(**{"pod_name": RAY_POD, "image": PYTHON_IMAGE, **options})
+        return KubernetesEngine(
+            host_id,
+            runtime_dir=self.root / "r",
+            data_dir=data_dir(),
+            scope=self.root.name,
+            place=place,
+            client=KubernetesClient(NAMESPACE, client.Configuration(host=self.cluster.url)),
+            **own,
+        )
+
+    def pod(self, instance_id: InstanceId) -> str:
+        """Return the name of an instance's pod."""
+        return names.pod_name(self.owner_uid, instance_id)
+
+    def sandboxes(self) -> list[dict[str, Any]]:
+        """Return the pods of instances, whatever their state."""
+        return [p for p in self.cluster.objects("pods") if p["metadata"]["name"] != RAY_POD]
+
+    def left_over(self) -> list[str]:
+        """Return the pods of instances, by the API and by the process table."""
+        return [pod["metadata"]["name"] for pod in self.sandboxes()] + self.cluster.running()
+
+
+@cache
+def data_dir() -> Path:
+    """Return where kits are kept for all tests of this process."""
+    path = Path(tempfile.gettempdir(), "aenv-test-pod-kits")
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path

@@ -1,0 +1,136 @@
+"""The emulated API refuses what the real one refuses: other tests rely on that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.kubernetes_access import Access
+from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
+from aenv_ray.engines.kubernetes_place import Owner, Place
+from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.ids import InstanceId
+from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.testing.contract_bench import eventually
+from aenv_ray.testing.kubernetes_api import NAMESPACE, EmulatedCluster
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmulatedCluster]:
+    with EmulatedCluster() as cluster:
+        cluster.fill_nodes(True)  # nothing is to run here
+        yield cluster
+
+
+@pytest.fixture
+async def client(cluster: EmulatedCluster) -> AsyncIterator[KubernetesClient]:
+    from kubernetes.aio import client as models
+
+    client = KubernetesClient(NAMESPACE, models.Configuration(host=cluster.url))
+    yield client
+    await client.close()
+    for pod in cluster.objects("pods"):
+        cluster.delete("pods", pod["metadata"]["name"])
+
+
+@pytest.fixture
+def owner(cluster: EmulatedCluster) -> Owner:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray-1"},
+           "spec": {"containers": []}, "status": {}}  # fmt: skip
+    return Owner("ray-1", cluster.create("pods", pod)["metadata"]["uid"])
+
+
+def body(owner: Owner, name: str) -> dict[str, Any]:
+    config = EnvironmentConfig(name="made")
+    spec = SandboxSpec(InstanceId(name), Path("/p"), config, 1000.0)
+    around = Surroundings(
+        name=name, host_id="h", owner=owner, place=Place(), nonce="n", secret_digest="d",
+        image="python:3.12",
+    )  # fmt: skip
+    return pod_body(spec, around, 0.0)
+
+
+async def refusal(client: KubernetesClient, access: Access, name: str = "", **options: Any) -> str:
+    """Return status and reason of a request that is refused."""
+    with pytest.raises(ApiRefused) as raised:
+        await client.request(access, name, **options)
+    return f"{raised.value.status} {raised.value.reason}"
+
+
+async def test_objects_have_a_schema_a_name_and_a_uid(
+    client: KubernetesClient, owner: Owner
+) -> None:
+    pod = body(owner, "one")
+    wrong = copy.deepcopy(pod)
+    wrong["spec"]["activeDeadlineSecond"] = 3
+    assert await refusal(client, Access.CREATE_POD, body=wrong) == "422 Invalid"
+    made = await client.request(Access.CREATE_POD, body=pod)
+    assert await refusal(client, Access.CREATE_POD, body=pod) == "409 AlreadyExists"
+    options = {"preconditions": {"uid": "another"}}
+    assert await refusal(client, Access.DELETE_POD, "one", body=options) == "409 Conflict"
+    options = {"preconditions": {"uid": made["metadata"]["uid"]}}
+    await client.request(Access.DELETE_POD, "one", body=options)
+    assert await refusal(client, Access.GET_POD, "one") == "404 NotFound"
+
+
+async def test_a_pods_own_deadline_only_comes_earlier(
+    client: KubernetesClient, owner: Owner
+) -> None:
+    made = await client.request(Access.CREATE_POD, body=body(owner, "one"))
+    life_s = made["spec"]["activeDeadlineSeconds"]
+    later = {"spec": {"activeDeadlineSeconds": life_s + 1}}
+    assert await refusal(client, Access.PATCH_POD, "one", body=later) == "422 Invalid"
+    earlier = {"spec": {"activeDeadlineSeconds": life_s - 1}}
+    changed = await client.request(Access.PATCH_POD, "one", body=earlier)
+    assert changed["spec"]["activeDeadlineSeconds"] == life_s - 1
+    other = {"spec": {"hostname": "other"}}
+    assert await refusal(client, Access.PATCH_POD, "one", body=other) == "422 Invalid"
+
+
+async def test_lists_come_in_pages_and_by_label(client: KubernetesClient, owner: Owner) -> None:
+    for name in ("a", "b", "c"):
+        await client.request(Access.CREATE_POD, body=body(owner, name))
+    selector = "app.kubernetes.io/component=sandbox"
+    query = {"labelSelector": selector, "limit": "2"}
+    first = await client.request(Access.LIST_PODS, query=query)
+    query["continue"] = first["metadata"]["continue"]
+    second = await client.request(Access.LIST_PODS, query=query)
+    found = [pod["metadata"]["name"] for pod in first["items"] + second["items"]]
+    assert found == ["a", "b", "c"]
+    assert "continue" not in second["metadata"]
+    query = {"labelSelector": "app.kubernetes.io/component!=sandbox"}
+    (ray,) = (await client.request(Access.LIST_PODS, query=query))["items"]
+    assert ray["metadata"]["name"] == "ray-1"
+
+
+async def test_what_is_owned_goes_with_its_owner(
+    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+) -> None:
+    await client.request(Access.CREATE_POD, body=body(owner, "owned"))
+    cluster.delete("pods", "ray-1")
+    await eventually(lambda: not cluster.objects("pods"), "the owned one is gone", WITHIN_S)
+    await client.request(Access.CREATE_POD, body=body(owner, "orphan"))
+    await eventually(lambda: not cluster.objects("pods"), "and one of no owner", WITHIN_S)
+
+
+async def test_a_watch_goes_on_where_it_was_unless_that_is_forgotten(
+    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+) -> None:
+    listed = await client.request(Access.LIST_PODS)
+    query = {"resourceVersion": listed["metadata"]["resourceVersion"]}
+    await client.request(Access.CREATE_POD, body=body(owner, "seen"))
+    async with client.watch(Access.WATCH_PODS, query) as events:
+        event = await anext(events)
+        assert (event["type"], event["object"]["metadata"]["name"]) == ("ADDED", "seen")
+    cluster.break_watches(forget=True)
+    with pytest.raises(ApiRefused) as raised:
+        async with client.watch(Access.WATCH_PODS, query) as events:
+            await anext(events)
+    assert raised.value.status == 410

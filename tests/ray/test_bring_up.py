@@ -1,0 +1,94 @@
+"""What a head runs beside ``ray start``: hub and gateway come up, and stay when it runs again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aenv_ray.actors import hub_actor
+from aenv_ray.serve.deployment import is_deployed, undeploy
+from tests.ray.cluster import Cluster
+from tests.ray.faults import eventually, free_port, processes_of
+
+pytestmark = pytest.mark.redis
+
+SECRET = "aenv_0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that starts, as far as our part of it goes."""
+
+    cluster: Cluster
+    port: int
+    mcp_port: int
+    token_file: Path
+
+    def bring_up(self, *options: str) -> str:
+        """Run it to its end; return what it logged."""
+        ran = subprocess.run(
+            [
+                sys.executable, "-m", "aenv_ray.serve.bring_up", "--host", "127.0.0.1",
+                "--port", str(self.port), "--mcp-port", str(self.mcp_port),
+                "--ray-port", self.cluster.address.rpartition(":")[2],
+                "--admin-token-file", str(self.token_file), *options,
+            ],
+            env={**os.environ, "RAY_ADDRESS": self.cluster.address},
+            capture_output=True, text=True, timeout=110, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert SECRET not in ran.stdout + ran.stderr
+        return ran.stderr
+
+    def get(self, path: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=60)
+
+    def replicas(self) -> list[int]:
+        found = []
+        for pid in processes_of(self.cluster.root):
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if title.startswith(b"ray::ServeReplica:aenv-gateway"):
+                found.append(pid)
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def head(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    from ray import serve
+
+    token_file = tmp_path_factory.mktemp("admin") / "token"
+    token_file.write_text(f"{SECRET}\n")
+    yield Head(cluster, free_port(), free_port(), token_file)
+    undeploy()
+    serve.shutdown()
+    hub_actor.end_hub()
+
+
+def test_a_head_has_hub_gateway_and_the_operators_token_and_its_successor_keeps_them(
+    head: Head,
+) -> None:
+    assert "hub and gateway are up" in head.bring_up()
+    assert is_deployed()
+    tokens = head.get("/tokens").json()["data"]
+    assert [(t["role"], t["note"]) for t in tokens] == [("admin", "of the cluster")]
+    before = head.replicas()
+    assert len(before) == 1
+
+    head.bring_up()  # another head, that finds what lives
+    assert head.replicas() == before
+    assert len(head.get("/tokens").json()["data"]) == 1
+
+    head.bring_up("--replicas", "2")  # other values
+    eventually(lambda: len(head.replicas()) == 2, what=lambda: f"replicas {head.replicas()}")
+    assert head.get("/health").status_code == 200

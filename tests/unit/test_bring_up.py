@@ -1,0 +1,55 @@
+"""What is decided before hub and gateway are brought up: how long to try, and with which token."""
+
+from __future__ import annotations
+
+import pytest
+
+from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.hub.records import Role
+from aenv_ray.serve import bring_up
+
+
+def test_it_is_tried_until_it_works(monkeypatch):
+    monkeypatch.setattr(bring_up, "_PAUSE_S", 0.0)
+    problems = [FabricUnavailable("no Redis"), ConfigError("a port is taken"), None]
+
+    def attempt() -> None:
+        problem = problems.pop(0)
+        if problem is not None:
+            raise problem
+
+    assert bring_up.persist(attempt, 60.0)
+    assert problems == []
+
+
+def test_it_gives_up_in_time_and_says_why(caplog):
+    def attempt() -> None:
+        raise FabricUnavailable("no Redis")
+
+    assert not bring_up.persist(attempt, 0.0)
+    assert "no Redis" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 31])
+def test_a_token_that_could_be_guessed_is_refused(text, tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=f"has {len(text)} characters"):
+        bring_up.read_secret(path)
+
+
+def test_a_token_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        bring_up.read_secret(tmp_path / "none")
+
+
+async def test_a_token_of_another_role_is_not_taken_for_an_admins():
+    class Known:
+        role = Role.OWNER
+
+    class FakeHub:
+        async def check_token(self, secret: str) -> Known:
+            return Known()
+
+    with pytest.raises(ConfigError, match="role owner"):
+        await bring_up.keep_token(FakeHub(), "secret")

@@ -1,0 +1,319 @@
+"""The decisions of the kubernetes engine: specs, causes, refusals, networks, proofs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.config import Settings
+from aenv_ray.engines import kubernetes_causes as causes
+from aenv_ray.engines import kubernetes_names as names
+from aenv_ray.engines import kubernetes_spec
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker_serving import Serving
+from aenv_ray.engines.kubernetes_access import Access
+from aenv_ray.engines.kubernetes_client import ApiRefused
+from aenv_ray.engines.kubernetes_door import HostKey
+from aenv_ray.engines.kubernetes_network import keeps, network_mode, selects
+from aenv_ray.engines.kubernetes_place import Owner, Place, parse_pairs, place_of
+from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.errors import (
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    SandboxStartFailed,
+)
+from aenv_ray.ids import InstanceId
+from aenv_ray.project_config import EnvironmentConfig, NetworkMode
+from aenv_ray.runtime.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
+from aenv_ray.testing.kubernetes_rules import check_schema, violations
+
+NOW = 1_000_000.0
+
+
+def spec_of(**deploy: Any) -> SandboxSpec:
+    config = EnvironmentConfig.model_validate({"name": "made", "deployConfig": deploy})
+    return SandboxSpec(
+        instance_id=InstanceId("made-1"), project_dir=Path("/p"), config=config,
+        deadline=NOW + 600.0, environment_variables={"TOKEN": "hunter2"},
+    )  # fmt: skip
+
+
+def around(place: Place | None = None, **fields: Any) -> Surroundings:
+    facts: dict[str, Any] = {
+        "name": "aenv-1", "host_id": "host-1", "owner": Owner("ray-1", "uid-1"),
+        "place": place or Place(), "nonce": "n", "secret_digest": "d", "image": "python:3.12",
+    }  # fmt: skip
+    return Surroundings(**(facts | fields))
+
+
+# --- specs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deploy", "fields"),
+    [
+        ({}, {}),
+        ({"cpu": 2, "memory": "2G", "ephemeralStorage": "1G"}, {"nodes": ("node-1", "node-2")}),
+        ({"container": {"readOnlyRoot": True, "user": "1000:100"}}, {"second_image": "debian:12",
+         "carrier_image": "ray:2"}),
+        ({}, {"serving": Serving.COMMANDS, "carrier_image": "ray:2",
+         "place": Place(node_selector={"pool": "a"}, pull_secrets=("s",), priority_class="low",
+                        runtime_class="gvisor")}),
+    ],
+    ids=["plain", "limits", "two containers", "place"],
+)  # fmt: skip
+def test_pods_fit_the_schema_and_the_restricted_level(
+    deploy: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    body = pod_body(spec_of(**deploy), around(**fields), NOW)
+    check_schema(body)
+    assert violations(body["spec"]) == []
+    assert body["spec"]["automountServiceAccountToken"] is False
+    (owner,) = body["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Pod", "uid-1")
+
+
+def test_no_variable_of_an_instance_is_in_its_pod() -> None:
+    """Invariant 10."""
+    body = pod_body(spec_of(environmentVariables={"KEY": "swordfish"}), around(), NOW)
+    assert "hunter2" not in json.dumps(body)
+    assert "swordfish" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(("ttl_s", "life_s"), [(600.0, 86_460), (100_000.0, 100_060)])
+def test_a_pod_may_live_as_long_as_renewals_can_move_its_deadline(
+    ttl_s: float, life_s: int
+) -> None:
+    spec = spec_of()
+    longer = SandboxSpec(spec.instance_id, spec.project_dir, spec.config, NOW + ttl_s)
+    assert pod_body(longer, around(), NOW)["spec"]["activeDeadlineSeconds"] == life_s
+
+
+def test_requests_are_limits() -> None:
+    body = pod_body(spec_of(cpu="500m", memory="1Gi"), around(), NOW)
+    resources = body["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"] == {"cpu": "500m", "memory": str(1 << 30)}
+
+
+def test_a_root_user_is_said_and_a_named_one_refused() -> None:
+    security = pod_body(spec_of(container={"user": "root"}), around(), NOW)["spec"]["containers"][0]
+    assert security["securityContext"]["runAsUser"] == 0
+    assert security["securityContext"]["runAsNonRoot"] is False
+    with pytest.raises(ConfigError, match="takes numbers"):
+        pod_body(spec_of(container={"user": "postgres"}), around(), NOW)
+
+
+def test_facts_say_that_nothing_keeps_a_pods_network() -> None:
+    """Invariant 7: what is not enforced is not claimed."""
+    open_facts = kubernetes_spec.isolation(spec_of(network="none"), around())
+    assert open_facts.network is NetworkMode.HOST
+    assert any("NetworkPolicy" in words for words in open_facts.missing)
+    unknown = kubernetes_spec.isolation(spec_of(), around(is_network_kept=None))
+    assert unknown.network is NetworkMode.HOST
+    assert any("not known" in words for words in unknown.missing)
+    kept = kubernetes_spec.isolation(
+        spec_of(network="none"), around(network=NetworkMode.NONE, is_network_kept=True)
+    )
+    assert kept.network is NetworkMode.NONE
+    assert not any("NetworkPolicy" in words for words in kept.missing)
+
+
+# --- causes ---------------------------------------------------------------------------------------
+
+
+def pod_with(state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    containers = [{"name": "instance", "resources": {"limits": {"memory": str(64 << 20)}}}]
+    rows = [] if state is None else [{"name": "instance", "image": "i:1", "state": state}]
+    return {
+        "metadata": {"name": "p", "uid": "u"},
+        "spec": {"containers": containers},
+        "status": {"containerStatuses": rows, **status},
+    }
+
+
+LEFT = json.dumps(
+    {"cause": "its main process exited with code 3", "log": base64.b64encode(b"bye\n").decode()}
+)
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137}}), "limit 64 MiB"),
+        (pod_with({"terminated": {"exitCode": 137}}), "SIGKILL"),
+        (pod_with({"terminated": {"exitCode": 143}}), "SIGTERM"),
+        (pod_with({"terminated": {"exitCode": 3, "message": LEFT}}), "code 3; the end of its log"),
+        (pod_with(reason="DeadlineExceeded"), "its TTL passed"),
+        (pod_with(reason="Evicted", message="low on memory"), "evicted it: low on memory"),
+        (pod_with(reason="NodeLost", message="gone"), "its node was lost: gone"),
+        (pod_with(conditions=[{"type": "DisruptionTarget", "status": "True",
+                               "reason": "DeletionByTaintManager", "message": "m"}]),
+         "its node does not answer"),
+        (pod_with(conditions=[{"type": "DisruptionTarget", "status": "True",
+                               "reason": "PreemptionByScheduler"}]), "higher priority"),
+        (pod_with(), "deleted by somebody else"),
+    ],
+)  # fmt: skip
+def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
+    """Invariant 2."""
+    assert words in causes.end_cause(pod)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}, "cannot be had"),
+        ({"waiting": {"reason": "ErrImagePull", "message": "i:1: not found"}}, "not found"),
+        ({"waiting": {"reason": "InvalidImageName"}}, "InvalidImageName"),
+        ({"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}},
+         "no secret"),
+        ({"terminated": {"reason": "StartError", "exitCode": 128, "message": "bad"}}, "bad"),
+    ],
+)  # fmt: skip
+def test_a_start_that_cannot_be_is_said(state: dict[str, Any], words: str) -> None:
+    failure = causes.start_failure(pod_with(state), "made-1")
+    assert isinstance(failure, SandboxStartFailed)
+    assert words in failure.message
+    assert failure.instance_id == "made-1"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"waiting": {"reason": "ContainerCreating"}},
+        {"waiting": {"reason": "ErrImagePull", "message": "i/o timeout"}},
+        {"running": {}},
+    ],
+)
+def test_what_may_still_come_is_no_failure(state: dict[str, Any]) -> None:
+    assert causes.start_failure(pod_with(state), "made-1") is None
+
+
+def test_an_image_without_python_is_known_by_its_error() -> None:
+    message = 'exec: "python3": executable file not found in $PATH'
+    state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
+    assert isinstance(causes.start_failure(pod_with(state), "made-1"), causes.Unfitting)
+
+
+def test_a_pod_is_reachable_when_all_its_containers_run() -> None:
+    assert causes.address(pod_with({"running": {}}, podIP="10.1.2.3")) == "10.1.2.3"
+    assert causes.address(pod_with({"waiting": {}}, podIP="10.1.2.3")) is None
+    assert causes.address(pod_with({"running": {}})) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error", "words"),
+    [
+        (403, 'pods is forbidden: User "u" cannot create resource "pods"', FabricUnavailable,
+         "may not create pods in namespace aenv"),
+        (403, 'pods "p" is forbidden: exceeded quota: q, used: pods=2', CapacityExceeded,
+         "has no room"),
+        (403, 'pods "p" is forbidden: violates PodSecurity', ConfigError, "does not take its pod"),
+        (422, "Pod is invalid", SandboxStartFailed, "Pod is invalid"),
+        (401, "Unauthorized", FabricUnavailable, "may not create pods"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_it_means(
+    status: int, message: str, error: type[Exception], words: str
+) -> None:
+    refused = ApiRefused(Access.CREATE_POD, status, "Forbidden", message)
+    found = causes.in_words(refused, "aenv", "made-1")
+    assert type(found) is error
+    assert words in found.message
+    assert message in found.message
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("selector", "holds"),
+    [
+        ({}, True),
+        ({"matchLabels": {"a": "1"}}, True),
+        ({"matchLabels": {"a": "2"}}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["1"]}]}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["1"]}]}, False),
+        ({"matchExpressions": [{"key": "b", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "b", "operator": "DoesNotExist"}]}, True),
+    ],
+)
+def test_selectors_are_those_of_kubernetes(selector: dict[str, Any], holds: bool) -> None:
+    assert selects(selector, {"a": "1"}) is holds
+
+
+def test_only_a_policy_for_what_goes_out_keeps_a_network() -> None:
+    selector = {"matchLabels": {names.NETWORK: "none"}}
+    inward = {"spec": {"podSelector": selector, "policyTypes": ["Ingress"]}}
+    outward = {"spec": {"podSelector": selector, "policyTypes": ["Egress"]}}
+    labels = names.labels("uid", "host", NetworkMode.NONE)
+    assert not keeps([inward], labels)
+    assert keeps([inward, outward], labels)
+    assert not keeps([outward], names.labels("uid", "host", NetworkMode.INTERNET))
+
+
+@pytest.mark.parametrize("mode", ["host", "allowlist"])
+def test_a_network_that_pods_do_not_have_is_refused(mode: str) -> None:
+    allow = {"allow": ["pypi.org:443"]} if mode == "allowlist" else {}
+    with pytest.raises(ConfigError, match=mode):
+        network_mode(spec_of(network=mode, **allow).config)
+
+
+# --- places, keys, logs ---------------------------------------------------------------------------
+
+
+def test_a_place_comes_from_settings(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path, runtime_dir=tmp_path, docker_config=tmp_path,
+        kubernetes_node_selector="pool=a, disk=ssd", kubernetes_pull_secrets="x,y",
+        kubernetes_life="2h", pod_name="ray-1",
+    )  # fmt: skip
+    place = place_of(settings)
+    assert place.node_selector == {"pool": "a", "disk": "ssd"}
+    assert place.pull_secrets == ("x", "y")
+    assert (place.longest_life_s, place.pod_name) == (7200.0, "ray-1")
+    with pytest.raises(ConfigError, match="SETTING"):
+        parse_pairs("pool", "SETTING")
+
+
+def test_hosts_of_one_pod_have_one_key_and_others_another(tmp_path: Path) -> None:
+    keys = [HostKey(tmp_path / name / "key") for name in ("a", "a", "b")]
+    for key in keys:
+        key.load()
+    first, same, other = (key.secret("pod", "nonce", "boot") for key in keys)
+    assert first == same != other
+    assert first != keys[0].secret("pod", "nonce", "8070")
+    assert (tmp_path / "b" / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_keeps_its_end_and_says_what_is_gone() -> None:
+    """Invariant 12."""
+    log = PodLog()
+    log.add(b"x" * LIMIT_BYTES)
+    log.add(b"end\n")
+    log.end()
+    first, content = log.read(None, follow=False)
+    gone = LIMIT_BYTES + 4 - KEEP_BYTES
+    assert first == f"[log cut: the first {gone} bytes are gone]\n".encode()
+    assert len(content) == KEEP_BYTES
+    assert b"".join(log.read(1, follow=False)).endswith(b"end\n")
+
+
+def test_a_reader_that_is_too_slow_is_told_what_it_missed() -> None:
+    """Invariant 12."""
+    log = PodLog()
+    log.add(b"first\n")
+    pieces = log.read(None, follow=True)
+    assert next(pieces) == b"first\n"
+    writer = threading.Thread(target=lambda: (log.add(b"y" * (LIMIT_BYTES + 1)), log.end()))
+    writer.start()
+    writer.join()
+    rest = b"".join(pieces)
+    assert rest.startswith(b"[log cut: ")
+    assert len(rest) > KEEP_BYTES
