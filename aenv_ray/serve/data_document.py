@@ -12,6 +12,7 @@ from typing import Any, Final
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
+    CatalogConflict,
     ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
@@ -111,11 +112,12 @@ _PATH: Final = {"path": (_TEXT, "In the sandbox; relative to the work directory.
 _NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,15}$"}
 
 
-def _mcp(path: str) -> tuple[_Door, ...]:
+def _mcp(path: str, *errors: type[AenvError]) -> tuple[_Door, ...]:
     return (
         _Door("post", path, "MCP: one JSON-RPC message; tools, and nothing else", _RPC,
-              "RpcError", _CALL, _MESSAGE),
-        _Door("delete", path, "MCP: end a session, of which nothing is kept", None, "RpcError"),
+              "RpcError", (*_CALL, *errors), _MESSAGE),
+        _Door("delete", path, "MCP: end a session, of which nothing is kept", None, "RpcError",
+              errors),
     )  # fmt: skip
 
 
@@ -139,11 +141,13 @@ _DOORS: Final = (
         for rest in ("", "/{path}")
         for method in ("get", "post", "put", "patch", "delete")
     ),
-    _Door("post", "/services/{service}/mcp", "MCP at a service", None, is_passed_on=True),
+    *_mcp("/services/{id}/mcp", CatalogConflict),
     *(
-        _Door(method, "/services/{service}/{path}", "What a service serves", None,
-              is_passed_on=True)
-        for method in ("get", "post", "put", "patch", "delete")
+        _Door(method, "/services/{id}/{path}", "A service's functions, rewards and health, at the "
+              "paths of its environment", _envelope({}), "DoorError",
+              (*_CALL, FunctionFailed, MethodRefused, CatalogConflict),
+              _MESSAGE if method == "post" else None)
+        for method in ("get", "post")
     ),
     *_mcp("/mcp"),
     _Door("get", "/functions/list", "What an instance offers to trainers (AEnvironment)",

@@ -5,6 +5,7 @@ The route that serves and the OpenAPI document that describes both come from the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -99,7 +100,10 @@ class Endpoint:
             answer = await self.handle(asked)
             return answer if isinstance(answer, Response) else success(answer)
 
-        return Route(self.path, serve, methods=[self.method])
+        route = Route(self.path, serve, methods=[self.method])
+        # A rest of a path may hold any character, a line's end too: its handler judges it.
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+        return route
 
     async def _admitted(self, request: Request, deps: Deps, rate: RequestRate) -> Principal:
         if self.access in {Access.PUBLIC, Access.CAPABILITY}:

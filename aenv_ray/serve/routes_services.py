@@ -75,7 +75,7 @@ class ServiceTargets:
             CatalogConflict: It is parked.
         """
         principal = await self._deps.authenticate(request)
-        record = owned(principal, request.path_params["service"], await self._records())
+        record = owned(principal, request.path_params["id"], await self._records())
         if not record.replicas:
             raise CatalogConflict(
                 f"service {record.id} is parked: it has 0 replicas",
@@ -114,8 +114,8 @@ def data_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     limit = deps.settings.max_body_bytes
     functions = door_app(FunctionDoor(targets.of_request, calls).serve, limit)
     return [
-        Route("/services/{service}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),
-        Route("/services/{service}/{path:path}", _Below(functions)),
+        Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),
+        Route("/services/{id}/{path:path}", _Below(functions)),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,6 +12,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from aenv_ray.config import settings as process_settings
+from aenv_ray.errors import DeadlineExceeded
 from aenv_ray.hub.services import ServiceRecord
 
 APP_PREFIX: Final = "aenv-service-"
@@ -27,6 +29,8 @@ _HEALTH_TIMEOUT_S: Final = 30.0
 _GRACE_LOOK_S: Final = 0.5
 _GRACE_S: Final = 120.0
 """Calls under way may go on for so long in a replica that is to end."""
+_GONE_S: Final = _GRACE_S + 60.0
+_LOOK_S: Final = 0.2
 _REASON_CHARS: Final = 2000
 
 
@@ -87,6 +91,9 @@ class Apps(ABC):
         Args:
             service_id: Whose.
             wait: Return once its replicas are gone, instead of at once.
+
+        Raises:
+            DeadlineExceeded: `wait`, and they do not go.
         """
 
     @abstractmethod
@@ -136,8 +143,15 @@ class ServeApps(Apps):
     def delete(self, service_id: str, *, wait: bool) -> None:  # noqa: D102
         from ray import serve
 
-        if app_name(service_id) in serve.status().applications:
-            serve.delete(app_name(service_id), _blocking=wait)
+        name = app_name(service_id)
+        if name not in serve.status().applications:
+            return
+        serve.delete(name, _blocking=False)
+        until = time.monotonic() + _GONE_S
+        while wait and name in serve.status().applications:
+            if time.monotonic() > until:
+                raise DeadlineExceeded(f"service {service_id} did not end within {_GONE_S:g} s")
+            time.sleep(_LOOK_S)
 
     def states(self, records: Sequence[ServiceRecord]) -> list[ServiceState]:  # noqa: D102
         from ray import serve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, Final
 
 from ray import exceptions as ray_exceptions
@@ -24,6 +24,8 @@ from aenv_ray.serve.data_calls import HOST_GRACE_S, DataCall
 from aenv_ray.serve.service_apps import app_name
 
 _CANCEL_S: Final = 10.0
+_TRIES: Final = 5
+"""Replicas that may go, one after the other, just when a call has chosen them."""
 _NO_REPLICA_S: Final = 60.0
 """A call waits so long for a replica that is free."""
 
@@ -53,15 +55,19 @@ class ServiceCalls:
             AenvError: As `ServiceReplica.call_json`.
             CallCancelled: The client went away.
         """
+        call.message()  # what cannot be is refused here
         handle = (await self._handle(call)).options(method_name="call_json")
-        with _errors(call):
-            while True:
+        with _errors(call.what, call.instance_id):
+            for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, departure) as response:
                         result: bytes = await response
                         return result
                 except ReplicaUnavailableError:
-                    continue  # it went before anything was sent to it
+                    if not left:
+                        raise
+                    # It went before anything was sent to it.
+        raise AssertionError("a call returns or raises")
 
     async def follow(
         self, call: DataCall, name: str, departure: Departure
@@ -71,22 +77,25 @@ class ServiceCalls:
         Raises:
             AenvError: As `call`.
         """
+        call.message()
         handle = (await self._handle(call)).options(method_name="follow_json", stream=True)
-        with _errors(call):
-            while True:
+        with _errors(call.what, call.instance_id):
+            for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, departure, name) as response:
                         async for news in response:
                             yield news
                         return
                 except ReplicaUnavailableError:
-                    continue  # as above
+                    if not left:
+                        raise
 
     async def cancel(self, instance_id: str, name: str) -> None:
         """Stop a followed call by its name, whichever replica runs it."""
         handle = await self._found(service_of(instance_id))
         response = handle.broadcast("cancel_named", name)
-        await asyncio.to_thread(response.results, timeout_s=_CANCEL_S)
+        with _errors("cancelling", instance_id):
+            await asyncio.to_thread(response.results, timeout_s=_CANCEL_S)
 
     @contextlib.asynccontextmanager
     async def _dispatched(
@@ -143,19 +152,19 @@ def _app_handle(service_id: str) -> Any:
 
 
 @contextlib.contextmanager
-def _errors(call: DataCall) -> Any:
-    """Turn what Serve and Ray raise into ours."""
-    service_id = service_of(call.instance_id)
+def _errors(what: str, target: str) -> Iterator[None]:
+    """Turn what Serve and Ray raise about a service into ours."""
+    service_id = service_of(target)
     try:
-        with ray_api.translated(call.what):
+        with ray_api.translated(what):
             try:
                 yield
             except (ray_exceptions.RayActorError, ray_exceptions.NodeDiedError) as exc:
                 raise CallOutcomeUnknown(
-                    f"{call.what}: the replica of {service_id} died while it ran",
+                    f"{what}: the replica of {service_id} died while it ran",
                     hint="whether it ran cannot be known; it was not run again",
                 ) from exc
     except ray_exceptions.TaskCancelledError:
-        raise CallCancelled(f"{call.what}: the client went away") from None
+        raise CallCancelled(f"{what}: the client went away") from None
     except RayServeException as exc:
-        raise FabricUnavailable(f"{call.what}: {service_id} takes no call: {exc}") from exc
+        raise FabricUnavailable(f"{what}: {service_id} takes no call: {exc}") from exc
