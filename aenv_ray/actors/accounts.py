@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FRESH_S: Final = 5.0
 """A quota that is set holds for Ray code after this much."""
 STARTING_S: Final = 310.0
-"""A place is kept for a create so long: longer than any lasts."""
+"""A place is kept for a create so long, beyond what it waits for room: longer than any lasts."""
 MADE_BY_RAY: Final = ("aenv.made-by", "ray")
 """Label of these leases, for the hub that looks after them."""
 
@@ -57,7 +57,7 @@ class Accounts:
         if not subjects or not subjects & self._limited():
             return None
         assert self._hub is not None
-        account = Account(self._hub, self._clock, specs)
+        account = Account(self._hub, self._clock, specs, STARTING_S + options.queue_s)
         account.open()
         return account
 
@@ -77,15 +77,18 @@ class Accounts:
 class Account:
     """The places of one create."""
 
-    def __init__(self, hub: RemoteHub, clock: Clock, specs: Sequence[InstanceSpec]) -> None:
+    def __init__(
+        self, hub: RemoteHub, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
+    ) -> None:
         self._hub = hub
+        self._starting_s = starting_s
         self._now = clock.now()
         self._specs = specs
 
     def open(self) -> None:
         """Take the places, all or none."""
         pending = [
-            _lease(spec, spec.instance_id, self._now, InstanceStatus.PENDING)
+            _lease(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
             for spec in self._specs
         ]
         try:
@@ -97,7 +100,9 @@ class Account:
 
     def settle(self, made: Iterable[tuple[InstanceSpec, InstanceId]]) -> None:
         """Account for what was made, by the ids that it has."""
-        running = [_lease(spec, i, self._now, InstanceStatus.RUNNING) for spec, i in made]
+        running = [
+            _lease(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING) for spec, i in made
+        ]
         blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
 
     def close(self) -> None:
@@ -105,11 +110,15 @@ class Account:
         try:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
         except AenvError as exc:  # why nothing was made says more
-            logger.warning("places of a quota are free again in %g s: %s", STARTING_S, exc)
+            logger.warning("places of a quota are free again in %g s: %s", self._starting_s, exc)
 
 
 def _lease(
-    spec: InstanceSpec, instance_id: InstanceId, now: float, status: InstanceStatus
+    spec: InstanceSpec,
+    instance_id: InstanceId,
+    now: float,
+    starting_s: float,
+    status: InstanceStatus,
 ) -> Lease:
     is_running = status is InstanceStatus.RUNNING
     key, value = MADE_BY_RAY
@@ -122,7 +131,7 @@ def _lease(
         engine=spec.engine,
         status=status,
         created_at=now,
-        deadline=now + STARTING_S + (spec.ttl_s if is_running else 0.0),
+        deadline=now + starting_s + (spec.ttl_s if is_running else 0.0),
         capability=f"ray-{secrets.token_hex(20)}",  # given to nobody
     )
 

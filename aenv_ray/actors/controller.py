@@ -14,10 +14,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
+from aenv_ray.actors.counting import count_processes
 from aenv_ray.actors.host_directory import HostDirectory
 from aenv_ray.actors.janitor import janitor_task
 from aenv_ray.actors.orphans import Orphans
-from aenv_ray.actors.placement import SHARED_PREFIX, HostLoad, emptiest, shared_host_names
+from aenv_ray.actors.placement import (
+    SHARED_PREFIX,
+    HostLoad,
+    emptiest,
+)
+from aenv_ray.actors.queueing import Places, Queue, by_node
 from aenv_ray.actors.wire import decode_outcomes, encode_specs
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
@@ -49,6 +55,7 @@ class Controller:
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
         self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
+        self._queue = Queue(self._hosts, lambda: by_node(self._dedicated))
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
         # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
@@ -60,33 +67,42 @@ class Controller:
 
     # --- creating ---------------------------------------------------------------------------
 
-    async def shared_hosts(self, patience_s: float) -> list[tuple[HostLoad, Any]]:
-        """Return the shared hosts of all live nodes with their load, making missing ones.
+    async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
+        """See `Queue.shared`."""
+        return await self._queue.shared(patience_s, wanted)
 
-        Args:
-            patience_s: How long to wait for others once one has answered.
-
-        Raises:
-            FabricUnavailable: None answers; with the causes.
-        """
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        return await self._hosts.loads(nodes, patience_s=patience_s)
+    async def places(
+        self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
+    ) -> Places:
+        """See `Queue.wait`."""
+        return await self._queue.wait(ids, owner, job_id, wait_s)
 
     async def create_dedicated(
-        self, specs: Sequence[InstanceSpec], archive: bytes | None
+        self, specs: Sequence[InstanceSpec], archive: bytes | None, wait_s: float
     ) -> list[tuple[Any, InstanceInfo | AenvError]]:
-        """Make a host and an instance for each spec."""
+        """Make a host and an instance for each spec; in a cluster that grows, once it has room.
+
+        Raises:
+            CapacityExceeded: It had none within `wait_s`.
+        """
+        places = await self._queue.for_dedicated(specs, wait_s)
+        homes = {i: self._hosts.nodes.get(name) for name, _, ids in places for i in ids}
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._create_one(spec, archive)) for spec in specs]
+            tasks = [
+                group.create_task(self._create_one(spec, archive, homes.get(spec.instance_id)))
+                for spec in specs
+            ]
+        for _, host, ids in places:
+            host.control.remote("reserve", ids, 0.0)  # they count as dedicated from now on
         return [task.result() for task in tasks]
 
     async def _create_one(
-        self, spec: InstanceSpec, archive: bytes | None
+        self, spec: InstanceSpec, archive: bytes | None, home: str | None
     ) -> tuple[Any, InstanceInfo | AenvError]:
         host, outcome = None, None
         self._creating.add(spec.instance_id)
         try:
-            host = await self._dedicated_host(spec.instance_id)
+            host = await self._dedicated_host(spec.instance_id, home)
             with ray_api.translated(f"creating {spec.instance_id}"):
                 if archive is not None and not await host.control.remote(
                     "has_project", spec.digest
@@ -110,13 +126,14 @@ class Controller:
             ray_api.kill(host)  # the watch ends what it may have left
         return host, outcome
 
-    async def _dedicated_host(self, instance_id: InstanceId) -> Any:
-        """Return a new host actor for one instance, named after it."""
+    async def _dedicated_host(self, instance_id: InstanceId, home: str | None) -> Any:
+        """Return a new host actor for one instance, named after it; at home, where it has one."""
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
             nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            willing = [node for node in nodes if self._hosts.refusal(node) is None]
-            node = emptiest(willing or nodes, self._hosts.nodes.values())
+            usable = [node for node, facts in nodes.items() if facts.takes_instances]
+            willing = [node for node in usable if self._hosts.refusal(node) is None]
+            node = home or emptiest(willing or usable, self._hosts.nodes.values())
             if node is None:
                 break
             try:
@@ -259,32 +276,7 @@ class Controller:
         Raises:
             FabricUnavailable: A node that is up, or the Docker daemon on it, does not say.
         """
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._count_on(node, shared_host_names(node, cores)[0]))
-                for node, cores in nodes.items()
-            ]
-        total = 0
-        for task in tasks:
-            count = task.result()
-            if isinstance(count, AenvError):
-                raise count
-            total += count
-        return total
-
-    async def _count_on(self, node: str, name: str) -> int | AenvError:
-        for is_last in (False, True):
-            try:
-                await self._hosts.shared(name, node)
-                return int(await self._ask(name, "count_processes"))
-            except AenvError as exc:
-                if node not in await asyncio.to_thread(ray_api.alive_nodes):
-                    return 0  # it died meanwhile, and what it ran with it
-                if is_last:
-                    return exc
-                self._hosts.forget(name)  # it may have ended for good: the node gets another
-        raise AssertionError
+        return await count_processes(self._hosts, self._ask)
 
     # --- releasing --------------------------------------------------------------------------
 
@@ -356,6 +348,7 @@ class Controller:
 
     async def _take_over(self) -> None:
         await self.list_instances()
+        await self._queue.open()
         await self._orphans.end({None}, ())
 
     async def _end_hosts(self) -> None:
@@ -375,6 +368,7 @@ class Controller:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
         if not dead:
             return
+        self._queue.forget_jobs(dead)
         await self.list_instances()
         async with asyncio.TaskGroup() as group:
             for name in list(self._hosts.actors):
@@ -408,6 +402,7 @@ def ensure_controller() -> Any:
             namespace=ray_api.NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
+            **ray_api.on_head(),
         )
         .remote()
     )

@@ -14,6 +14,10 @@ from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
 _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
 
+QUEUE_S: Final = 300.0
+"""A create waits so long for room in a full cluster: a node takes minutes to come."""
+
+
 class CreateOptions:
     """The optional arguments of a create, parsed."""
 
@@ -30,6 +34,7 @@ class CreateOptions:
         labels: Mapping[str, str] | None = None,
         owner: str | None = None,
         datasource: str = "",
+        queue_timeout: str | float = QUEUE_S,
     ) -> None:
         self.actor = _member(ActorDensity, actor, "actor")
         self.lifetime = _member(Lifetime, lifetime, "lifetime")
@@ -43,6 +48,10 @@ class CreateOptions:
         self.labels = _strings(labels, "labels")
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
+        is_none = queue_timeout == 0 and not isinstance(queue_timeout, bool)
+        self.queue_s = (
+            0.0 if is_none else units.parse_duration_s(queue_timeout, what="queue_timeout")
+        )
 
     def specs(
         self, source: project.Project, count: int, *, job_id: str | None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from aenv_ray.actors.create_options import CreateOptions, group_size
+from aenv_ray.actors.create_options import QUEUE_S, CreateOptions, group_size
 from aenv_ray.actors.fabric import Fabric
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.references import resolve
@@ -101,6 +101,7 @@ def create(
     labels: Mapping[str, str] | None = None,
     owner: str | None = None,
     datasource: str = "",
+    queue_timeout: str | float = QUEUE_S,
 ) -> EnvHandle:
     """Make an instance and return its handle once it answers calls.
 
@@ -119,19 +120,21 @@ def create(
         labels: For people and listings.
         owner: Whom it is accounted to.
         datasource: Given to it as ``AENV_DATASOURCE``.
+        queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: not
+            at all.
 
     Raises:
         EnvironmentNotFound: No such environment or project.
         CatalogConflict: The published version is Failed.
         ConfigError: A malformed reference, project, TTL or option.
         SandboxStartFailed: Its code does not load, or its sandbox does not start.
-        CapacityExceeded: The cluster is full.
+        CapacityExceeded: The cluster was full all that time.
         FabricUnavailable: Ray does not answer.
     """
     options = CreateOptions(
         actor=actor, lifetime=lifetime, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
         environment_variables=environment_variables, arguments=arguments, labels=labels,
-        owner=owner, datasource=datasource,
+        owner=owner, datasource=datasource, queue_timeout=queue_timeout,
     )  # fmt: skip
     source = resolve(environment, init)
     return init().create(source, 1, options)[0]

@@ -13,8 +13,8 @@ from aenv_ray import project
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.gate import Gate, gated
 from aenv_ray.actors.handle import EnvHandle
-from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity
-from aenv_ray.actors.shared_hosts import SharedHosts
+from aenv_ray.actors.placement import DEDICATED_PER_NODE, check_capacity, may_grow
+from aenv_ray.actors.shared_hosts import Share, SharedHosts
 from aenv_ray.actors.wire import decode_outcomes
 from aenv_ray.engines import virtual_environment
 from aenv_ray.errors import (
@@ -98,7 +98,9 @@ class Fabric:
 
         return self.ray.wait(reference, what, deadline_s, look, look_s=LOOK_S)
 
-    def _wait_telling(self, reference: Any, what: str, source: project.Project) -> Any:
+    def _wait_telling(
+        self, reference: Any, what: str, source: project.Project, queue_s: float = 0.0
+    ) -> Any:
         """Wait as `wait` does, saying now and then what takes so long."""
 
         def tell(waited_s: float) -> None:
@@ -107,7 +109,7 @@ class Fabric:
                 doing += ", or installs its requirements"
             logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
 
-        return self.wait(reference, what, tell=tell)
+        return self.wait(reference, what, CREATE_DEADLINE_S + queue_s, tell)
 
     # --- creating -------------------------------------------------------------------------------
 
@@ -120,15 +122,12 @@ class Fabric:
         Raises:
             AenvError: As `aenv_ray.create`; nothing is left then.
         """
-        if options.actor is ActorDensity.SHARED:
-            self.shared.check_size(count)
-        elif count > DEDICATED_PER_NODE:
-            check_capacity(count, DEDICATED_PER_NODE * len(self.ray.alive_nodes()))
+        self._check_size(count, options.actor)
         self._notice(source)
         specs = options.specs(source, count, job_id=self.ray.job_id())
         account = self._accounts.open(specs, options)
         try:
-            made = self._make(source, specs, options.actor)
+            made = self._make(source, specs, options)
         except BaseException:
             if account is not None and self.ray.is_connected():
                 account.close()
@@ -143,16 +142,25 @@ class Fabric:
             EnvHandle(one.outcome.id, one.spec.reference, one.host, self.controller) for one in made
         ]
 
+    def _check_size(self, count: int, density: ActorDensity) -> None:
+        """Refuse at once what the cluster never holds; the usual case costs nothing."""
+        if count <= DEDICATED_PER_NODE or may_grow((nodes := self.ray.alive_nodes()).values()):
+            return
+        if density is ActorDensity.SHARED:
+            self.shared.check_size(count)
+        else:
+            check_capacity(count, DEDICATED_PER_NODE * len(nodes))
+
     def _make(
-        self, source: project.Project, specs: list[InstanceSpec], density: ActorDensity
+        self, source: project.Project, specs: list[InstanceSpec], options: CreateOptions
     ) -> list[_Whole]:
         """Make what the specs say, all or none."""
         tried = [spec.instance_id for spec in specs]
         try:
-            if density is ActorDensity.DEDICATED:
-                made = self._create_dedicated(source, specs)
+            if options.actor is ActorDensity.DEDICATED:
+                made = self._create_dedicated(source, specs, options.queue_s)
             else:
-                made = self._create_shared(source, specs, tried)
+                made = self._create_shared(source, specs, tried, options.queue_s)
         except BaseException:
             # Cancelled or half done: whatever came to be must not live on. Where Ray ended, so did
             # that, and sending anything would start another Ray.
@@ -168,40 +176,86 @@ class Fabric:
             raise of_group(failures[0], len(failures), len(specs))
         return whole
 
-    def _create_dedicated(self, source: project.Project, specs: list[InstanceSpec]) -> list[_Made]:
-        reference = self.controller.create_dedicated.remote(specs, source.archive())
+    def _create_dedicated(
+        self, source: project.Project, specs: list[InstanceSpec], queue_s: float
+    ) -> list[_Made]:
+        reference = self.controller.create_dedicated.remote(specs, source.archive(), queue_s)
         what = f"creating {len(specs)} of {source.reference}"
-        pairs = self._wait_telling(reference, what, source)
+        pairs = self._wait_telling(reference, what, source, queue_s)
         return [_Made(spec, *pair) for spec, pair in zip(specs, pairs, strict=True)]
 
     def _create_shared(
-        self, source: project.Project, specs: list[InstanceSpec], tried: list[InstanceId]
+        self,
+        source: project.Project,
+        specs: list[InstanceSpec],
+        tried: list[InstanceId],
+        queue_s: float,
     ) -> list[_Made]:
         made, refusals = self._start_shared(source, specs, None)
-        if not refusals:
-            return made
-        # Others filled a host, or a node went: what it was to make is made elsewhere, once. It may
-        # have begun, so those ids are ended for good, and no id can ever be on two nodes.
-        begun = {one.spec.instance_id for one in made}
-        rest = [spec for spec in specs if spec.instance_id not in begun]
+        failed = {n for n, error in refusals.items() if isinstance(error, FabricUnavailable)}
+        if failed:
+            again = self._renamed(source, specs, made, tried)
+            more, refusals = self._start_shared(source, again, failed)
+            made += more
+            specs = [one.spec for one in made] + _without(again, more)
+        is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
+        if refusals and is_full and queue_s:  # nothing of the rest has begun
+            more, refusals = self._start_queued(source, _without(specs, made), queue_s)
+            made += more
+        for refusal in refusals.values():
+            raise refusal
+        return made
+
+    def _renamed(
+        self,
+        source: project.Project,
+        specs: list[InstanceSpec],
+        made: list[_Made],
+        tried: list[InstanceId],
+    ) -> list[InstanceSpec]:
+        """Return what is not made of a group under new ids, which are noted in `tried`.
+
+        It may have begun, so its old ids are ended for good, and no id can ever be on two nodes.
+        """
+        rest = _without(specs, made)
         self.controller.release.remote([spec.instance_id for spec in rest])
         again = [
             spec.model_copy(update={"instance_id": new_instance_id(source.config.name)})
             for spec in rest
         ]
         tried += [spec.instance_id for spec in again]
-        failed = {n for n, error in refusals.items() if isinstance(error, FabricUnavailable)}
-        more, refusals = self._start_shared(source, again, failed)
-        for refusal in refusals.values():
-            raise refusal
-        return made + more
+        return again
+
+    def _start_queued(
+        self, source: project.Project, specs: list[InstanceSpec], queue_s: float
+    ) -> tuple[list[_Made], dict[str, AenvError]]:
+        """Start a group where it is given places, when it is its turn."""
+        by_id = {spec.instance_id: spec for spec in specs}
+        asked = self.controller.places.remote(
+            list(by_id), specs[0].owner or specs[0].job_id or "", specs[0].job_id, queue_s
+        )
+        what = f"room for {len(specs)} of {source.reference}"
+        places = self._wait_telling(asked, what, source, queue_s)
+        shares = [Share(name, host, [by_id[i] for i in ids]) for name, host, ids in places]
+        return self._finish_shared(source, *self.shared.begin_on(source, shares))
 
     def _start_shared(
         self, source: project.Project, specs: list[InstanceSpec], avoid: set[str] | None
     ) -> tuple[list[_Made], dict[str, AenvError]]:
         """Return what hosts made of a group, and why others, by name, made nothing."""
+        try:
+            begun, refusals = self.shared.begin(source, specs, avoid)
+        except CapacityExceeded as exc:
+            return [], {"": exc}
+        return self._finish_shared(source, begun, refusals)
+
+    def _finish_shared(
+        self,
+        source: project.Project,
+        begun: list[tuple[Share, Any]],
+        refusals: dict[str, AenvError],
+    ) -> tuple[list[_Made], dict[str, AenvError]]:
         made: list[_Made] = []
-        begun, refusals = self.shared.begin(source, specs, avoid)
         for share, reference in begun:
             try:
                 outcomes = self._wait_telling(reference, f"creating on {share.name}", source)
@@ -249,6 +303,12 @@ class Fabric:
         """End instances; from every state, any number of times."""
         reference = self.controller.release.remote(list(instance_ids))
         self.wait(reference, f"releasing {len(instance_ids)} instances")
+
+
+def _without(specs: list[InstanceSpec], made: list[_Made]) -> list[InstanceSpec]:
+    """Return the specs of which nothing is known."""
+    known = {one.spec.instance_id for one in made}
+    return [spec for spec in specs if spec.instance_id not in known]
 
 
 def of_group(error: AenvError, failed: int, count: int) -> AenvError:

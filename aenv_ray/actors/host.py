@@ -19,13 +19,13 @@ from aenv_ray.actors.host_projects import HostProjects
 from aenv_ray.actors.host_starts import HostStarts
 from aenv_ray.actors.instance import EndReason
 from aenv_ray.actors.placement import HOST_CAPACITY
+from aenv_ray.actors.reservations import Places
 from aenv_ray.actors.residents import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.warm_pools import WarmPools
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
     AenvError,
-    CapacityExceeded,
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
@@ -56,12 +56,14 @@ class Host:
         host_id: Stays the same over restarts.
         node_id: Where it runs.
         density: Whether it holds one instance or many.
+        slots: How many a shared one holds where nodes come and go with demand; it then leaves when
+            nothing is on its node. None: it holds `HOST_CAPACITY` and stays.
         make_engine: Returns the engine of a name; `ConfigError` for an unknown one.
         store: Records of its instances.
         projects_dir: Where projects are unpacked.
         clock: For deadlines.
         count_processes: Counts this node's sandboxes, by the operating system and the daemon.
-        on_empty: Told when a dedicated host has outlived its instance.
+        on_empty: Told when it has nothing left to do, and is to be ended.
         is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
         requests_path: Where what it is asked to keep ready outlives it; None: nowhere.
 
@@ -75,6 +77,7 @@ class Host:
         *,
         node_id: str,
         density: ActorDensity,
+        slots: int | None = None,
         make_engine: EngineFactory,
         store: InstanceStore,
         projects_dir: Path,
@@ -87,8 +90,12 @@ class Host:
         self._id = host_id
         self._node_id = node_id
         self._density = density
-        self._capacity = 1 if density is ActorDensity.DEDICATED else HOST_CAPACITY
         self._clock = clock or SystemClock()
+        capacity = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
+        self._places = Places(host_id, capacity, self._present, self._clock)
+        self._stays = density is ActorDensity.SHARED and slots is None
+        self._is_leaving = False
+        self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
         self._store = store
         self._residents = Residents(self._engines, store, self._clock)
@@ -147,19 +154,34 @@ class Host:
         return self._pools.ready()
 
     def load(self) -> tuple[int, int]:
-        """Return how many instances live here, and how many fit.
+        """Return how many places are taken or reserved here, and how many there are.
 
         Raises:
-            FabricUnavailable: The node is going down.
+            FabricUnavailable: The node is going down, or the host is leaving.
         """
         if not self._is_node_up():  # Ray lets an actor live on for a second without its node
             raise FabricUnavailable(f"node {self._node_id[:8]} is going down: its raylet is gone")
-        return len(self._sandboxes) + len(self._starting), self._capacity
+        if self._is_leaving:
+            raise FabricUnavailable(f"host {self._id} is leaving: it had nothing to do")
+        return self._places.taken(), self._places.capacity
+
+    def _present(self) -> int:
+        return len(self._sandboxes) + len(self._starting)
 
     def _room(self) -> int:
         """Return how many sandboxes may be kept ready."""
-        present = len(self._sandboxes) + len(self._starting)
-        return self._capacity - present if self._is_node_up() else 0
+        is_staying = self._is_node_up() and not self._is_leaving
+        return self._places.capacity - self._places.taken() if is_staying else 0
+
+    def hold(self, seconds: float) -> tuple[int, int]:
+        """Give no place to those who have none reserved, for so long; return `load`."""
+        self._places.hold(seconds)
+        return self.load()
+
+    def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
+        """See `Places.keep`; instances that are here already need no place."""
+        self.load()
+        return self._places.keep([i for i in ids if i not in self._lives], seconds)
 
     # --- projects ---------------------------------------------------------------------------
 
@@ -189,13 +211,8 @@ class Host:
         under_way = {i: self._starting[i] for i in (s.instance_id for s in specs)
                      if i in self._starting}  # fmt: skip
         wanted = [s for s in specs if s.instance_id not in known | under_way]
-        present, capacity = self.load()
-        if present + len(wanted) > capacity:
-            raise CapacityExceeded(
-                f"host {self._id} holds {present} of {capacity} instances; "
-                f"{len(wanted)} more do not fit",
-                hint="release instances or add nodes",
-            )
+        self.load()
+        self._places.admit([spec.instance_id for spec in wanted])
         known |= await self._start_new(wanted)
         for instance_id, first in under_way.items():
             known[instance_id] = await asyncio.shield(first)
@@ -254,7 +271,7 @@ class Host:
             if self._density is ActorDensity.SHARED:
                 left = await self._pools.take(specs, take_in)
                 others = len(self._sandboxes) + len(self._starting) - len(results)
-                await self._pools.give_way(others + self._pools.size - self._capacity)
+                await self._pools.give_way(others + self._pools.size - self._places.capacity)
             results |= await self._starts.start(left, take_in)
         finally:
             self._store.put([record for record in records if record.id in self._sandboxes])
@@ -287,6 +304,7 @@ class Host:
         await self._adopted.wait()
         known = [i for i in instance_ids if i in self._lives or i in self._starting]
         self._doomed |= self._starting.keys() & set(instance_ids)
+        self._places.forget(instance_ids)
         self._released |= dict.fromkeys(i for i in instance_ids if i not in known)
         while len(self._released) > REMEMBERED_ENDS:
             del self._released[next(iter(self._released))]
@@ -316,15 +334,27 @@ class Host:
                 logger.warning("sweep of host %s: %r", self._id, exc)
 
     async def sweep(self) -> None:
-        """End what is due, and tell when a dedicated host has nothing left to do."""
+        """End what is due, and tell when the host has nothing left to do."""
         await self._residents.end_due()
         if self._density is ActorDensity.SHARED:
             await self._pools.tick()
-        empty_since = self._residents.empty_since
-        waited = empty_since is not None and self._clock.now() - empty_since > LINGER_S
-        if waited and self._density is ActorDensity.DEDICATED and self._on_empty is not None:
+        if not self._stays and self._on_empty is not None and self._is_done():
+            self._is_leaving = True
             self._store.forget_host(self._id)  # it ends for good, and has ended all it made
             self._on_empty()
+
+    def _is_done(self) -> bool:
+        """Whether it has had nothing to do for a while.
+
+        A shared one waits for the dedicated ones of its node, whose places it keeps from Ray.
+        """
+        now = self._clock.now()
+        since = self._residents.empty_since
+        if self._density is ActorDensity.DEDICATED:
+            return since is not None and now - since > LINGER_S
+        if self._places.taken() or self._pools.size or self._store.list():
+            self._idle_since = now
+        return now - max(self._idle_since, since or 0.0) > LINGER_S
 
     # --- looking ----------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
 class HostShell:
     """The Ray actor: builds a `Host` in its own process and passes every call on."""
 
-    def __init__(self, host_id: HostId, density: str) -> None:
-        self._args = (host_id, ActorDensity(density))
+    def __init__(self, host_id: HostId, density: str, slots: int | None) -> None:
+        self._args = (host_id, ActorDensity(density), slots)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._followed = FollowedCalls()
@@ -160,6 +160,7 @@ class HostShell:
 _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "count_processes": Host.count_processes,
     "has_project": Host.has_project,
+    "hold": Host.hold,
     "info": Host.info,
     "instances": Host.instances,
     "load": Host.load,
@@ -168,11 +169,12 @@ _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "release": Host.release,
     "release_jobs": Host.release_jobs,
     "renew": Host.renew,
+    "reserve": Host.reserve,
     "warm": Host.warm,
 }
 
 
-async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
+async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) -> Host:
     runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
     directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
@@ -186,6 +188,7 @@ async def _make_host(host_id: HostId, density: ActorDensity) -> Host:
         host_id,
         node_id=ray_api.node_id(),
         density=density,
+        slots=slots,
         make_engine=make_engine_factory(host_id),
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.host_actor import host_actor
-from aenv_ray.actors.placement import HostLoad, shared_host_names
+from aenv_ray.actors.placement import HostLoad, NodeFacts, shared_host_names
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.models import ActorDensity
@@ -57,8 +57,18 @@ class HostDirectory:
             found.append(name)
         return found
 
-    async def make(self, name: str, node: str, density: ActorDensity) -> Any:
+    async def make(
+        self, name: str, node: str, density: ActorDensity, slots: int | None = None
+    ) -> Any:
         """Return the host of that name, started on a node where there is none.
+
+        Args:
+            name: Its name.
+            node: Its node's id.
+            density: What it holds.
+            slots: Of the node's, that it takes for itself and holds instances in: Ray then knows
+                that they are not free, and demand for more makes other nodes. It leaves when it
+                holds none. None: it takes none and stays.
 
         Raises:
             FabricUnavailable: It did not start. The node is left out for `TRY_AGAIN_S`.
@@ -70,9 +80,10 @@ class HostDirectory:
             "get_if_exists": True,  # Ray may run this again after a death of the controller
             # Pinned, so that a restart finds the sandboxes that it left on that node.
             "scheduling_strategy": ray_api.pinned(node),
+            **ray_api.hosting(slots),
         }
         self.nodes[name] = node
-        actor = host_actor().options(**options).remote(HostId(name), density.value)
+        actor = host_actor().options(**options).remote(HostId(name), density.value, slots)
         try:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):
@@ -96,8 +107,10 @@ class HostDirectory:
         self.actors[name] = actor
         return actor
 
-    async def shared(self, name: str, node: str) -> Any:
+    async def shared(self, name: str, node: str, slots: int | None) -> Any:
         """Return a shared host, started where there is none; however many ask, it is started once.
+
+        The arguments are those of `make`.
 
         Raises:
             FabricUnavailable: It did not start, now or a moment ago.
@@ -107,15 +120,17 @@ class HostDirectory:
         if (refusal := self.refusal(node)) is not None:
             raise refusal
         if name not in self._making:
-            self._making[name] = asyncio.create_task(self._make_shared(name, node))
+            self._making[name] = asyncio.create_task(self._make_shared(name, node, slots))
         outcome = await asyncio.shield(self._making[name])
         if isinstance(outcome, FabricUnavailable):
             raise outcome
         return outcome
 
-    async def _make_shared(self, name: str, node: str) -> Any | FabricUnavailable:
+    async def _make_shared(
+        self, name: str, node: str, slots: int | None
+    ) -> Any | FabricUnavailable:
         try:
-            return await self.make(name, node, ActorDensity.SHARED)
+            return await self.make(name, node, ActorDensity.SHARED, slots)
         except FabricUnavailable as exc:
             return exc
         finally:
@@ -127,12 +142,12 @@ class HostDirectory:
         return refusal if asyncio.get_running_loop().time() < until else None
 
     async def loads(
-        self, nodes: Mapping[str, int], *, patience_s: float
+        self, nodes: Mapping[str, NodeFacts], *, patience_s: float
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts of some nodes with their load, starting missing ones.
 
         Args:
-            nodes: Node ids with their cores.
+            nodes: By their ids.
             patience_s: Once one host has answered, the others have this long. Those that are late
                 are started on in the background.
 
@@ -140,9 +155,9 @@ class HostDirectory:
             FabricUnavailable: None answers; with the causes.
         """
         asked = [
-            asyncio.create_task(self._load(name, node))
-            for node, cores in nodes.items()
-            for name in shared_host_names(node, cores)
+            asyncio.create_task(self._load(name, node, capacity if facts.is_elastic else None))
+            for node, facts in nodes.items()
+            for name, capacity in shared_host_names(node, facts).items()
         ]
         answers, causes = await _answers(asked, patience_s)
         if not answers:
@@ -150,10 +165,10 @@ class HostDirectory:
             raise FabricUnavailable(f"no node of the cluster has a host: {why}")
         return sorted(answers, key=lambda answer: answer[0].name)
 
-    async def _load(self, name: str, node: str) -> tuple[HostLoad, Any]:
+    async def _load(self, name: str, node: str, slots: int | None) -> tuple[HostLoad, Any]:
         async with asyncio.timeout(HOST_START_DEADLINE_S):
             was_known = name in self.actors
-            host = await self.shared(name, node)
+            host = await self.shared(name, node, slots)
             try:
                 load = await self._ask_load(name, node, host)
             except FabricUnavailable:
@@ -161,7 +176,7 @@ class HostDirectory:
                 if not was_known:
                     raise
                 # It ended for good since it was last used: the node gets another.
-                host = await self.shared(name, node)
+                host = await self.shared(name, node, slots)
                 load = await self._ask_load(name, node, host)
         return load, host
 

@@ -173,9 +173,9 @@ def ensure_hub() -> RemoteHub:
             data_dir=given.data_dir.resolve(),
             runtime_dir=given.runtime_dir,
         )
-        where: dict[str, Any] = {}
+        where: dict[str, Any] = ray_api.on_head()
         if options.redis_url is None:
-            where["scheduling_strategy"] = ray_api.pinned(_home())
+            where = {"scheduling_strategy": ray_api.pinned(_home())}
         actor = (
             _hub_class()
             .options(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +21,69 @@ CORES_PER_HOST: Final = 8
 """One shared host serves about two thousand calls a second, more than eight cores make."""
 
 
-def shared_host_names(node: str, cores: int) -> list[str]:
-    """Return the names of the shared hosts that a node has by its cores; at least one."""
-    return [f"{SHARED_PREFIX}{node[:12]}-{n}" for n in range(max(1, cores // CORES_PER_HOST))]
+SLOT: Final = "env_slot"
+"""Ray resource of which a node declares as many as it takes instances."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node that is up, as Ray tells of it.
+
+    Attributes:
+        cores: That Ray gives tasks.
+        slots: Instances that it takes, where it declares that; None: it declares nothing.
+        is_head: Ray's head is there.
+    """
+
+    cores: int
+    slots: int | None = None
+    is_head: bool = False
+
+    @property
+    def takes_instances(self) -> bool:
+        """Whether instances may be there; not on a head that gives tasks no core either."""
+        return bool(self.slots) if self.slots is not None else not (self.is_head and not self.cores)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may come and go with demand: it has hosts only while it has instances."""
+        return bool(self.slots) and not self.is_head
+
+    def host_capacities(self) -> list[int]:
+        """Return how many instances each of its shared hosts holds."""
+        if not self.takes_instances:
+            return []
+        hosts = max(1, self.cores // CORES_PER_HOST)
+        if self.slots is None:
+            return [HOST_CAPACITY] * hosts
+        hosts = min(hosts, self.slots)
+        each, more = divmod(self.slots, hosts)
+        return [each + (n < more) for n in range(hosts)]
+
+
+def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
+    """Return the names of the shared hosts that a node has, with how many instances each holds."""
+    capacities = facts.host_capacities()
+    return {f"{SHARED_PREFIX}{node[:12]}-{n}": capacity for n, capacity in enumerate(capacities)}
+
+
+def may_grow(nodes: Iterable[NodeFacts]) -> bool:
+    """Whether nodes may join on demand: some declare slots, or the head leaves all work to others.
+
+    A cluster that is as it is refuses at once what it never holds.
+    """
+    return any(node.is_elastic or not node.takes_instances for node in nodes)
+
+
+def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
+    """Return which nodes without hosts get some, so that there are `missing` places more."""
+    chosen: list[str] = []
+    for node, facts in sorted(idle.items()):
+        if missing <= 0:
+            break
+        chosen.append(node)
+        missing -= sum(facts.host_capacities())
+    return chosen
 
 
 def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:

@@ -8,14 +8,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import ray
 from ray import exceptions as ray_exceptions
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
+from aenv_ray.actors.placement import SLOT, NodeFacts
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLost
 
@@ -23,6 +31,11 @@ NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
 HUB_NAME: Final = "aenv-hub"
 """Name of the hub actor."""
+_HEAD: Final = "node:__internal_head__"
+"""Resource by which Ray marks its head."""
+_SHARE_OF_HEAD: Final = 0.001
+_DEMAND: Final = "aenv-demand-"
+"""What the names of our placement groups begin with."""
 
 SYSTEM_CONFIG: Final = {
     # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.
@@ -140,12 +153,47 @@ def was_restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def alive_nodes() -> dict[str, int]:
-    """Return the nodes that are up, by id, with the cores that Ray gives each."""
+def alive_nodes() -> dict[str, NodeFacts]:
+    """Return the nodes that are up, by id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
-    return {
-        str(node["NodeID"]): int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]
-    }
+    return {str(node["NodeID"]): _facts(node["Resources"]) for node in nodes if node["Alive"]}
+
+
+def _facts(resources: dict[str, float]) -> NodeFacts:
+    slots = resources.get(SLOT)
+    return NodeFacts(
+        cores=int(resources.get("CPU", 0)),
+        slots=None if slots is None else int(slots),
+        is_head=_HEAD in resources,
+    )
+
+
+def on_head() -> dict[str, Any]:
+    """Return the options that keep an actor, and its restarts, on Ray's head.
+
+    Elsewhere it would keep a node from going when nothing else is there.
+    """
+    return {"resources": {_HEAD: _SHARE_OF_HEAD}}
+
+
+def hosting(slots: int | None) -> dict[str, Any]:
+    """Return the options of a host that holds as many slots of its node; None: it has none."""
+    return {} if slots is None else {"resources": {SLOT: slots}}
+
+
+def demand_slots(bundles: Sequence[int]) -> None:
+    """Have Ray's autoscaler make room for that many slots, each number on one node.
+
+    They are placement groups that nobody uses: the one demand that adds to what others ask for and
+    starts no process. It stands until the next call.
+    """
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    for group_id, row in table.items():
+        if row["name"].startswith(_DEMAND) and row["state"] != "REMOVED":
+            group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+            remove_placement_group(group)
+    for slots in bundles:
+        placement_group([{SLOT: slots}], name=f"{_DEMAND}{uuid.uuid4().hex[:12]}")
 
 
 def dead_jobs() -> set[str]:

@@ -60,7 +60,7 @@ class SharedHosts:
         if count <= HOST_CAPACITY:
             return  # any one host holds it: the usual case costs nothing
         with self._lock:
-            self._look(FIRST_PATIENCE_S)
+            self._look(FIRST_PATIENCE_S, count)
             check_capacity(count, sum(load.capacity for load, _ in self._hosts))
 
     def place(
@@ -80,12 +80,12 @@ class SharedHosts:
         with self._lock:
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
-                self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S)
+                self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S, len(specs))
                 return self._divide(specs, avoid or ())
             try:
                 return self._divide(specs, avoid or ())
             except CapacityExceeded:  # what was released since the last look is not known here
-                self._look(FIRST_PATIENCE_S)
+                self._look(FIRST_PATIENCE_S, len(specs))
                 return self._divide(specs, avoid or ())
 
     def begin(
@@ -109,9 +109,15 @@ class SharedHosts:
             CapacityExceeded: They do not all fit; nothing was begun.
             FabricUnavailable: No node has a host.
         """
+        return self.begin_on(source, self.place(specs, avoid=avoid))
+
+    def begin_on(
+        self, source: project.Project, shares: Sequence[Share]
+    ) -> tuple[list[tuple[Share, Any]], dict[str, AenvError]]:
+        """Have hosts start their shares, as `begin` does."""
         begun: list[tuple[Share, Any]] = []
         refusals: dict[str, AenvError] = {}
-        for share in self.place(specs, avoid=avoid):
+        for share in shares:
             try:
                 self.ship(share, source)
                 begun.append((share, share.host.start.remote(encode_specs(share.specs))))
@@ -119,14 +125,17 @@ class SharedHosts:
                 refusals[share.name] = exc
         return begun, refusals
 
-    def look(self) -> list[tuple[HostLoad, Any]]:
+    def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts as they are now.
+
+        Args:
+            wanted: Places that will be asked for: nodes get hosts as far as needed.
 
         Raises:
             FabricUnavailable: No node has a host.
         """
         with self._lock:
-            self._look(FIRST_PATIENCE_S)
+            self._look(FIRST_PATIENCE_S, wanted)
             return list(self._hosts)
 
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
@@ -145,8 +154,8 @@ class SharedHosts:
                 start += count
         return shares
 
-    def _look(self, patience_s: float) -> None:
-        reference = self._controller.shared_hosts.remote(patience_s)
+    def _look(self, patience_s: float, wanted: int) -> None:
+        reference = self._controller.shared_hosts.remote(patience_s, wanted)
         self._hosts = self._wait(reference, "the shared hosts")
         self._placed = {load.name: load.instances for load, _ in self._hosts}
         self._looked_at = time.monotonic()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from aenv_ray.actors import ray_api
 from aenv_ray.actors.fabric import CREATE_DEADLINE_S, Fabric, of_group
 from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.shared_hosts import Share
 from aenv_ray.actors.wire import decode_outcomes
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
@@ -20,6 +21,8 @@ from aenv_ray.serve.instances import Instances, Made
 _PLACERS: Final = 8
 """Threads that place groups: each is busy for milliseconds, or while a first host starts."""
 _MOST_HANDLES: Final = 20_000
+_QUEUE_S: Final = 240.0
+"""How long a create waits for room in a full cluster: below what its lease lasts."""
 _CONTROL_S: Final = 90.0
 """A controller that died is back before."""
 
@@ -56,9 +59,15 @@ class RayInstances(Instances):
 
     async def _shared(self, source: Project, specs: list[InstanceSpec]) -> list[tuple[Any, Any]]:
         loop = asyncio.get_running_loop()
-        begun, refusals = await loop.run_in_executor(
-            self._threads, self._fabric.shared.begin, source, specs
-        )
+        try:
+            begun, refusals = await loop.run_in_executor(
+                self._threads, self._fabric.shared.begin, source, specs
+            )
+        except CapacityExceeded:
+            shares = await self._places(specs)
+            begun, refusals = await loop.run_in_executor(
+                self._threads, self._fabric.shared.begin_on, source, shares
+            )
         outcomes: dict[str, tuple[Any, Any]] = {}
         for share, reference in begun:
             try:
@@ -74,11 +83,20 @@ class RayInstances(Instances):
             raise type(refusal)(f"{name}: {refusal.message}", hint=refusal.hint)
         return [outcomes[spec.instance_id] for spec in specs]
 
+    async def _places(self, specs: list[InstanceSpec]) -> list[Share]:
+        """Return places for instances, once it is their turn and there is room."""
+        by_id = {spec.instance_id: spec for spec in specs}
+        asked = self._fabric.controller.places.remote(
+            list(by_id), specs[0].owner or "", specs[0].job_id, _QUEUE_S
+        )
+        places = await _answer(asked, f"room for {len(specs)} instances", _QUEUE_S + _CONTROL_S)
+        return [Share(name, host, [by_id[i] for i in ids]) for name, host, ids in places]
+
     async def _dedicated(self, source: Project, specs: list[InstanceSpec]) -> list[tuple[Any, Any]]:
         archive = await asyncio.get_running_loop().run_in_executor(self._threads, source.archive)
-        reference = self._fabric.controller.create_dedicated.remote(specs, archive)
+        reference = self._fabric.controller.create_dedicated.remote(specs, archive, _QUEUE_S)
         what = f"creating {len(specs)} of {source.reference}"
-        return list(await _answer(reference, what, CREATE_DEADLINE_S))
+        return list(await _answer(reference, what, CREATE_DEADLINE_S + _QUEUE_S))
 
     async def handle(self, instance_id: str) -> EnvHandle:  # noqa: D102
         known = self._handles.get(instance_id)

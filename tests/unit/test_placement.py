@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from aenv_ray.actors.placement import (
     HOST_CAPACITY,
     HostLoad,
+    NodeFacts,
     check_capacity,
     emptiest,
+    may_grow,
+    needed,
     shared_host_names,
     spread,
 )
@@ -68,8 +71,9 @@ class Controller:
         self.asked = 0
         self.shared_hosts = self
 
-    def remote(self, patience_s: float) -> list[tuple[HostLoad, None]]:
+    def remote(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
+        assert wanted > 0
         self.asked += 1
         return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
 
@@ -106,5 +110,32 @@ def test_a_dedicated_host_goes_where_the_fewest_are(taken: list[str], nodes: set
 
 @pytest.mark.parametrize(("cores", "hosts"), [(0, 1), (1, 1), (8, 1), (16, 2), (70, 8)])
 def test_a_node_has_a_shared_host_for_each_eight_cores(cores: int, hosts: int) -> None:
-    names = shared_host_names("node-with-a-long-id", cores)
-    assert len(set(names)) == hosts
+    names = shared_host_names("node-with-a-long-id", NodeFacts(cores))
+    assert len(names) == hosts
+
+
+def test_a_node_holds_what_it_declares_divided_among_its_hosts() -> None:
+    assert NodeFacts(16, slots=5).host_capacities() == [3, 2]
+    assert NodeFacts(64, slots=2).host_capacities() == [1, 1]
+    assert NodeFacts(2).host_capacities() == [HOST_CAPACITY]
+    assert NodeFacts(16, slots=0).host_capacities() == []
+
+
+def test_a_head_without_cores_leaves_instances_to_others() -> None:
+    head, plain = NodeFacts(0, is_head=True), NodeFacts(2, is_head=True)
+    worker = NodeFacts(2, slots=4)
+    assert not head.takes_instances
+    assert NodeFacts(0).takes_instances, "only a head says something by having no cores"
+    assert may_grow([head])
+    assert may_grow([plain, worker])
+    assert not may_grow([plain, NodeFacts(2)])
+
+
+@given(st.lists(st.integers(1, 5), max_size=6), st.integers(-3, 40))
+def test_as_few_idle_nodes_are_used_as_are_needed(slots: list[int], missing: int) -> None:
+    idle = {f"n{index}": NodeFacts(1, slots=count) for index, count in enumerate(slots)}
+    chosen = needed(idle, missing)
+    places = [idle[node].slots or 0 for node in chosen]
+    assert sum(places) >= min(missing, sum(slots))
+    assert missing > 0 or not chosen
+    assert not chosen or sum(places[:-1]) < missing

@@ -1,0 +1,123 @@
+"""Who waits for room in a full cluster, and who gets it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.actors.backlog import MOST_BUNDLES, OVERTAKEN_S, Backlog, Ticket, bundles
+from aenv_ray.actors.placement import HostLoad
+from aenv_ray.ids import InstanceId
+
+
+def ticket(owner: str, count: int = 1, since: float = 0.0, job: str | None = None) -> Ticket:
+    ids = tuple(InstanceId(f"{owner}-{since:g}-{n}") for n in range(count))
+    return Ticket(ids, owner, job, since)
+
+
+def backlog(*tickets: Ticket) -> Backlog:
+    waiting = Backlog()
+    for one in tickets:
+        waiting.add(one)
+    return waiting
+
+
+def room(free: int, capacity: int = 100, name: str = "h") -> HostLoad:
+    return HostLoad(name, f"node-{name}", capacity - free, capacity)
+
+
+def served(waiting: Backlog, *hosts: HostLoad, now: float = 0.0) -> list[Ticket]:
+    return [grant.ticket for grant in waiting.grants(list(hosts), now)]
+
+
+def test_owners_take_turns_however_many_creates_one_of_them_has() -> None:
+    """Design D9: fair by owner."""
+    many = [ticket("many", since=float(n)) for n in range(10)]
+    few = [ticket("few", since=100.0 + n) for n in range(2)]
+    given_out = served(backlog(*many, *few), room(4))
+    assert Counter(one.owner for one in given_out) == {"many": 2, "few": 2}
+    assert [one for one in given_out if one.owner == "many"] == many[:2], "in their order"
+
+
+def test_turns_count_instances_not_creates() -> None:
+    groups = [ticket("groups", 4, since=float(n)) for n in range(3)]
+    singles = [ticket("singles", since=50.0 + n) for n in range(8)]
+    given_out = served(backlog(*groups, *singles), room(8))
+    assert sum(len(one.ids) for one in given_out if one.owner == "singles") == 4
+
+
+def test_who_comes_anew_is_not_served_before_all_others() -> None:
+    waiting = backlog(*[ticket("old", since=float(n)) for n in range(50)])
+    assert len(served(waiting, room(40))) == 40
+    for n in range(10):
+        waiting.add(ticket("new", since=100.0 + n))
+    given_out = served(waiting, room(4))
+    assert Counter(one.owner for one in given_out) == {"old": 2, "new": 2}
+
+
+def test_a_group_is_given_all_its_places_or_none_and_they_may_be_on_several_hosts() -> None:
+    group = ticket("a", 5)
+    waiting = backlog(group)
+    assert waiting.grants([room(2, name="x"), room(2, name="y")], 0.0) == []
+    (grant,) = waiting.grants([room(2, name="x"), room(3, name="y")], 0.0)
+    assert {name: len(ids) for name, ids in grant.shares.items()} == {"x": 2, "y": 3}
+    assert sorted(i for ids in grant.shares.values() for i in ids) == sorted(group.ids)
+    assert len(waiting) == 0
+
+
+def test_a_group_that_does_not_fit_is_overtaken_for_a_while_and_then_by_nobody() -> None:
+    large, small = ticket("large", 4), ticket("small", since=1.0)
+    assert served(backlog(large, small), room(2, capacity=4)) == [small]
+    waiting = backlog(large, small)
+    assert served(waiting, room(2, capacity=4), now=OVERTAKEN_S) == []
+    assert served(waiting, room(4, capacity=4), now=OVERTAKEN_S) == [large]
+
+
+def test_nobody_is_kept_waiting_for_a_group_that_needs_nodes_that_are_not_there() -> None:
+    large, small = ticket("large", 9), ticket("small", since=1.0)
+    assert served(backlog(large, small), room(2, capacity=4), now=10 * OVERTAKEN_S) == [small]
+
+
+def test_who_waits_no_longer_is_given_nothing() -> None:
+    gone, stays = ticket("a", job="01"), ticket("a", since=1.0, job="02")
+    waiting = backlog(gone, stays)
+    assert waiting.of_jobs({"01"}) == [gone]
+    waiting.remove(gone)
+    waiting.remove(gone)
+    assert waiting.instances == 1
+    assert served(waiting, room(5)) == [stays]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), max_size=12),
+    st.lists(st.integers(0, 6), max_size=4),
+)
+def test_nothing_is_given_twice_and_no_host_more_than_it_holds(
+    asked: list[tuple[str, int]], free: list[int]
+) -> None:
+    tickets = [ticket(owner, count, float(n)) for n, (owner, count) in enumerate(asked)]
+    waiting = backlog(*tickets)
+    hosts = [room(f, capacity=6, name=f"h{n}") for n, f in enumerate(free)]
+    grants = waiting.grants(hosts, 0.0)
+    ids = [i for grant in grants for share in grant.shares.values() for i in share]
+    assert len(ids) == len(set(ids))
+    assert len(grants) + len(waiting) == len(tickets)
+    for host in hosts:
+        assert sum(len(grant.shares.get(host.name, ())) for grant in grants) <= host.free
+
+
+@pytest.mark.parametrize(
+    ("missing", "slots", "expected"),
+    [(-2, 4, []), (0, None, []), (3, None, [1, 1, 1]), (9, 4, [4, 4, 1]), (8, 4, [4, 4])],
+)
+def test_demand_is_what_is_missing_in_pieces_that_fit_a_node(
+    missing: int, slots: int | None, expected: list[int]
+) -> None:
+    assert bundles(missing, slots) == expected
+
+
+def test_demand_is_bounded() -> None:
+    assert len(bundles(10**6, 2)) == MOST_BUNDLES
