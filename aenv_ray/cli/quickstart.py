@@ -49,6 +49,9 @@ def quickstart(
         bool, typer.Option("--json", help="Same as -o json: a summary, no progress bar.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy.")] = 0,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="process, docker, kubernetes.")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Run rollouts of mini-terminal on a local or running Ray.
@@ -59,7 +62,7 @@ def quickstart(
     from aenv_ray.cli import rollouts as shown
 
     shown.check_writable(out)
-    sampling = _prepare(policy, rollouts, concurrency, out, seed)
+    sampling = _prepare(policy, rollouts, concurrency, out, seed, engine)
     from aenv_ray.actors import entrance
 
     form = Format.JSON if as_json else chosen(output)
@@ -68,7 +71,7 @@ def quickstart(
         if quiet:
             entrance.init()
         else:
-            console.say(_connected())
+            console.say(_connected(engine))
         finished = shown.run_all(sampling, quiet=quiet)
         left = shown.instances_left()
     summary = finished.model_dump(mode="json") | {"instances_left": left}
@@ -81,7 +84,9 @@ def quickstart(
         raise typer.Exit(1)
 
 
-def _prepare(policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int) -> Sampling:
+def _prepare(
+    policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int, engine: str | None
+) -> Sampling:
     from aenv_ray import project
     from aenv_ray.sampling import load_tasks, sample
 
@@ -89,8 +94,9 @@ def _prepare(policy: PolicyName, rollouts: int, concurrency: int, out: Path, see
     tasks = load_tasks(source.path / "tasks.jsonl")
     chosen = [tasks[index % len(tasks)] for index in range(rollouts)]
     return sample(
-        source.reference, _scripted(policy, seed), chosen, concurrency=concurrency, out=out
-    )
+        source.reference, _scripted(policy, seed), chosen,
+        concurrency=concurrency, out=out, engine=engine,
+    )  # fmt: skip
 
 
 def _scripted(policy: PolicyName, seed: int) -> Any:
@@ -110,12 +116,12 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
     return act
 
 
-def _connected() -> str:
+def _connected(wanted: str | None) -> str:
     from aenv_ray import project
     from aenv_ray.actors import entrance
     from aenv_ray.actors.create_options import chosen_engine
 
-    engine = chosen_engine(project.resolve(ENVIRONMENT))
+    engine = chosen_engine(project.resolve(ENVIRONMENT), wanted)
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
     connection = entrance.init()

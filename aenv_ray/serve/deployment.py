@@ -27,8 +27,6 @@ _CONSTRUCTOR_TRIES: Final = 3
 _HEALTH_PERIOD_S: Final = 2.0
 _HEALTH_TIMEOUT_S: Final = 30.0
 _GRACE_S: Final = 20.0
-_ON_HEAD: Final = {"resources": {"node:__internal_head__": 0.001}}
-"""A resource that Ray gives its head alone, and plenty of."""
 
 
 def deploy(settings: GatewaySettings | None = None) -> None:
@@ -62,7 +60,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_GRACE_S,
-        ray_actor_options={"num_cpus": 0} | (_ON_HEAD if settings.on_head else {}),
+        ray_actor_options={"num_cpus": 0} | (ray_api.on_head() if settings.on_head else {}),
     )(GatewayReplica)
     # A replica's process has the variables of its node, not those of whoever deploys.
     application = deployment.bind(

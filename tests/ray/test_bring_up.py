@@ -15,9 +15,9 @@ import pytest
 from aenv_ray.actors import hub_actor
 from aenv_ray.serve.deployment import is_deployed, undeploy
 from tests.ray.cluster import Cluster
-from tests.ray.faults import eventually, free_port, processes_of
+from tests.ray.faults import free_port, processes_of
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]  # three cold starts of Ray's workers
 
 SECRET = "aenv_0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -31,17 +31,17 @@ class Head:
     mcp_port: int
     token_file: Path
 
-    def bring_up(self, *options: str) -> str:
+    def bring_up(self) -> str:
         """Run it to its end; return what it logged."""
         ran = subprocess.run(
             [
                 sys.executable, "-m", "aenv_ray.serve.bring_up", "--host", "127.0.0.1",
                 "--port", str(self.port), "--mcp-port", str(self.mcp_port),
                 "--ray-port", self.cluster.address.rpartition(":")[2],
-                "--admin-token-file", str(self.token_file), *options,
+                "--admin-token-file", str(self.token_file),
             ],
             env={**os.environ, "RAY_ADDRESS": self.cluster.address},
-            capture_output=True, text=True, timeout=110, check=False,
+            capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         assert SECRET not in ran.stdout + ran.stderr
@@ -88,7 +88,3 @@ def test_a_head_has_hub_gateway_and_the_operators_token_and_its_successor_keeps_
     head.bring_up()  # another head, that finds what lives
     assert head.replicas() == before
     assert len(head.get("/tokens").json()["data"]) == 1
-
-    head.bring_up("--replicas", "2")  # other values
-    eventually(lambda: len(head.replicas()) == 2, what=lambda: f"replicas {head.replicas()}")
-    assert head.get("/health").status_code == 200

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,11 @@ def test_the_head_runs_no_instance_and_owns_what_has_one_address():
     spec = the(manifests.load("production"), "RayCluster", "aenv")["spec"]
     head = spec["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
+    ports = {
+        p["name"]: p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert head["rayStartParams"]["metrics-export-port"] == str(ports["metrics"])
+    assert len(set(ports.values())) == len(ports)  # KubeRay's own choice is the gateway's port
     command = " ".join(head["template"]["spec"]["containers"][0]["command"])
     assert "ray start" not in command  # else KubeRay leaves its own out
     assert spec["autoscalerOptions"]["version"] == "v2"
@@ -180,6 +186,14 @@ def test_the_image_that_is_named_is_this_version_with_this_ray():
     dockerfile = (KUBERAY / "image" / "Dockerfile").read_text()
     assert f"rayproject/ray:{version('ray')}-py311" in dockerfile
     assert f"aenv-ray:{aenv_ray.__version__}" in SAMPLE.read_text()
+
+
+def test_the_wheel_carries_the_manifests_where_they_are_looked_for():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = config["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    places = {str(KUBERAY.relative_to(ROOT)): str(manifests._PACKAGED.relative_to(ROOT))}
+    assert included == places
+    assert manifests.bundled() == KUBERAY
 
 
 def test_values_come_from_a_file_and_from_single_settings(tmp_path):
