@@ -58,13 +58,14 @@ class EnvHandle:
         reference: ``name@version`` of its environment.
     """
 
-    __slots__ = ("_controller", "_host", "instance_id", "reference")
+    __slots__ = ("_controller", "_host", "_send_call", "instance_id", "reference")
 
     def __init__(self, instance_id: InstanceId, reference: str, host: Any, controller: Any) -> None:
         self.instance_id = instance_id
         self.reference = reference
         self._host = host
         self._controller = controller
+        self._send_call: Callable[[bytes], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (EnvHandle, (self.instance_id, self.reference, self._host, self._controller))
@@ -79,7 +80,10 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> Any:
-        return self._host.call.remote(self._message(method, params, timeout_s, call_id))
+        message = self._message(method, params, timeout_s, call_id)
+        if self._send_call is None:
+            self._send_call = self._host.call.remote  # Ray makes a method anew each time
+        return self._send_call(message)
 
     def _message(
         self,
