@@ -40,6 +40,8 @@ _DEMAND: Final = "aenv-demand-"
 SYSTEM_CONFIG: Final = {
     # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.
     "idle_worker_killing_time_threshold_ms": 600_000,
+    # Its agents import for seconds; on a busy machine half a minute, Ray's own limit, is too short.
+    "agent_register_timeout_ms": 120_000,
 }
 
 
