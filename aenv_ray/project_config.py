@@ -49,7 +49,7 @@ class ContainerConfig(_ProjectSection):
     user: str | None = None
     """``"root"``, ``"1000:1000"`` … None: the image's own user, nobody where it names none."""
     runtime: str | None = None
-    """OCI runtime, for example ``runsc``. None: ``AENV_DOCKER_RUNTIME``, else the daemon's."""
+    """OCI runtime, for example ``crun``. None: ``AENV_DOCKER_RUNTIME``, else the daemon's."""
     cap_add: tuple[str, ...] = Field(default=(), alias="capAdd")
     """Capabilities; without any it has none."""
     pids: int = Field(default=1024, ge=16)

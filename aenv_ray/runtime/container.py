@@ -72,6 +72,11 @@ def main(
         boot.set_inheritable(False)
         linux.become_subreaper()  # as process 1 is without being told
     try:
+        if link < 0 and not _is_from_outside(boot):
+            raise ProjectLoadError(
+                "this OCI runtime does not tell who connects to a socket, so that tools could call "
+                "rewards; runc and crun do"
+            )
         _shut_in(directory if serving == "commands" else "")
         if serving == "public":
             from aenv_ray.runtime import relay

@@ -174,6 +174,13 @@ def _checked(source: Project, **fields: Any) -> ServiceRecord:
         raise ConfigError("; ".join(problems)) from None
     texts.checked_variables(record.environment_variables, what="environment_variables")
     chosen_engine(source, record.engine)
+    if source.config.deploy.service.enable_storage:
+        # Going on would lose what the environment means to keep.
+        raise ConfigError(
+            f"{source.reference} wants storage (deployConfig.service.enableStorage), and services "
+            "have none",
+            hint="set it to false where what tools write may end with their sandbox",
+        )
     return record
 
 

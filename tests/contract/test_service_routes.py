@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray import project
 from aenv_ray.hub.records import Role
+from aenv_ray.project import Project
 from tests.contract.gateway_bench import Bench, a_gateway
 
 pytestmark = pytest.mark.redis
@@ -174,3 +176,24 @@ async def test_what_serve_lost_is_deployed_again(bench: Bench, ann: httpx.AsyncC
     assert (await ann.get("/env-service/desk")).json()["data"]["status"] == "Terminated"
     await bench.gateway.services.restore()
     assert bench.apps.deployed == {"desk": record}
+
+
+async def test_an_environment_that_wants_storage_is_no_service(
+    bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would write what it means to keep into a sandbox that ends."""
+    root = tmp_path / "keeper"
+    (root / "src").mkdir(parents=True)
+    config = '{"name": "probe", "deployConfig": {"service": {"enableStorage": true}}}'
+    (root / "config.json").write_text(config)
+    (root / "src" / "tools.py").write_text("")
+    keeper = project.load(root)
+
+    async def resolve(reference: str) -> Project:
+        return keeper
+
+    monkeypatch.setattr(bench.gateway.services, "_resolve", resolve)
+    answer = await ann.post("/env-service", json=CREATE)
+    assert answer.status_code == 400
+    assert "enableStorage" in answer.json()["error"]["message"]
+    assert (await ann.get("/env-service/*/list")).json()["data"] == []
