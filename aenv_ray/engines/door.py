@@ -23,8 +23,7 @@ CAUSE_WAIT_S: Final = 2.0
 _WATCH_S: Final = 0.5
 """How exactly an unanswered call's deadline is kept."""
 _BUSY_CALLS: Final = 16
-"""With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it; with
-fewer, but not alone, until the event loop has done what it has to do already."""
+"""With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
 _BUSY_DELAY_S: Final = 0.001
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer one is ended: its host serves others too."""
@@ -296,15 +295,12 @@ class DoorSandbox(Sandbox):
         )
 
     def _write(self, line: bytes) -> None:
-        """Send: a lone call at once, others with what comes meanwhile, by one system call."""
+        """Send at once; in a burst, with what comes within `_BUSY_DELAY_S`, by one system call."""
         if not self._outbox:
-            if len(self._pending) < 2:
+            if len(self._pending) < _BUSY_CALLS:
                 self._send(line)
                 return
-            if len(self._pending) < _BUSY_CALLS:
-                self._loop.call_soon(self._flush)
-            else:
-                self._loop.call_later(_BUSY_DELAY_S, self._flush)
+            self._loop.call_later(_BUSY_DELAY_S, self._flush)
         self._outbox.append(line)
 
     def _flush(self) -> None:

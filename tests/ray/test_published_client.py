@@ -83,7 +83,7 @@ def json_of(text: str) -> object:
 def test_it_pushes_and_finds_what_it_pushed(published: PublishedClient, pushed: str) -> None:
     again = published.cli("push", cwd=PROJECTS / "weather-demo")
     assert again.returncode == 0, again.stdout + again.stderr
-    listed = published.cli("list", "-f", "json")
+    listed = published.cli("list", "--limit", "1000", "-f", "json")
     assert listed.returncode == 0, listed.stdout + listed.stderr
     rows = json_of(listed.stdout)
     assert isinstance(rows, list)

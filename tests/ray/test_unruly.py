@@ -74,13 +74,15 @@ def test_a_call_of_a_driver_that_died_ends_at_its_deadline(
 # --- unruly tools and callers --------------------------------------------------------------------
 
 
+@pytest.mark.timeout(240)
 def test_a_thousand_calls_at_once(told: Callable[..., Any]) -> None:
     """Each of 1,000 concurrent calls gets its own result, and none is lost or run twice."""
     handle = told()
     references = [handle.call_tool.remote("add", {"a": n, "b": 0}) for n in range(500)]
     counts = [handle.call_tool.remote("count") for _ in range(500)]
-    assert [r.data for r in ray.get(references, timeout=60)] == list(range(500))
-    assert sorted(r.data for r in ray.get(counts, timeout=60)) == list(range(1, 501))
+    # Longer than a call's own deadline: whoever loses one is heard.
+    assert [r.data for r in ray.get(references, timeout=100)] == list(range(500))
+    assert sorted(r.data for r in ray.get(counts, timeout=100)) == list(range(1, 501))
 
 
 def test_many_slow_calls_block_no_quick_one(told: Callable[..., Any], witness: Witness) -> None:
