@@ -320,6 +320,16 @@ def kill_hub() -> None:
 
 
 def kill_redis() -> None:
-    keeper = int((settings().data_dir / "hub" / redis_keeper.KEEPER_LOCK).read_text())
-    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-    kill(int(children[0]))
+    """Kill the Redis of now: a hub that was away for long has another keeper."""
+    lock = settings().data_dir / "hub" / redis_keeper.KEEPER_LOCK
+
+    def is_killed() -> bool:
+        try:
+            keeper = int(lock.read_text())
+            children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+            kill(int(children[0]))
+        except (OSError, ValueError, IndexError):
+            return False
+        return True
+
+    eventually(is_killed, 60.0)
