@@ -232,7 +232,8 @@ async def test_any_mcp_client_uses_a_service(desk: Any, gateway: httpx.Client) -
             assert {tool.name for tool in tools} >= {"count", "name"}
             answers = [await client.call_tool("count", {}) for _ in range(4)]
             counts = [(answer.structured_content or {})["result"] for answer in answers]
-            assert counts == [1, 2, 3, 4]
+            # Both sessions may be bound to one replica, whose sandbox counts on.
+            assert counts == list(range(counts[0], counts[0] + 4))
 
 
 def test_functions_and_health_are_routes_below_the_service(
