@@ -67,8 +67,6 @@ def local_cluster() -> Iterator[Cluster]:
         patch.setenv("DOCKER_CONFIG", str(root / "docker"))
         patch.setenv("RAY_TMPDIR", str(root))
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        # Ray runs workers behind everything else; beside another test process they would starve.
-        patch.setenv("RAY_worker_niceness", "0")
         settings.cache_clear()
         import ray
 
