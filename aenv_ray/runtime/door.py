@@ -85,7 +85,8 @@ class Connection:
     def start(self) -> None:
         """Answer, in threads of its own, until the peer closes."""
         HOST.attach(self)  # before the first call, which may want it
-        self._add_thread()
+        if not self._add_thread():
+            self._close()  # the peer may connect again
 
     def send(self, line: bytes) -> None:
         """Ask the peer; if the leader does so in a call, somebody else reads the answer."""
@@ -96,10 +97,17 @@ class Connection:
 
     # --- threads ------------------------------------------------------------------------------
 
-    def _add_thread(self) -> None:
+    def _add_thread(self) -> bool:
+        """Start another thread; False where the sandbox's limits allow none now."""
         with self._state:
             self._threads += 1
-        start_thread(self._work)
+        try:
+            start_thread(self._work)
+        except RuntimeError:  # of `_thread`: out of processes, or of memory for a stack
+            with self._state:
+                self._threads -= 1
+            return False
+        return True
 
     def _work(self) -> None:
         me = threading.get_ident()
@@ -139,33 +147,39 @@ class Connection:
 
     def _give_up_lead(self) -> bool:
         """Let another thread read on; False when there is none and can be none."""
+        if not self._has_follower():
+            return False
         with self._state:
-            if not self._waiting and self._threads >= MAX_THREADS:
-                return False
             self._leader = None
-            needs_thread = not self._waiting
             self._state.notify()
-        if needs_thread:
-            self._add_thread()
         return True
+
+    def _has_follower(self) -> bool:
+        """Whether a thread waits to lead, one being started where there is none.
+
+        Before the lead is given up: without anybody to take it, no call would be read any more.
+        """
+        with self._state:
+            if self._waiting:
+                return True
+            if self._threads >= MAX_THREADS:
+                return False
+        return self._add_thread()
 
     def relieve(self, since: float) -> None:
         """Put another thread in the place of a leader that still runs the call begun at `since`."""
+        if self.inline_since != since or not self._has_follower():
+            return
         with self._state:
             if self.inline_since != since or self._leader is None:
-                return
-            if not self._waiting and self._threads >= MAX_THREADS:
                 return
             self.inline_since = None
             self._leader = None
             self._quick[self._inline_kind] = False
             lines, self._outbox, self._outbox_bytes = self._outbox, [], 0
-            needs_thread = not self._waiting
             self._state.notify()
         if lines:
             self._send(b"".join(lines))
-        if needs_thread:
-            self._add_thread()
 
     def _close(self) -> None:
         with self._state:
@@ -198,6 +212,11 @@ class Connection:
             self._send_outbox()
             if self._give_up_lead():
                 return message
+            if self._threads == 1:
+                # Nobody else is there to run it, and nobody can be: what is behind it waits.
+                if not self._run_inline(message, kind, me):
+                    return None
+                continue
             # Every thread is busy: read on, so that a cancellation behind this still arrives.
             self._handle(message, kind, waits=True)
 

@@ -53,8 +53,12 @@ class Relief:
             with contextlib.suppress(RuntimeError):  # it was about to park, and sees us by itself
                 self._parked.release()
         else:
-            self._has_thread = True
-            start_thread(self._run)
+            try:
+                start_thread(self._run)
+            except RuntimeError:  # the sandbox's limits allow no thread now; the next call tries
+                self._is_awake = False
+            else:
+                self._has_thread = True
 
     def _run(self) -> None:
         connection = self._connection

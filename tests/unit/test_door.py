@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from aenv_ray.runtime import door
+from aenv_ray.runtime import door, relief, threads
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import Connection
 from aenv_ray.runtime.registry import Registry
@@ -143,3 +144,38 @@ def test_what_waits_is_refused_like_what_runs_at_once(bench: Bench) -> None:
     bench.fill_threads()
     bench.call("x", timeout_s=-1)
     assert bench.answer()[1]["code"] == "tool_input_invalid"
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_no_call_is_lost_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """The sandbox is out of processes, or of memory for a stack: calls wait and none hangs."""
+    bench = Bench()  # its first thread runs
+    bench.go.set()
+    asked = itertools.count(1)
+
+    def start(target: Callable[[], object]) -> None:
+        if next(asked) % every == 0:
+            raise RuntimeError("can't start new thread")
+        threads.start_thread(target)
+
+    monkeypatch.setattr(door, "start_thread", start)
+    monkeypatch.setattr(relief, "start_thread", start)
+    monkeypatch.setattr(door, "QUICK_S", 0.0)  # every function counts as slow
+    sent = {bench.call(f"call {n}"): f"call {n}" for n in range(300)}
+    assert dict(bench.answer() for _ in sent) == sent
+    assert next(asked) > 1
+    bench.sock.close()
+
+
+def test_a_connection_without_any_thread_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(door, "start_thread", start)
+    ours, theirs = socket.socketpair()
+    with ours:
+        Connection(theirs, Dispatcher(Registry())).start()
+        ours.settimeout(WAIT_S)
+        assert ours.recv(1) == b""
