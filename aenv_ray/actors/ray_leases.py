@@ -6,7 +6,7 @@ Ray code releases its instances without the hub: what it has leases for and what
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from aenv_ray.hub.records import Lease
@@ -50,16 +50,22 @@ def lease_of(
 
 
 def changes(
-    leases: Sequence[Lease], running: Sequence[InstanceInfo]
+    leases: Sequence[Lease], running: Sequence[InstanceInfo], doubtful: Collection[str]
 ) -> tuple[list[str], dict[str, float]]:
     """Compare leases of Ray code, listed first, with what runs.
+
+    Args:
+        leases: Those in the hub.
+        running: The instances that hosts tell of.
+        doubtful: Ids of instances whose host does not answer: for all that is known they run.
 
     Returns:
         The ids of leases whose instance is gone, and the deadlines of those that were moved.
     """
     deadlines = {str(info.id): info.deadline for info in running}
     settled = [lease for lease in leases if lease.status is InstanceStatus.RUNNING]
-    gone = [lease.id for lease in settled if lease.id not in deadlines]
+    known = {*deadlines, *doubtful}
+    gone = [lease.id for lease in settled if lease.id not in known]
     moved = {
         lease.id: deadlines[lease.id]
         for lease in settled
