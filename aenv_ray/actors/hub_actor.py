@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.accounts import MADE_BY_RAY, changes
 from aenv_ray.actors.controller import CONTROL_DEADLINE_S, ensure_controller
+from aenv_ray.actors.ray_leases import MADE_BY_RAY, changes
 from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import exceptions as ray_exceptions
 
-from aenv_ray.actors.accounts import changes
+from aenv_ray.actors.ray_leases import changes
 from aenv_ray.actors.survey import survey
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import Lease
