@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
-from aenv_ray.cli.output import moment, show
+from aenv_ray.cli.output import moment, show, size
 from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
@@ -42,10 +43,20 @@ def status(
         facts["state"] = "up"
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
         facts["state"] = "broken"
-    lines = facts | {"started": moment(facts["started"])} if "started" in facts else facts
-    show(facts, output, lines)
+    show(facts, output, _lines(facts))
     if facts["state"] != "up":
         raise typer.Exit(1)
+
+
+def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what people see."""
+    lines = dict(facts)
+    if "started" in facts:
+        lines["started"] = moment(facts["started"])
+    for name, value in lines.pop("hub", {}).items():
+        is_size = name.endswith("_bytes")
+        lines[name.removesuffix("_bytes")] = size(value) if is_size else value
+    return lines
 
 
 def _local(fabric: LocalFabric) -> dict[str, Any]:
