@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from aenv_ray.cli import console
 from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
 from aenv_ray.cli.output import moment, show, size
 from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
+
+_WAYS_OUT: Final = {
+    "starting": "unless an aenv up is at work: aenv up brings it up, aenv down ends what there is",
+    "broken": "aenv up brings it up again, aenv down ends it",
+}
 
 
 def status(
@@ -44,6 +50,8 @@ def status(
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
         facts["state"] = "broken"
     show(facts, output, _lines(facts))
+    if facts["state"] in _WAYS_OUT:
+        console.say(_WAYS_OUT[facts["state"]])
     if facts["state"] != "up":
         raise typer.Exit(1)
 
