@@ -84,6 +84,14 @@ def test_a_worker_is_told_what_an_address_is(node: ModuleType, address: str) -> 
         node.check_address(address)
 
 
+def test_of_what_ray_said_the_error_is_told(node: ModuleType) -> None:
+    """Its output and its errors are written by turns: the last line may say nothing."""
+    said = "Traceback …\n  File …\nValueError: port 16380 is taken\nINFO: Local node IP"
+    assert node.reason(said) == "ValueError: port 16380 is taken"
+    assert node.reason("a\nb\nc\nd\ne") == "b | c | d | e"
+    assert node.reason("") == "it ended at once"
+
+
 @pytest.mark.parametrize(("address", "role"), [("other:6380", "head"), (None, "worker")])
 def test_a_node_that_is_up_in_the_other_role_is_left_alone(
     node: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, role: str
