@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(name: str, address: str | None, *, foreground: bool) -> None:
     """Have the node run; a head where `address` is None."""
     port = int(os.environ.get("AENV_CLUSTER_PORT") or GCS_PORT)
-    check_address(address)
+    if address is not None:
+        check_address(address)
     with locked(name):
         bring_up(name, address, port)
     tell_systemd()
@@ -316,8 +317,7 @@ def is_up(name: str, *, is_head: bool | None) -> bool:
     """Whether what a node cannot do without runs; None: head or worker."""
     commands = processes(name).values()
     has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
-    has_raylet = any(map(is_raylet, commands))
-    return has_raylet and (is_head is None or has_gcs == is_head)
+    return any(map(is_raylet, commands)) and (is_head is None or has_gcs == is_head)
 
 
 def status(name: str) -> int:
