@@ -45,6 +45,7 @@ _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY: Final = 1
 _MOUNT_ATTR_NOSUID: Final = 2
+_MOUNT_ATTR_NODEV: Final = 4
 # One number on every architecture that has the new system-call table.
 _SYS_MOUNT_SETATTR: Final = 442
 _SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
@@ -143,7 +144,16 @@ class _MountAttr(ctypes.Structure):
 
 def make_read_only(target: str) -> None:
     """Make the mount at `target` and every mount below it read-only and nosuid (Linux 5.12)."""
-    attributes = _MountAttr(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    _set_attributes(target, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID)
+
+
+def deny_devices(target: str) -> None:
+    """Make the mount at `target` nosuid, and devices below it useless (Linux 5.12)."""
+    _set_attributes(target, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def _set_attributes(target: str, attributes_set: int) -> None:
+    attributes = _MountAttr(attributes_set, 0, 0, 0)
     result = _mount_setattr(
         _SYS_MOUNT_SETATTR,
         _AT_FDCWD,

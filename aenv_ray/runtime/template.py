@@ -41,13 +41,21 @@ from typing import Any, Final, NoReturn
 
 import pydantic_core
 
-from aenv_ray.runtime import jail, jail_spaces, linux
+from aenv_ray.runtime import jail, jail_spaces, linux, storage_lock
 from aenv_ray.runtime.calls import kill_tree
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.forks import Forks
-from aenv_ray.runtime.jail_spec import PROJECT, WORK, JailSpec, JailUnavailable, facts
+from aenv_ray.runtime.jail_spec import (
+    PROJECT,
+    STORAGE,
+    WORK,
+    JailSpec,
+    JailUnavailable,
+    StorageUnavailable,
+    facts,
+)
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.orphans import Acceptor, children_of_main_thread, reap_adopted
 from aenv_ray.runtime.preload import preload, variables_read
@@ -104,6 +112,9 @@ class Template:
         except JailUnavailable as exc:
             # Half-way in, this process cannot go back: the launcher starts another without a jail.
             self._send({"jail_unavailable": str(exc)})
+            return
+        except StorageUnavailable as exc:
+            self._send({"failed": str(exc), "env_reads": []})
             return
         isolation = facts(self._spec, jailed=self._jailed, reason=setup["reason"])
         report: dict[str, Any] = {"isolation": isolation.data(), "pid": os.getpid()}
@@ -324,6 +335,8 @@ class Template:
             if os.environ.get(name) != value:
                 os.environ[name] = value
         sys.argv[1:] = assignment["arguments"]
+        if self._spec.storage_lock:
+            storage_lock.hold(f"{STORAGE}/lock")
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
         if cover is not None:
             cover.put_on()
