@@ -45,6 +45,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 scope=ray_api.session_scope(),
                 owner_pid=owner_pid,
                 isolation=settings().isolation,
+                storage_dir=settings().storage_dir,
             )
         if name == "docker":
             from aenv_ray.engines.docker import DockerEngine
@@ -167,6 +168,7 @@ class HostShell:
 
 _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "count_processes": Host.count_processes,
+    "delete_storage": Host.delete_storage,
     "has_project": Host.has_project,
     "hold": Host.hold,
     "info": Host.info,
