@@ -102,9 +102,10 @@ class Gateway:
             self.metrics.pools,
         )
         self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.access_log = AccessLog(self.metrics)
         self.app: ASGIApp = Front(
             Router(routes=self._routes(), redirect_slashes=False),
-            AccessLog(self.metrics),
+            self.access_log,
             settings.max_ongoing_requests,
         )
         self._sweeping: asyncio.Task[None] | None = None
@@ -124,6 +125,7 @@ class Gateway:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         await self.creator.close()
+        self.access_log.flush()
 
     async def _restore(self) -> None:
         try:
