@@ -17,7 +17,7 @@ from aenv_ray.cluster import api as cluster_api
 from aenv_ray.cluster import lifecycle, manifests
 from aenv_ray.cluster.checks import Doctor, State
 from aenv_ray.cluster.objects import KINDS
-from aenv_ray.cluster.readiness import why
+from aenv_ray.cluster.readiness import Look, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from tests.contract.kubernetes_double import Double
 
@@ -413,3 +413,17 @@ def test_without_a_kube_config_it_says_what_to_set(monkeypatch, tmp_path, capsys
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["cluster", "status"]) == 3
     assert "set KUBECONFIG" in capsys.readouterr().err
+
+
+def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready() -> None:
+    def claim(component: str) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/component": component}
+        metadata = {"name": "kept", "labels": labels}
+        return {"kind": "PersistentVolumeClaim", "metadata": metadata, "status": {}}
+
+    def told(component: str) -> bool:
+        lacks = Look(None, None, [], [claim(component)]).lacks()
+        return any("PersistentVolumeClaim" in text for text in lacks)
+
+    assert not told("storage")
+    assert told("artifacts")
