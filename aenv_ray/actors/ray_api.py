@@ -361,8 +361,12 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
 
 
 def is_of_a_dead_actor(error: AenvError) -> bool:
-    """Whether an error of `translated` says that the actor has ended for good."""
-    return isinstance(error.__cause__, ray_exceptions.ActorDiedError)
+    """Whether an error of `translated` says that the actor has ended for good.
+
+    One whose node died cannot be started anywhere else, which Ray tells in words of its own.
+    """
+    gone = (ray_exceptions.ActorDiedError, ray_exceptions.ActorUnschedulableError)
+    return isinstance(error.__cause__, gone)
 
 
 def _first_line(exc: BaseException) -> str:
