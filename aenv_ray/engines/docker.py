@@ -29,9 +29,11 @@ from aenv_ray.engines.docker_second import SecondContainers
 from aenv_ray.engines.docker_spec import Surroundings
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.local_storage import LocalStorage
 from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.storage import StorageMount
 
 RELEASED: Final = "it was released"
 CAUSE_WAIT_S: Final = 10.0
@@ -52,6 +54,8 @@ class DockerEngine(Engine):
         runtime: OCI runtime of projects that name none; None for the daemon's.
         docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.
+        storage_dir: For what outlives containers; visible to the daemon under the same path. None:
+            in the data directory.
     """
 
     name = "docker"
@@ -59,6 +63,7 @@ class DockerEngine(Engine):
         isolation="container",
         network_modes=frozenset({"none", "host", "internet", "allowlist"}),
         second_container=True,
+        storage=True,
         slow_start=True,
     )
 
@@ -75,6 +80,7 @@ class DockerEngine(Engine):
         runtime: str | None = None,
         docker_config: Path = Path("~", ".docker"),
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
+        storage_dir: Path | None = None,
     ) -> None:
         self._host_id = host_id
         self._scope = docker_files.docker_scope(scope)
@@ -98,6 +104,7 @@ class DockerEngine(Engine):
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
             docker_config=docker_config,
         )  # fmt: skip
+        self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._seconds = SecondContainers(self._containers, self._files)
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -145,7 +152,10 @@ class DockerEngine(Engine):
             )
         name = container_name(self._scope, spec.instance_id)
         async with self._planner.surroundings(spec, name) as around:
-            return await self._boot_in(spec, around)
+            if spec.storage is None:
+                return await self._boot_in(spec, around)
+            storage = await asyncio.to_thread(self._storage.open, spec.storage)
+            return await self._boot_in(spec, replace(around, storage=storage))
 
     async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
         name = around.name
@@ -284,6 +294,9 @@ class DockerEngine(Engine):
             has_second = instance is None or instance.has_second  # else it is not known
             await self._containers.remove_all(name, has_second=has_second)
         self._files.clean(name)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await asyncio.to_thread(self._storage.delete, storage)
 
     async def close(self) -> None:  # noqa: D102
         self._presence.leave()

@@ -13,9 +13,10 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.destinations import is_public, parse_destination
 from aenv_ray.engines import docker_files as labels
-from aenv_ray.engines import docker_python
+from aenv_ray.engines import docker_kept, docker_python
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
+from aenv_ray.engines.local_storage import LocalDirectory
 from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import DeployConfig, NetworkMode
@@ -88,6 +89,8 @@ class Surroundings:
     """What it reaches, for people, where that is a list."""
     runtime: str = ""
     """The OCI runtime; "" for the daemon's default."""
+    storage: LocalDirectory | None = None
+    """What of it outlives it."""
     has_seccomp: bool = True
     has_user_namespace: bool = False
     has_quota: bool = False
@@ -101,7 +104,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     facts = isolation(spec, around)
     host: dict[str, Any] = {
         "NetworkMode": around.network,
-        "Mounts": _mounts(around, deploy),
+        "Mounts": [*_mounts(around, deploy), *docker_kept.storage_mounts(spec, around.storage)],
         "Tmpfs": _writable(deploy),
         "ReadonlyRootfs": container.read_only_root,
         "CapDrop": ["ALL"],
@@ -337,7 +340,7 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         seccomp=around.has_seccomp,
         no_new_privileges=True,
         limits=limits,
-        missing=tuple(_missing(deploy, around, network)),
+        missing=(*_missing(deploy, around, network), *docker_kept.missing(spec)),
     )
 
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.runtime import linux
+from aenv_ray.runtime import linux, storage_lock
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
@@ -40,6 +40,8 @@ from aenv_ray.runtime.registry import Registry
 HOME: Final = "/.aenv"
 """Below it are ``runtime``, ``lib`` and ``run``."""
 RUN: Final = f"{HOME}/run"
+STORAGE_LOCK: Final = f"{HOME}/storage.lock"
+"""There where the instance is alone in having its storage."""
 PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -78,6 +80,8 @@ def main(
                 "rewards; runc and crun do"
             )
         _shut_in(directory if serving == "commands" else "")
+        if os.path.exists(STORAGE_LOCK):
+            storage_lock.hold(STORAGE_LOCK)
         if serving == "public":
             from aenv_ray.runtime import relay
 

@@ -25,6 +25,7 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.ids import HostId
+from aenv_ray.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
 from aenv_ray.testing.kubernetes_node import SHELL_IMAGE
 from tests.contract.engines import end_of, engine_on
@@ -305,11 +306,17 @@ async def test_a_host_outside_of_any_pod_is_refused(node: KubernetesNode) -> Non
 async def test_every_request_is_one_of_those_that_are_listed(
     bench: Bench, node: KubernetesNode
 ) -> None:
-    sandbox = await bench.start()
+    storage = StorageMount(
+        name="aenv-kept", uid="0" * 16, mount_path="/kept", size_bytes=1 << 30, is_shared=True
+    )
+    sandbox = await bench.start(storage=storage)
+    larger = storage.model_copy(update={"size_bytes": 2 << 30})
+    other = await bench.start(storage=larger)
     await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 100.0)
     await sandbox.close()
     await bench.engine.attach(sandbox.instance_id)
-    await bench.engine.stop([sandbox.instance_id])
+    await bench.engine.stop([sandbox.instance_id, other.instance_id])
+    await bench.engine.delete_storage(larger)
     made = set(node.cluster.calls)
     assert made == {(access.value.verb, access.value.resource) for access in Access}
 
