@@ -143,7 +143,7 @@ class KubernetesClient:
             else:
                 if status < 300:
                     return dict(data)
-                if status not in _AGAIN:
+                if status not in _AGAIN and not _is_race(access, status, data):
                     raise _refusal(access, status, data)
                 problem = f"it answers {status}: {data.get('message') or 'nothing'}"
                 wait = _seconds(headers.get("Retry-After")) or pause
@@ -236,6 +236,11 @@ async def _events(access: Access, response: Any) -> AsyncGenerator[dict[str, Any
             if event["type"] == "ERROR":
                 raise _refusal(access, int(event["object"].get("code") or 500), event["object"])
             yield event
+
+
+def _is_race(access: Access, status: int, data: Mapping[str, Any]) -> bool:
+    """Whether a create lost against others, as many at a time do over one ResourceQuota."""
+    return access.value.verb == "create" and status == 409 and data.get("reason") == "Conflict"
 
 
 def _refusal(access: Access, status: int, data: Mapping[str, Any]) -> ApiRefused:
