@@ -21,6 +21,9 @@
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
+| ``AENV_STORAGE_DIR`` | services' storage, where all nodes have the directory | each its own |
+| ``AENV_STORAGE_ACCESS`` | ``many``: several sandboxes may write to a storage at once | ``one`` |
+| ``AENV_KUBERNETES_STORAGE_CLASS`` | of services' claims | the cluster's |
 | ``DOCKER_CONFIG`` | directory of Docker's ``config.json``: logins for registries | ``~/.docker`` |
 | ``DOCKER_BUILDKIT`` | ``0``: ``aenv build`` does without BuildKit | used where it is there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
@@ -47,7 +50,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     data_dir: Path
-    """Caches, which may be deleted when nothing runs; ``hub`` and ``artifacts`` must not be."""
+    """Caches, which may be deleted when nothing runs; ``hub``, ``artifacts`` and ``storage`` must
+    not be."""
     runtime_dir: Path
     """Sockets and locks: private to the user, lives as long as the machine is up."""
     engine: str = "process"
@@ -68,6 +72,11 @@ class Settings(BaseModel):
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
+    storage_dir: Path | None = None
+    """Services' storage, where all nodes have this directory. None: ``storage`` there."""
+    storage_access: Literal["one", "many"] = "one"
+    """How many sandboxes may have a storage at once."""
+    kubernetes_storage_class: str | None = None
     docker_config: Path
     """The directory of Docker's own ``config.json``, with the logins for registries."""
     docker_buildkit: bool = True
@@ -109,6 +118,9 @@ def read_settings() -> Settings:
             redis_url=environment.get("AENV_REDIS_URL") or None,
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,
+            storage_dir=_path(environment.get("AENV_STORAGE_DIR")),
+            storage_access=environment.get("AENV_STORAGE_ACCESS") or "one",
+            kubernetes_storage_class=environment.get("AENV_KUBERNETES_STORAGE_CLASS") or None,
             docker_config=Path(environment.get("DOCKER_CONFIG") or Path.home() / ".docker"),
             docker_buildkit=environment.get("DOCKER_BUILDKIT") not in ("0", "false"),
             system_url=environment.get("AENV_SYSTEM_URL") or None,
@@ -120,6 +132,10 @@ def read_settings() -> Settings:
         problem = exc.errors()[0]
         name = f"AENV_{str(problem['loc'][0]).upper()}"
         raise ConfigError(f"environment variable {name}: {problem['msg']}") from None
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _memory_directory() -> Path:

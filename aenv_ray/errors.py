@@ -356,25 +356,11 @@ ERRORS: tuple[type[AenvError], ...] = (
 _BY_CODE = {error.code: error for error in ERRORS}
 
 INFRASTRUCTURE: tuple[type[AenvError], ...] = (
-    ArtifactNotFound,
-    ArtifactDamaged,
-    ArtifactStoreDenied,
-    ArtifactStoreFull,
-    CapacityExceeded,
-    QuotaExceeded,
-    RateLimited,
-    InstanceExpired,
-    InstanceReleased,
-    InstanceNotFound,
-    SandboxStartFailed,
-    SandboxLost,
-    SessionLost,
-    CallOutcomeUnknown,
-    CircuitOpen,
-    FabricUnavailable,
-    DeadlineExceeded,
-    InternalError,
-)
+    ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CapacityExceeded,
+    QuotaExceeded, RateLimited, InstanceExpired, InstanceReleased, InstanceNotFound,
+    SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, CircuitOpen,
+    FabricUnavailable, DeadlineExceeded, InternalError,
+)  # fmt: skip
 """Errors that void an episode: they say nothing about the policy, so they are never a reward."""
 
 
@@ -392,16 +378,14 @@ def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> Aen
         instance_id: Filled in for instance errors that do not name one themselves.
     """
     cls = _BY_CODE.get(str(data.get("code")), InternalError)
-    message = str(data.get("message", "no message"))
-    hint = data.get("hint")
+    context: dict[str, Any] = {"hint": data.get("hint")}
     if issubclass(cls, InstanceError):
-        named = data.get("instance_id") or instance_id
-        return cls(message, instance_id=named, hint=hint)
-    if issubclass(cls, ToolError):
-        return cls(message, tool_name=data.get("tool_name"), hint=hint)
-    if issubclass(cls, CapacityExceeded):
-        return cls(message, retry_after_s=float(data.get("retry_after_s", 1.0)), hint=hint)
-    return cls(message, hint=hint)
+        context["instance_id"] = data.get("instance_id") or instance_id
+    elif issubclass(cls, ToolError):
+        context["tool_name"] = data.get("tool_name")
+    elif issubclass(cls, CapacityExceeded):
+        context["retry_after_s"] = float(data.get("retry_after_s", 1.0))
+    return cls(str(data.get("message", "no message")), **context)
 
 
 @contextlib.contextmanager

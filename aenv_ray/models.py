@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray import ids
-from aenv_ray.project_config import NetworkMode
+from aenv_ray.project_config import DeployChanges, NetworkMode
+from aenv_ray.storage import StorageMount
 
 
 class _Frozen(BaseModel):
@@ -69,6 +70,12 @@ class InstanceSpec(_Frozen):
     engine: str = "process"
     job_id: str | None = None
     """Ray job it ends with; None when detached."""
+    changes: DeployChanges | None = None
+    """What it has otherwise than its project says."""
+    storage: StorageMount | None = None
+    """What of it outlives it."""
+    node_ids: tuple[str, ...] = ()
+    """Ray nodes that it may be on; none: any."""
 
 
 class Isolation(_Frozen):

@@ -219,3 +219,49 @@ class EnvironmentConfig(_ProjectSection):
     def reference(self) -> str:
         """``name@version``."""
         return f"{self.name}@{self.version}"
+
+
+class DeployChanges(BaseModel):
+    """What a caller wants otherwise than ``deployConfig`` has it, for instances of his own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpu: str | None = None
+    """As ``deployConfig.cpu``, like the next two."""
+    memory: str | None = None
+    ephemeral_storage: str | None = None
+    image: str | None = None
+    """Instead of the project's, where an instance is a container."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """One more port of a server inside that the gateway passes HTTP and WebSockets to."""
+
+    @field_validator("cpu")
+    @classmethod
+    def _check_cpu(cls, value: str | None) -> str | None:
+        if value is not None:
+            units.parse_cpu_cores(value)
+        return value
+
+    @field_validator("memory", "ephemeral_storage")
+    @classmethod
+    def _check_size(cls, value: str | None, info: Any) -> str | None:
+        if value is not None:
+            units.parse_memory_bytes(value, what=info.field_name.replace("_", " "))
+        return value
+
+    @field_validator("image")
+    @classmethod
+    def _check_image(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip() or not value.isprintable()):
+            raise ConfigError(f"image {value[:80]!r} is no image's name")
+        return value
+
+    def made_to(self, config: EnvironmentConfig) -> EnvironmentConfig:
+        """Return a project's configuration with these changes."""
+        own = self.model_dump(include={"cpu", "memory", "ephemeral_storage"}, exclude_none=True)
+        deploy = config.deploy
+        if self.port is not None:
+            own["ports"] = tuple(dict.fromkeys((*deploy.ports, self.port)))
+        if self.image is not None:
+            own["container"] = deploy.container.model_copy(update={"image": self.image})
+        return config.model_copy(update={"deploy": deploy.model_copy(update=own)})

@@ -44,6 +44,7 @@ KNOWN = frozenset(
         "git",
         "kubectl",
         "namespaces",
+        "netns",
         "published-client",
         "redis",
         "registry",

@@ -8,18 +8,17 @@ compares its leases with what runs, now and then and when a quota is used up.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.ray_leases import lease_of
 from aenv_ray.actors.remote_hub import RemoteHub, blocking
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError, QuotaExceeded
 from aenv_ray.hub.leases import label_subject
-from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import InstanceSpec, InstanceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +26,6 @@ FRESH_S: Final = 5.0
 """A quota that is set holds for Ray code after this much."""
 STARTING_S: Final = 310.0
 """A place is kept for a create so long, beyond what it waits for room: longer than any lasts."""
-MADE_BY_RAY: Final = ("aenv.made-by", "ray")
-"""Label of these leases, for the hub that looks after them."""
 
 
 class Accounts:
@@ -88,7 +85,7 @@ class Account:
     def open(self) -> None:
         """Take the places, all or none."""
         pending = [
-            _lease(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
+            lease_of(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
             for spec in self._specs
         ]
         try:
@@ -101,7 +98,8 @@ class Account:
     def settle(self, made: Iterable[tuple[InstanceSpec, InstanceId]]) -> None:
         """Account for what was made, by the ids that it has."""
         running = [
-            _lease(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING) for spec, i in made
+            lease_of(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING)
+            for spec, i in made
         ]
         blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
 
@@ -111,45 +109,3 @@ class Account:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
         except AenvError as exc:  # why nothing was made says more
             logger.warning("places of a quota are free again in %g s: %s", self._starting_s, exc)
-
-
-def _lease(
-    spec: InstanceSpec,
-    instance_id: InstanceId,
-    now: float,
-    starting_s: float,
-    status: InstanceStatus,
-) -> Lease:
-    is_running = status is InstanceStatus.RUNNING
-    key, value = MADE_BY_RAY
-    return Lease(
-        id=instance_id,
-        reference=spec.reference,
-        digest=spec.digest,
-        owner=spec.owner or "",
-        labels={**spec.labels, key: value},
-        engine=spec.engine,
-        status=status,
-        created_at=now,
-        deadline=now + starting_s + (spec.ttl_s if is_running else 0.0),
-        capability=f"ray-{secrets.token_hex(20)}",  # given to nobody
-    )
-
-
-def changes(
-    leases: Sequence[Lease], running: Sequence[InstanceInfo]
-) -> tuple[list[str], dict[str, float]]:
-    """Compare leases of Ray code, listed first, with what runs.
-
-    Returns:
-        The ids of leases whose instance is gone, and the deadlines of those that were moved.
-    """
-    deadlines = {str(info.id): info.deadline for info in running}
-    settled = [lease for lease in leases if lease.status is InstanceStatus.RUNNING]
-    gone = [lease.id for lease in settled if lease.id not in deadlines]
-    moved = {
-        lease.id: deadlines[lease.id]
-        for lease in settled
-        if lease.id in deadlines and deadlines[lease.id] != lease.deadline
-    }
-    return gone, moved

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
@@ -24,6 +24,7 @@ from aenv_ray.actors.placement import (
     usable,
 )
 from aenv_ray.actors.queueing import Places, Queue, by_node
+from aenv_ray.actors.survey import survey
 from aenv_ray.actors.wire import decode_outcomes, encode_specs
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
@@ -226,27 +227,23 @@ class Controller:
 
     async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
+        return (await self.account_for(()))[0]
+
+    async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
+        """Return the live instances, and which others of `ids` may live on a silent host."""
         names = await asyncio.to_thread(ray_api.actor_names)
         hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._list_on(name)) for name in hosts]
-        found = [info for task in tasks for info in task.result()]
-        self._where |= {info.id: info.host for info in found}
-        self._hosts.nodes |= {info.host: info.node_id for info in found}
-        for name in set(hosts) - {info.host for info in found}:
+        seen = await survey(self._ask, hosts)
+        doubtful = seen.doubtful(ids, self._where)
+        for name in seen.unheard:
+            self._forget(name)
+        self._where |= {info.id: info.host for info in seen.found}
+        self._hosts.nodes |= {info.host: info.node_id for info in seen.found}
+        for name in set(hosts) - {info.host for info in seen.found} - seen.silent:
             if not name.startswith(SHARED_PREFIX) and name not in self._creating:
                 self._forget(name)
                 self._dedicated.pop(name, None)  # its instance has ended: it may go
-        return sorted(found, key=lambda info: info.created_at)
-
-    async def _list_on(self, name: str) -> list[InstanceInfo]:
-        try:
-            found: list[InstanceInfo] = await self._ask(name, "instances")
-        except AenvError as exc:
-            logger.warning("not listed: %s", exc)
-            self._forget(name)
-            return []
-        return found
+        return sorted(seen.found, key=lambda info: info.created_at), doubtful
 
     async def pools(self) -> dict[str, int]:
         """Return how many sandboxes are ready on all hosts, by the reference of their environment.

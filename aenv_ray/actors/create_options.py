@@ -10,6 +10,8 @@ from aenv_ray import ids, project, texts, units
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
+from aenv_ray.project_config import DeployChanges
+from aenv_ray.storage import StorageMount
 
 _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
@@ -35,6 +37,9 @@ class CreateOptions:
         owner: str | None = None,
         datasource: str = "",
         queue_timeout: str | float = QUEUE_S,
+        changes: DeployChanges | None = None,
+        storage: StorageMount | None = None,
+        node_ids: Sequence[str] = (),
     ) -> None:
         self.actor = _member(ActorDensity, actor, "actor")
         self.lifetime = _member(Lifetime, lifetime, "lifetime")
@@ -48,6 +53,9 @@ class CreateOptions:
         self.labels = _strings(labels, "labels")
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
+        self.changes = changes
+        self.storage = storage
+        self.node_ids = tuple(node_ids)
         is_none = queue_timeout == 0 and not isinstance(queue_timeout, bool)
         self.queue_s = (
             0.0 if is_none else units.parse_duration_s(queue_timeout, what="queue_timeout")
@@ -81,6 +89,9 @@ class CreateOptions:
                 datasource=self.datasource,
                 engine=chosen_engine(source, self.engine),
                 job_id=None if self.lifetime is Lifetime.DETACHED else job_id,
+                changes=self.changes,
+                storage=self.storage,
+                node_ids=self.node_ids,
             )
             for _ in range(count)
         ]

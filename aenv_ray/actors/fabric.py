@@ -199,7 +199,8 @@ class Fabric:
             made += more
             specs = [one.spec for one in made] + _without(again, more)
         is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
-        if refusals and is_full and queue_s:  # nothing of the rest has begun
+        is_free = not specs or not specs[0].node_ids  # a place in the queue may be on any node
+        if refusals and is_full and queue_s and is_free:  # nothing of the rest has begun
             more, refusals = self._start_queued(source, _without(specs, made), queue_s)
             made += more
         for refusal in refusals.values():

@@ -51,7 +51,7 @@ class EnvHandle:
         ray.get(env.call_tool.remote("echo", {"text": "hi"}))
 
     What `ray.get` raises are the classes of `aenv_ray.errors`; after the death of a node or long
-    after a release it is Ray's own ``ActorDiedError``.
+    after a release it is Ray's own ``ActorDiedError`` or ``ActorUnschedulableError``.
 
     Attributes:
         instance_id: ``<name>-<suffix>``.

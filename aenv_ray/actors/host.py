@@ -39,6 +39,7 @@ from aenv_ray.models import (
     InstanceRecord,
     InstanceSpec,
 )
+from aenv_ray.storage import StorageMount
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +193,10 @@ class Host:
     async def put_project(self, digest: str, archive: bytes) -> None:
         """Unpack a project on this node; a second time does nothing."""
         await self._projects.put(digest, archive)
+
+    async def delete_storage(self, engine: str, storage: StorageMount) -> None:
+        """See `Engine.delete_storage`."""
+        await self._engines.get(engine).delete_storage(storage)
 
     # --- instances --------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors import ray_api
+from aenv_ray.actors.carried_calls import Answer, Begin, CarriedCalls
 from aenv_ray.actors.followed_calls import FollowedCalls, Reports
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_engines import EngineFactory
@@ -44,6 +45,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 scope=ray_api.session_scope(),
                 owner_pid=owner_pid,
                 isolation=settings().isolation,
+                storage_dir=settings().storage_dir,
             )
         if name == "docker":
             from aenv_ray.engines.docker import DockerEngine
@@ -90,6 +92,7 @@ class HostShell:
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._followed = FollowedCalls()
+        self._carried = CarriedCalls()
         write_results_directly(ray_api.serialization_context())
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
@@ -115,10 +118,16 @@ class HostShell:
         host = self._host or await self._open()
         return await host.calls.call(CallMessage.decode(message))
 
-    async def call_json(self, message: bytes) -> bytes:
-        """See `HostCalls.call`; the result stays JSON text, for those who pass it on."""
+    async def exchange(self, begin: list[Begin], follow: list[str]) -> list[Answer]:
+        """See `CarriedCalls.exchange`."""
         host = self._host or await self._open()
-        return (await host.calls.call(CallMessage.decode(message))).json
+        return await self._carried.exchange(
+            begin, follow, lambda message: host.calls.call(CallMessage.decode(message))
+        )
+
+    async def drop(self, keys: list[str]) -> None:
+        """See `CarriedCalls.drop`."""
+        self._carried.drop(keys)
 
     async def follow_json(self, message: bytes, token: str, name: str) -> bytes | Reports:
         """See `FollowedCalls.next`."""
@@ -128,8 +137,8 @@ class HostShell:
         )
 
     async def cancel_named(self, name: str) -> bool:
-        """See `FollowedCalls.cancel`."""
-        return self._followed.cancel(name)
+        """See `FollowedCalls.cancel` and `CarriedCalls.cancel`."""
+        return self._followed.cancel(name) | self._carried.cancel(name)
 
     async def stream(self, message: bytes) -> AsyncIterator[Any]:
         """See `HostCalls.stream`."""
@@ -159,6 +168,7 @@ class HostShell:
 
 _CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
     "count_processes": Host.count_processes,
+    "delete_storage": Host.delete_storage,
     "has_project": Host.has_project,
     "hold": Host.hold,
     "info": Host.info,

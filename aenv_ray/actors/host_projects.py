@@ -47,12 +47,13 @@ class HostProjects:
         return SandboxSpec(
             instance_id=spec.instance_id,
             project_dir=source.path,
-            config=source.config,
+            config=spec.changes.made_to(source.config) if spec.changes else source.config,
             deadline=now + spec.ttl_s,
             environment_variables=spec.environment_variables,
             arguments=spec.arguments,
             labels=spec.labels,
             datasource=spec.datasource,
+            storage=spec.storage,
         )
 
     def config(self, digest: str) -> EnvironmentConfig:

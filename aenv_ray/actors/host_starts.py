@@ -8,7 +8,7 @@ from aenv_ray.actors.host_engines import HostEngines
 from aenv_ray.actors.host_projects import HostProjects
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import Sandbox, SandboxSpec
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec
 
@@ -69,7 +69,12 @@ class HostStarts:
         for spec in specs:
             try:
                 sandbox_spec = self._projects.sandbox_spec(spec, now)
-                self._engines.get(spec.engine)
+                engine = self._engines.get(spec.engine)
+                if spec.storage is not None and not engine.capabilities.storage:
+                    raise ConfigError(
+                        f"the {spec.engine} engine has no storage that outlives a sandbox",
+                        hint="engines with storage: process, docker, kubernetes",
+                    )
             except AenvError as exc:
                 failures[spec.instance_id] = exc
                 continue

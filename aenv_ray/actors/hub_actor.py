@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.actors import ray_api
-from aenv_ray.actors.accounts import MADE_BY_RAY, changes
 from aenv_ray.actors.controller import CONTROL_DEADLINE_S, ensure_controller
+from aenv_ray.actors.ray_leases import MADE_BY_RAY, changes
 from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
@@ -38,6 +38,8 @@ SWEEP_S: Final = 5.0
 """What is overdue is seen within this; so is a bundled Redis that died while nobody asked."""
 COMPARE_TURNS: Final = 6
 """Of so many sweeps one compares leases with what runs."""
+COMPARE_S: Final = CONTROL_DEADLINE_S + 10.0
+"""The controller tells of the hosts that answer when it has waited for those that do not."""
 END_S: Final = 20.0
 """Redis writes what it has first."""
 START_S: Final = 120.0
@@ -105,9 +107,10 @@ class HubHost:
             return
         controller = ensure_controller()
         with ray_api.translated("listing instances"):
-            async with asyncio.timeout(CONTROL_DEADLINE_S):
-                running = await controller.list_instances.remote()
-        gone, moved = changes(leases, running)
+            async with asyncio.timeout(COMPARE_S):
+                ids = [lease.id for lease in leases]
+                running, doubtful = await controller.account_for.remote(ids)
+        gone, moved = changes(leases, running, doubtful)
         if gone:
             await self.call("end_leases", gone)
         for instance_id, deadline in moved.items():

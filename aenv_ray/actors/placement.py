@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 
 HOST_CAPACITY: Final = 4096
 """Instances that one shared host holds; measured at 4,000 live ones on 24 GB."""
@@ -33,11 +33,13 @@ class NodeFacts:
         cores: That Ray gives tasks.
         slots: Instances that it takes, where it declares that; None: it declares nothing.
         is_head: Ray's head is there.
+        machine: The name of the machine; several nodes of tests are on one.
     """
 
     cores: int
     slots: int | None = None
     is_head: bool = False
+    machine: str = ""
 
     @property
     def takes_instances(self) -> bool:
@@ -126,6 +128,22 @@ class HostLoad:
     def free(self) -> int:
         """How many more it takes."""
         return max(0, self.capacity - self.instances)
+
+
+def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
+    """Return the hosts on some nodes; with no nodes, all of them.
+
+    Raises:
+        FabricUnavailable: There are none on those nodes.
+    """
+    found = [host for host in hosts if not nodes or host.node_id in nodes]
+    if hosts and not found:
+        raise FabricUnavailable(
+            f"no host of node {', '.join(node[:8] for node in nodes)} answers, and it has to be "
+            "there",
+            hint="what it keeps is on that machine; bring it back",
+        )
+    return found
 
 
 def check_capacity(count: int, capacity: int) -> None:

@@ -49,6 +49,7 @@ def pool_key(spec: InstanceSpec) -> PoolKey:
     parts = [
         spec.digest, spec.engine, sorted(spec.environment_variables.items()), spec.arguments,
         sorted(spec.labels.items()), spec.datasource,
+        None if spec.changes is None else spec.changes.model_dump(),
     ]  # fmt: skip
     return PoolKey(hashlib.sha256(json.dumps(parts).encode()).hexdigest())
 
@@ -56,7 +57,7 @@ def pool_key(spec: InstanceSpec) -> PoolKey:
 def is_plain(spec: InstanceSpec) -> bool:
     """Whether the caller gave the sandbox nothing of its own."""
     own = (spec.environment_variables, spec.arguments, spec.labels, spec.datasource)
-    return not any(own)
+    return not any(own) and spec.changes is None
 
 
 class _Demand(NamedTuple):

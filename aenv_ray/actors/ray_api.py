@@ -158,15 +158,17 @@ def was_restarted() -> bool:
 def alive_nodes() -> dict[str, NodeFacts]:
     """Return the nodes that are up, by id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
-    return {str(node["NodeID"]): _facts(node["Resources"]) for node in nodes if node["Alive"]}
+    return {str(node["NodeID"]): _facts(node) for node in nodes if node["Alive"]}
 
 
-def _facts(resources: dict[str, float]) -> NodeFacts:
+def _facts(node: dict[str, Any]) -> NodeFacts:
+    resources: dict[str, float] = node["Resources"]
     slots = resources.get(SLOT)
     return NodeFacts(
         cores=int(resources.get("CPU", 0)),
         slots=None if slots is None else int(slots),
         is_head=_HEAD in resources,
+        machine=str(node.get("NodeManagerHostname", "")),
     )
 
 
@@ -246,6 +248,17 @@ def find_actor(name: str) -> Any | None:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def is_replica_there(name: str) -> bool:
+    """Whether a Serve replica of that actor name lives, as the GCS knows."""
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    try:
+        ray.get_actor(name, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def actor_names() -> list[str]:
@@ -348,8 +361,12 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
 
 
 def is_of_a_dead_actor(error: AenvError) -> bool:
-    """Whether an error of `translated` says that the actor has ended for good."""
-    return isinstance(error.__cause__, ray_exceptions.ActorDiedError)
+    """Whether an error of `translated` says that the actor has ended for good.
+
+    One whose node died cannot be started anywhere else, which Ray tells in words of its own.
+    """
+    gone = (ray_exceptions.ActorDiedError, ray_exceptions.ActorUnschedulableError)
+    return isinstance(error.__cause__, gone)
 
 
 def _first_line(exc: BaseException) -> str:

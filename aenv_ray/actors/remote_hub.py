@@ -29,6 +29,8 @@ from aenv_ray.hub.records import (
 from aenv_ray.hub.tokens import new_token, secret_hash
 from aenv_ray.models import InstanceStatus
 
+COMPARE_PATIENCE_S: Final = 60.0
+"""Hosts that say nothing are waited for meanwhile."""
 PATIENCE_S: Final = 20.0
 """Ray restarts a dead hub within a second or two, and a hub its Redis within one."""
 FIRST_PAUSE_S: Final = 0.05
@@ -134,7 +136,7 @@ class RemoteHub(Hub):
 
     async def compare(self) -> None:
         """Have the hub compare the leases of Ray code with what runs, now."""
-        await self._ask("compare")
+        await self._ask("compare", patience_s=COMPARE_PATIENCE_S)
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
         return _typed(await self._ask("lease", instance_id), Lease)

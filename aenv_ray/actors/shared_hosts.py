@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from aenv_ray import project
-from aenv_ray.actors.placement import HOST_CAPACITY, HostLoad, check_capacity, spread
+from aenv_ray.actors.placement import HOST_CAPACITY, HostLoad, check_capacity, on_nodes, spread
 from aenv_ray.actors.wire import encode_specs
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
@@ -143,6 +143,7 @@ class SharedHosts:
             HostLoad(h.name, h.node_id, min(self._placed[h.name], h.capacity), h.capacity)
             for h, _ in self._hosts
         ]
+        loads = on_nodes(loads, specs[0].node_ids if specs else ())
         loads = [load for load in loads if load.name not in avoid] or loads
         counts = spread(len(specs), loads)
         shares, start = [], 0

@@ -189,9 +189,11 @@ class WarmPools:
             Those that must be started.
         """
         groups: dict[PoolKey, list[InstanceSpec]] = {}
+        # What has a storage is alone in having it: none is kept ready.
+        left = [spec for spec in specs if spec.storage is not None]
         for spec in specs:
-            groups.setdefault(pool_key(spec), []).append(spec)
-        left: list[InstanceSpec] = []
+            if spec.storage is None:
+                groups.setdefault(pool_key(spec), []).append(spec)
         for key, group in groups.items():
             self._note_demand(group)
             while group and (ready := self._pools.take(key, len(group))):

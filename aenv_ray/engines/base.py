@@ -28,6 +28,7 @@ from aenv_ray.errors import AenvError, ConfigError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.storage import StorageMount
 
 OnProgress = Callable[[float, float | None, str | None], None]
 """Told ``progress``, ``total`` (None when unknown) and a message."""
@@ -45,6 +46,8 @@ class Capabilities:
     second_container: bool = False
     snapshot: bool = False
     pause: bool = False
+    storage: bool = False
+    """Sandboxes may have storage that outlives them; see `Engine.delete_storage`."""
     slow_start: bool = False
     """A start takes so long that hosts anticipate demand (design D9)."""
 
@@ -64,6 +67,8 @@ class SandboxSpec:
     arguments: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     datasource: str = ""
+    storage: StorageMount | None = None
+    """What of it outlives it; only engines with the capability are asked for that."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +243,15 @@ class Engine(ABC):
 
         Closing the generator ends it; any number may run at once.
         """
+
+    async def delete_storage(self, storage: StorageMount) -> None:
+        """Delete a storage with all that is in it, once no sandbox has it; one that is not is gone.
+
+        Raises:
+            ConfigError: This engine keeps none.
+            FabricUnavailable: A sandbox has it still, or what keeps it refuses.
+        """
+        raise ConfigError(f"the {self.name} engine keeps no storage: {storage.name}")
 
     @abstractmethod
     async def close(self) -> None:

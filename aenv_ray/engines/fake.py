@@ -13,7 +13,6 @@ host id attaches to them.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import os
 import resource
@@ -30,6 +29,7 @@ from typing import Final, TypeVar
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.fake_directory import base_dir
 from aenv_ray.engines.fake_modules import ModuleSpace
 from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
@@ -188,7 +188,7 @@ class _Resident:
         self.first: socket.socket | None = None
         """The starter's end of the first connection."""
         self.is_cancelled = threading.Event()
-        self.work_dir = Path(tempfile.mkdtemp(dir=_base_dir()))
+        self.work_dir = Path(tempfile.mkdtemp(dir=base_dir()))
         self._project_dir = spec.project_dir
         self._dispatcher: Dispatcher | None = None
         self._peers: list[socket.socket] = []
@@ -353,10 +353,3 @@ def _facts() -> Isolation:
         return _FACTS
     shared = "the working directory is that of the process"
     return _FACTS.model_copy(update={"missing": (*_FACTS.missing, shared)})
-
-
-@cache
-def _base_dir() -> str:
-    directory = tempfile.mkdtemp(prefix="aenv-fake-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory

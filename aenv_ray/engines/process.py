@@ -28,6 +28,7 @@ from aenv_ray.engines.launcher_client import (
     node_directory,
 )
 from aenv_ray.engines.launcher_files import short_name
+from aenv_ray.engines.local_storage import LocalStorage
 from aenv_ray.engines.process_plan import (
     NETWORK_MODES,
     Plan,
@@ -36,9 +37,11 @@ from aenv_ray.engines.process_plan import (
     isolation_of,
     loaded,
     own_at_import,
+    with_storage,
 )
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.storage import StorageMount
 
 
 class ProcessEngine(Engine):
@@ -51,12 +54,14 @@ class ProcessEngine(Engine):
         scope: One launcher serves each scope: a Ray node.
         owner_pid: Process with which everything ends: the raylet.
         isolation: ``auto``, ``none`` or ``required``.
+        storage_dir: For what outlives sandboxes. None: in the data directory.
     """
 
     name = "process"
     capabilities = Capabilities(
         isolation="namespaces" if sys.platform == "linux" else "none",
         network_modes=NETWORK_MODES,
+        storage=sys.platform == "linux",
     )
 
     def __init__(
@@ -68,9 +73,11 @@ class ProcessEngine(Engine):
         scope: str,
         owner_pid: int,
         isolation: str = "auto",
+        storage_dir: Path | None = None,
     ) -> None:
         self._data_dir = data_dir
         self._isolation = isolation if sys.platform == "linux" else "none"
+        self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._directory = node_directory(runtime_dir, scope)
         self._launcher = LauncherClient(
             self._directory, host_id, owner_pid, self._on_exit, self._on_launcher_lost
@@ -102,9 +109,9 @@ class ProcessEngine(Engine):
         results: dict[InstanceId, Sandbox | AenvError | None] = {}
         items: list[dict[str, Any]] = []
         modes: dict[str, tuple[str, dict[str, Any]]] = {}
-        plans: dict[tuple[Path, int], Plan | AenvError] = {}
+        plans: dict[tuple[Path, int, StorageMount | None], Plan | AenvError] = {}
         for spec in specs:
-            group = (spec.project_dir, id(spec.config))
+            group = (spec.project_dir, id(spec.config), spec.storage)
             if group not in plans:
                 plans[group] = await self._plan(spec)
             plan = plans[group]
@@ -164,7 +171,10 @@ class ProcessEngine(Engine):
             python = await virtual_environment.ensure(
                 spec.project_dir, self._data_dir / "environments"
             )
-            return Plan(spec, python, self._isolation, self._runtime_path())
+            directory = None
+            if spec.storage is not None:
+                directory = await asyncio.to_thread(self._storage.open, spec.storage)
+            return Plan(spec, python, self._isolation, self._runtime_path(), directory)
         except AenvError as exc:
             return exc
 
@@ -172,6 +182,10 @@ class ProcessEngine(Engine):
         self, plan: Plan, spec: SandboxSpec
     ) -> tuple[str, str, dict[str, Any]]:
         """Return template key, start mode in words, and the template's report."""
+        if spec.storage is not None:
+            # What is loaded once for all would not see what an earlier instance left there.
+            key, setup = plan.setup(preload=False)
+            return key, "bare: it has storage", with_storage(await self._template(key, setup))
         key, setup = plan.setup(preload=True)
         report = self._raised.get(key) or await self._template(key, setup)
         reason = report.get("bare_reason") or own_at_import(spec, setup["env"], report)
@@ -286,6 +300,9 @@ class ProcessEngine(Engine):
         for instance_id in instance_ids:
             self._end_events.pop(instance_id, None)
             self._ended.pop(instance_id, None)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await asyncio.to_thread(self._storage.delete, storage)
 
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec, check_os
+from aenv_ray.engines.local_storage import LocalDirectory
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 from aenv_ray.runtime.jail_spec import WORK, JailSpec
+from aenv_ray.storage import shown_size
 
 NETWORK_MODES: Final = frozenset({"none", "host"})
 _OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})
@@ -27,7 +30,12 @@ class Plan:
     """How instances of one project are made: interpreter, walls, base environment."""
 
     def __init__(
-        self, spec: SandboxSpec, python: Path | None, isolation: str, runtime_path: Path
+        self,
+        spec: SandboxSpec,
+        python: Path | None,
+        isolation: str,
+        runtime_path: Path,
+        directory: LocalDirectory | None = None,
     ) -> None:
         deploy = spec.config.deploy
         network = deploy.network or NetworkMode.HOST
@@ -40,6 +48,15 @@ class Plan:
             cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
         )
         self.python = str(python or sys.executable)
+        if spec.storage is not None and directory is not None:
+            check_storage_path(spec.storage.mount_path, self.python)
+            jail = replace(
+                jail,
+                storage=str(directory.data),
+                storage_lock=str(directory.lock or ""),
+                storage_path=spec.storage.mount_path,
+                storage_size=shown_size(spec.storage.size_bytes),
+            )
         self._setups: dict[bool, tuple[str, dict[str, Any]]] = {}
         self._base = {
             "python": [self.python, "-P"],
@@ -80,6 +97,41 @@ def check_project(config: EnvironmentConfig) -> None:
             f"{config.reference}: the process engine has no network {network.value!r}",
             hint='use the docker engine, or network "none" or "host"',
         )
+
+
+def check_storage_path(mount_path: str, python: str) -> None:
+    """Refuse a storage over, or in, what the sandbox's Python needs of this machine.
+
+    Raises:
+        ConfigError: It is there.
+    """
+    package = Path(__file__).resolve().parent.parent
+    needed = {sys.prefix, sys.base_prefix, str(package), str(Path(python).parent.parent)}
+    needed |= {os.path.realpath(path) for path in needed}
+    for path in needed:
+        if f"{path}/".startswith(f"{mount_path}/") or mount_path.startswith(f"{path}/"):
+            raise ConfigError(
+                f"mount path {mount_path} and {path}, where this machine's Python is, are in "
+                "each other's way",
+                hint="choose another mount path, such as /home/admin/data or /data",
+            )
+
+
+def with_storage(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of a template whose instances have a storage.
+
+    Raises:
+        SandboxStartFailed: There is no template, or no storage in it.
+    """
+    if "failed" in report:
+        raise SandboxStartFailed(f"the sandbox cannot be made: {report['failed']}")
+    if report["isolation"]["kind"] != "namespaces":
+        raise SandboxStartFailed(
+            "the process engine has no storage without namespaces: "
+            f"{'; '.join(report['isolation']['missing'])}",
+            hint="use the docker engine, or let this user make namespaces",
+        )
+    return report
 
 
 def loaded(report: dict[str, Any]) -> dict[str, Any]:

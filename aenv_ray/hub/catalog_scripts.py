@@ -80,7 +80,7 @@ local users = redis.call('SRANDMEMBER', root..'lease:live-ref:'..entry.reference
 local count = redis.call('SCARD', root..'lease:live-ref:'..entry.reference)
 local services = redis.call('HGETALL', root..'doc:service')
 for i = 1, #services, 2 do
-    if cjson.decode(services[i + 1]).environment == entry.reference then
+    if cjson.decode(services[i + 1]).reference == entry.reference then
         count = count + 1
         users[#users + 1] = 'service '..services[i]
     end

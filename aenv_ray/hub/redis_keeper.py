@@ -124,24 +124,31 @@ class Keeper:
         return self._is_hurried or now - self._unused_since >= self._spec["linger_s"]
 
     def _start(self, blocked: set[signal.Signals]) -> subprocess.Popen[bytes]:
+        keeper = os.getpid()
+
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+            if os.getppid() != keeper:
+                os._exit(1)  # killed before it was asked for: nobody would end this Redis
 
-        redis = subprocess.Popen(
-            [self._spec["program"], "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=self._spec["directory"],
-            preexec_fn=prepare,  # noqa: PLW1509  # one thread: nothing can be half done
-        )
-        assert redis.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died already: its log says why
-            redis.stdin.write(redis_config(self._spec).encode())
-            redis.stdin.close()
-        return redis
+        # Whole before there is a reader: should this process be killed now, Redis does not start
+        # with its defaults, which are a port, no password and nothing on disk.
+        config, writer = os.pipe()
+        try:
+            with open(writer, "wb") as file:
+                file.write(redis_config(self._spec).encode())
+            return subprocess.Popen(
+                [self._spec["program"], "-"],
+                stdin=config,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=self._spec["directory"],
+                preexec_fn=prepare,  # noqa: PLW1509  # one thread: nothing can be half done
+            )
+        finally:
+            os.close(config)
 
     @staticmethod
     def _stop(redis: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from aenv_ray.errors import CatalogConflict, ConfigError, ServiceNotFound
 from aenv_ray.hub.api import Hub
+from aenv_ray.project_config import DeployChanges
 
 KIND: Final = "service"
 _LAST_KIND: Final = "service-last"
@@ -73,6 +74,8 @@ class ServiceRecord(BaseModel):
     """None: as an instance's."""
     healthy_within_s: float = Field(default=120.0, gt=0)
     """A replica whose environment is not healthy so long after its start has failed."""
+    changes: DeployChanges = DeployChanges()
+    """What its sandboxes have otherwise than the environment says."""
     created_at: float
     """Seconds since the epoch, like `updated_at`."""
     updated_at: float
@@ -81,7 +84,10 @@ class ServiceRecord(BaseModel):
     def revision(self) -> str:
         """What tells replicas apart that have to be replaced by a roll; numbers do not matter."""
         variables = sorted(self.environment_variables.items())
-        parts = (self.uid, self.reference, self.digest, self.engine, variables)
+        parts: tuple[Any, ...] = (
+            self.uid, self.reference, self.digest, self.engine, variables,
+            *self.changes.model_dump(exclude_none=True).items(),
+        )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

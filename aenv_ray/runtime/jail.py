@@ -29,9 +29,11 @@ from aenv_ray.runtime.jail_spec import (
     NOBODY,
     PROJECT,
     SANDBOX_ID,
+    STORAGE,
     WORK,
     JailSpec,
     JailUnavailable,
+    StorageUnavailable,
 )
 
 _BOX: Final = "/.box"
@@ -135,7 +137,13 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
     _make_accounts(root)
     _show_resolver(root)
     _hide(f"{root}{_package_dir()}/envs")
+    if spec.storage:
+        os.makedirs(f"{root}{STORAGE}/data")
+        Path(f"{root}{STORAGE}/lock").touch()
+        os.makedirs(f"{root}{spec.storage_path}", exist_ok=True)
     linux.make_read_only(root)
+    if spec.storage:
+        _show_storage(f"{root}{STORAGE}", spec)
     # A new /proc may only be mounted where an unmasked one is in view (mnt_already_visible).
     linux.mount("/proc", f"{root}/proc", None, linux.MS_BIND | linux.MS_REC)
     os.chdir(root)
@@ -184,6 +192,21 @@ def _hide(target: str) -> None:
     """Cover a directory with an empty one; nothing to do where it is not in view."""
     if os.path.isdir(target):
         linux.mount("tmpfs", target, "tmpfs", linux.MS_RDONLY | linux.MS_NOSUID, "size=4k")
+
+
+def _show_storage(target: str, spec: JailSpec) -> None:
+    """Show the storage, the one thing of the node that a sandbox writes to.
+
+    Raises:
+        StorageUnavailable: It is not there, or cannot be mounted.
+    """
+    try:
+        linux.mount(spec.storage, f"{target}/data", None, linux.MS_BIND)
+        linux.deny_devices(f"{target}/data")
+        if spec.storage_lock:
+            linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
+    except OSError as exc:  # no fault of the jail: it is there for others
+        raise StorageUnavailable(f"its storage is not to be had: {exc}") from exc
 
 
 def _make_devices(root: str) -> None:
@@ -245,6 +268,9 @@ def build(spec: JailSpec, networks: Networks) -> int:
     for kept, path in _shown_again:
         os.makedirs(path, exist_ok=True)
         linux.mount(kept, path, None, linux.MS_BIND | linux.MS_REC)
+    if spec.storage:
+        os.makedirs(spec.storage_path, exist_ok=True)  # below what is the instance's own
+        linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
     if spec.hide_source:
         _hide(PROJECT)

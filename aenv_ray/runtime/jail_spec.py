@@ -16,6 +16,8 @@ SANDBOX_ID: Final = 1000
 """User and group that a sandbox sees itself as."""
 NOBODY: Final = 65534
 """Whom a sandbox is outside, when the launcher is root: nobody, who owns nothing."""
+STORAGE: Final = "/.storage"
+"""Where a jail has what outlives it, besides the path that the instance sees."""
 DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
 """Processes and threads of one sandbox, where the kernel counts per user namespace (5.14)."""
@@ -34,6 +36,14 @@ class JailSpec:
     storage_bytes: int | None = None
     memory_bytes: int | None = None
     cpu_cores: float | None = None
+    storage: str = ""
+    """Directory of what outlives its one instance; empty: nothing does."""
+    storage_lock: str = ""
+    """File that the instance locks; empty: it shares the storage."""
+    storage_path: str = ""
+    """Where the instance sees its storage."""
+    storage_size: str = ""
+    """For people."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,10 @@ class Facts:
 
 class JailUnavailable(Exception):
     """The kernel refuses what a jail needs; the message says which call and why."""
+
+
+class StorageUnavailable(Exception):
+    """What is to outlive an instance is not there; the message says why."""
 
 
 def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
@@ -85,7 +99,14 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
         namespaces.append("net")
     else:
         missing = ("network: host, so it reaches the node's services, Ray included",)
+    if spec.storage:
+        missing += (unlimited_storage(spec.storage_path, spec.storage_size),)
     return Facts(
         "namespaces", tuple(namespaces), spec.network, read_only_host=True,
         seccomp=seccomp.is_supported(), no_new_privileges=True, limits=limits, missing=missing,
     )  # fmt: skip
+
+
+def unlimited_storage(path: str, size: str) -> str:
+    """Return what is said of a storage that is a directory: no quota keeps its size."""
+    return f"storage: what it keeps at {path} is limited by the disk alone, not by its {size}"

@@ -45,6 +45,7 @@ _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY: Final = 1
 _MOUNT_ATTR_NOSUID: Final = 2
+_MOUNT_ATTR_NODEV: Final = 4
 # One number on every architecture that has the new system-call table.
 _SYS_MOUNT_SETATTR: Final = 442
 _SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
@@ -55,9 +56,38 @@ _SIOCSIFFLAGS: Final = 0x8914
 _IFF_UP: Final = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mount.argtypes = (
-    ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p,
-)  # fmt: skip
+
+
+def _function(name: str, *argument_types: Any) -> Any:
+    """Return a function of libc that converts its arguments itself.
+
+    Without types each argument needs an object of ctypes made for the call, which in a freshly
+    forked process costs some 80 pages to copy.
+    """
+    function = _libc[name]
+    function.argtypes = argument_types
+    return function
+
+
+_INT: Final = ctypes.c_int
+_LONG: Final = ctypes.c_long
+_ULONG: Final = ctypes.c_ulong
+_TEXT: Final = ctypes.c_char_p
+_POINTER: Final = ctypes.c_void_p
+
+_unshare: Final = _function("unshare", _INT)
+_setns: Final = _function("setns", _INT, _INT)
+_mount: Final = _function("mount", _TEXT, _TEXT, _TEXT, _ULONG, _TEXT)
+_umount: Final = _function("umount2", _TEXT, _INT)
+_sethostname: Final = _function("sethostname", _TEXT, ctypes.c_size_t)
+_prctl: Final = _function("prctl", _INT, _ULONG, _ULONG, _ULONG, _ULONG)
+_prctl_text: Final = _function("prctl", _INT, _TEXT, _ULONG, _ULONG, _ULONG)
+_pivot_root: Final = _function("syscall", _LONG, _TEXT, _TEXT)
+_capset: Final = _function("syscall", _LONG, _TEXT, _TEXT)
+_mount_setattr: Final = _function(
+    "syscall", _LONG, _INT, _TEXT, ctypes.c_uint, _POINTER, ctypes.c_size_t
+)
+_MACHINE: Final = os.uname().machine
 
 
 def _check(result: int, what: str) -> None:
@@ -68,12 +98,12 @@ def _check(result: int, what: str) -> None:
 
 def unshare(flags: int) -> None:
     """Leave the namespaces in `flags` for new ones."""
-    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+    _check(_unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
     """Join the namespace behind `fd`; for pids, it is where later children are born."""
-    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+    _check(_setns(fd, kind), "setns")
 
 
 def mount(
@@ -81,7 +111,7 @@ def mount(
 ) -> None:
     """Mount `source` on `target`."""
     _check(
-        _libc.mount(
+        _mount(
             source.encode() if source else None,
             target.encode(),
             kind.encode() if kind else None,
@@ -94,13 +124,13 @@ def mount(
 
 def unmount(target: str) -> None:
     """Detach what is mounted on `target`; it goes when nobody uses it any more."""
-    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+    _check(_umount(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """Make `new_root` the root; the old one is then below `put_old`."""
-    number = ctypes.c_long(_SYS_PIVOT_ROOT[os.uname().machine])
-    _check(_libc.syscall(number, new_root.encode(), put_old.encode()), "pivot_root")
+    number = _SYS_PIVOT_ROOT[_MACHINE]
+    _check(_pivot_root(number, new_root.encode(), put_old.encode()), "pivot_root")
 
 
 class _MountAttr(ctypes.Structure):
@@ -114,32 +144,36 @@ class _MountAttr(ctypes.Structure):
 
 def make_read_only(target: str) -> None:
     """Make the mount at `target` and every mount below it read-only and nosuid (Linux 5.12)."""
-    attributes = _MountAttr(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
-    result = _libc.syscall(
-        ctypes.c_long(_SYS_MOUNT_SETATTR),
-        ctypes.c_int(_AT_FDCWD),
+    _set_attributes(target, _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID)
+
+
+def deny_devices(target: str) -> None:
+    """Make the mount at `target` nosuid, and devices below it useless (Linux 5.12)."""
+    _set_attributes(target, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+
+
+def _set_attributes(target: str, attributes_set: int) -> None:
+    attributes = _MountAttr(attributes_set, 0, 0, 0)
+    result = _mount_setattr(
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
         target.encode(),
-        ctypes.c_uint(_AT_RECURSIVE),
-        ctypes.byref(attributes),
-        ctypes.c_size_t(ctypes.sizeof(attributes)),
+        _AT_RECURSIVE,
+        ctypes.addressof(attributes),
+        ctypes.sizeof(attributes),
     )
     _check(result, f"mount_setattr {target}")
 
 
-def prctl(option: int, first: Any = 0, second: Any = 0) -> None:
+def prctl(option: int, first: int = 0, second: int = 0) -> None:
     """Set an attribute of this process."""
-    to_long = ctypes.c_ulong
-    second_argument = second if isinstance(second, ctypes._Pointer) else to_long(second)
-    _check(
-        _libc.prctl(ctypes.c_int(option), to_long(first), second_argument, to_long(0), to_long(0)),
-        f"prctl({option})",
-    )
+    if _prctl(option, first, second, 0, 0) != 0:
+        _check(-1, f"prctl({option})")
 
 
 def set_process_name(name: str) -> None:
     """Set what the process table calls this process; at most 15 bytes."""
-    result = _libc.prctl(ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(name.encode()), 0, 0, 0)
-    _check(result, "prctl(PR_SET_NAME)")
+    _check(_prctl_text(PR_SET_NAME, name.encode(), 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
 def die_with_parent(signal_number: int = 9) -> None:
@@ -152,13 +186,14 @@ def become_subreaper() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+_CAPABILITY_HEADER: Final = struct.pack("=II", _CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES: Final = bytes(24)
+
+
 def drop_capabilities() -> None:
     """Give up every capability, in every set that an exec could draw on."""
     prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    header = struct.pack("=II", _CAPABILITY_VERSION_3, 0)
-    nothing = bytes(24)
-    number = ctypes.c_long(_SYS_CAPSET[os.uname().machine])
-    _check(_libc.syscall(number, header, nothing), "capset")
+    _check(_capset(_SYS_CAPSET[_MACHINE], _CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
 
 
 class SeccompFilter(ctypes.Structure):
@@ -171,17 +206,17 @@ class SeccompFilter(ctypes.Structure):
         self._program = ctypes.create_string_buffer(program, len(program))
         address = ctypes.cast(self._program, ctypes.c_void_p).value
         super().__init__(len(program) // 8, address)
-        self._pointer = ctypes.pointer(self)
+        self._address = ctypes.addressof(self)
 
     def install(self) -> None:
         """Install it for this process and its children; it cannot be taken back."""
-        prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._pointer)
+        prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._address)
 
 
 def set_hostname(name: str) -> None:
     """Set the host name of this UTS namespace; at most 64 bytes."""
     encoded = name.encode()[:64]
-    _check(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), "sethostname")
+    _check(_sethostname(encoded, len(encoded)), "sethostname")
 
 
 def raise_loopback() -> None:

@@ -34,16 +34,28 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from aenv_ray.runtime import jail, jail_spaces, linux
+import pydantic_core
+
+from aenv_ray.runtime import jail, jail_spaces, linux, storage_lock
 from aenv_ray.runtime.calls import kill_tree
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.jail_spec import PROJECT, WORK, JailSpec, JailUnavailable, facts
+from aenv_ray.runtime.forks import Forks
+from aenv_ray.runtime.jail_spec import (
+    PROJECT,
+    STORAGE,
+    WORK,
+    JailSpec,
+    JailUnavailable,
+    StorageUnavailable,
+    facts,
+)
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.orphans import Acceptor, children_of_main_thread, reap_adopted
 from aenv_ray.runtime.preload import preload, variables_read
@@ -86,6 +98,7 @@ class Template:
         self._networks = jail_spaces.Networks()
         self._dispatcher: Dispatcher | None = None
         self._rehearsal = Rehearsal()
+        self._on_child_signal: Callable[..., object] = lambda *_: None
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
@@ -99,6 +112,9 @@ class Template:
         except JailUnavailable as exc:
             # Half-way in, this process cannot go back: the launcher starts another without a jail.
             self._send({"jail_unavailable": str(exc)})
+            return
+        except StorageUnavailable as exc:
+            self._send({"failed": str(exc), "env_reads": []})
             return
         isolation = facts(self._spec, jailed=self._jailed, reason=setup["reason"])
         report: dict[str, Any] = {"isolation": isolation.data(), "pid": os.getpid()}
@@ -118,6 +134,7 @@ class Template:
         _keep_standard_descriptors()
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
+        self._forks = Forks()  # what was imported until now has told its wishes at forks
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
         self._send({"ready": report})
@@ -153,7 +170,7 @@ class Template:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: self._on_child_signal())
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -194,15 +211,14 @@ class Template:
             child = self._fork(ours, theirs)
             self._made += 1
             self._children[self._made] = child
-            report = json.dumps({"spare": self._made}).encode()
-            socket.send_fds(self._control, [report], [ours.fileno()])
+            socket.send_fds(self._control, [b'{"spare":%d}' % self._made], [ours.fileno()])
 
     def _fork(self, ours: socket.socket, theirs: socket.socket) -> _Child:
         network = pid = -1
         try:
             if self._home is not None:
                 network = jail.build(self._spec, self._networks)
-            pid = os.fork()
+            pid = self._forks.fork_alone()
             if pid == 0:
                 ours.close()  # a spare that held this end too would never see it close
                 self._become_instance(theirs)
@@ -272,7 +288,8 @@ class Template:
         """Close what is the template's, enter the jail, give up all rights."""
         linux.set_process_name(SPARE_NAME)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, reap_adopted)
+        # Another handler by `signal.signal` would make enums of both: some 80 pages to copy.
+        self._on_child_signal = reap_adopted
         os.close(self._wake_read)
         os.close(self._wake_write)
         jail_spaces.close_high()
@@ -295,7 +312,7 @@ class Template:
             data, fds = _receive_fds(channel)
         if not data:
             os._exit(0)
-        assignment: dict[str, Any] = json.loads(data)
+        assignment: dict[str, Any] = pydantic_core.from_json(data)
         return assignment, fds
 
     def _boot(
@@ -318,12 +335,14 @@ class Template:
             if os.environ.get(name) != value:
                 os.environ[name] = value
         sys.argv[1:] = assignment["arguments"]
+        if self._spec.storage_lock:
+            storage_lock.hold(f"{STORAGE}/lock")
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
         if cover is not None:
             cover.put_on()
         dispatcher.begin()
         listener = socket.socket(fileno=listener_fd)
-        self._send({"booted": assignment["id"]})
+        self._control.send(pydantic_core.to_json({"booted": assignment["id"]}))
         self._control.close()
         serve(Acceptor(listener).accept, dispatcher)
 

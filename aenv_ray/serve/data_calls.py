@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ray import exceptions as ray_exceptions
@@ -28,10 +30,12 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Departure
+from aenv_ray.serve.carrier import Carrier
 from aenv_ray.serve.instances import Instances
 
 HOST_GRACE_S: Final = 90.0
 """Beyond a call's own deadline: how long a host may take to be restarted and adopt (D7)."""
+_MOST_CARRIERS: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,14 @@ class DataCall:
 class Calls(Protocol):
     """Where calls of clients go; see `DataCalls`."""
 
-    async def call(self, call: DataCall, departure: Departure) -> bytes:
-        """Run a call and return its result as JSON text."""
+    async def call(self, call: DataCall, departure: Departure, name: str = "") -> bytes:
+        """Run a call and return its result as JSON text.
+
+        Args:
+            call: The call.
+            departure: Of its client.
+            name: By which `cancel` stops it; empty: it cannot.
+        """
         ...
 
     def follow(
@@ -93,7 +103,7 @@ class Calls(Protocol):
         ...
 
     async def cancel(self, instance_id: str, name: str) -> None:
-        """Stop a followed call by its name."""
+        """Stop a call by its name."""
         ...
 
 
@@ -109,18 +119,32 @@ class DataCalls:
 
     def __init__(self, fabric: Instances) -> None:
         self._fabric = fabric
+        self._carriers: OrderedDict[Any, Carrier] = OrderedDict()
 
-    async def call(self, call: DataCall, departure: Departure) -> bytes:
-        """Run a call and return its result as JSON text.
+    async def call(self, call: DataCall, departure: Departure, name: str = "") -> bytes:
+        """Run a call and return its result as JSON text; see `Calls`.
 
         Raises:
             AenvError: The instance has ended, the runtime refused the call, and so on.
             CallCancelled: The client went away.
         """
-        handle = await self._fabric.handle(call.instance_id)
-        reference = host_of(handle).call_json.remote(call.message())
-        result: bytes = await self._wait(reference, call, departure)
-        return result
+        carrier = self._carrier(host_of(await self._fabric.handle(call.instance_id)))
+        carried = carrier.send(call.message(), name)
+        try:
+            result: bytes = await self._wait(
+                carried.result, lambda: carrier.drop(carried), call, departure
+            )
+            return result
+        finally:
+            carrier.forget(carried)
+
+    def _carrier(self, host: Any) -> Carrier:
+        carrier = self._carriers.get(host)
+        if carrier is None:
+            carrier = self._carriers[host] = Carrier(host.exchange.remote, host.drop.remote)
+            if len(self._carriers) > _MOST_CARRIERS:
+                self._carriers.popitem(last=False)  # its calls end as they would
+        return carrier
 
     async def follow(
         self, call: DataCall, name: str, departure: Departure
@@ -136,25 +160,33 @@ class DataCalls:
         message, token = call.message(), secrets.token_hex(16)
         while True:
             reference = host_of(handle).follow_json.remote(message, token, name)
-            news: Reports | bytes = await self._wait(reference, call, departure)
+            news: Reports | bytes = await self._wait(
+                reference, partial(ray_api.cancel, reference), call, departure
+            )
             yield news
             if isinstance(news, bytes):
                 return
 
     async def cancel(self, instance_id: str, name: str) -> None:
-        """Stop a followed call by its name, whichever replica it came through."""
+        """Stop a call by its name, whichever replica it came through."""
         handle = await self._fabric.handle(instance_id)
         with ray_api.translated("cancelling", instance_id=instance_id):
             await host_of(handle).cancel_named.remote(name)
 
-    async def _wait(self, reference: Any, call: DataCall, departure: Departure) -> Any:
+    async def _wait(
+        self,
+        outcome: Awaitable[Any],
+        cancel: Callable[[], None],
+        call: DataCall,
+        departure: Departure,
+    ) -> Any:
         if not call.is_named:
-            departure.listen(lambda: ray_api.cancel(reference))
+            departure.listen(cancel)
         try:
             with ray_api.translated(call.what, instance_id=call.instance_id):
                 try:
                     async with asyncio.timeout(call.timeout_s + HOST_GRACE_S):
-                        return await reference
+                        return await outcome
                 except TimeoutError as exc:
                     if isinstance(exc, AenvError | ray_exceptions.RayError):
                         raise
@@ -164,7 +196,7 @@ class DataCalls:
                     ) from exc
         except asyncio.CancelledError:
             if not call.is_named:
-                ray_api.cancel(reference)
+                cancel()
             raise
         except ray_exceptions.TaskCancelledError:
             raise CallCancelled(f"{call.what}: the client went away") from None

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aenv_ray.actors.followed_calls import Reports
-from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.errors import AenvError, ConfigError, InternalError
 from aenv_ray.runtime.async_calls import Departure
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public_requests import BadRequest
@@ -30,10 +29,9 @@ from aenv_ray.serve.envelope import error_headers
 from aenv_ray.serve.mcp_wire import Refused, Rpc
 
 FindTarget = Callable[[Request], Awaitable[Target]]
-Rounds = AsyncGenerator[Reports | bytes]
 
 PING_S: Final = 15.0
-"""A call without news for this long gets an event stream, and a comment in it each time again."""
+"""A call that takes so long gets an event stream, and a comment in it each time again."""
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream",
     "cache-control": "no-cache, no-transform",
@@ -118,51 +116,35 @@ class McpDoor:
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
         call = DataCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
-        if rpc.method == "tools/call" and (rpc.session or rpc.progress_token is not None):
-            return await self._followed(call, rpc, departure, stream)
-        try:
-            result = await self._calls.call(call, departure)
-        except AenvError as exc:
-            return _answer(rpc, *mcp_wire.failure(rpc, exc))
-        return _answer(rpc, 200, mcp_wire.answer(rpc, mcp_wire.instance_result(rpc, result)))
-
-    async def _followed(
-        self, call: DataCall, rpc: Rpc, departure: Departure, stream: _Stream
-    ) -> Response | None:
-        """Run a call that may be cancelled by its name, and tell of its progress."""
-        name = rpc.cancel_name(call.instance_id, rpc.id)
+        name = rpc.cancel_name(call.instance_id, rpc.id) if rpc.method == "tools/call" else ""
+        stream.keep_alive()
         status, body = 200, b""
-        rounds = self._calls.follow(call, name, departure)
         try:
-            async with contextlib.aclosing(rounds):
-                while True:
-                    news = await _next(rounds, stream)
-                    if isinstance(news, bytes):
-                        result = mcp_wire.instance_result(rpc, news)
-                        body = mcp_wire.answer(rpc, result)
-                        break
-                    if rpc.progress_token is not None:
-                        await stream.send(
-                            b"".join(mcp_wire.event(mcp_wire.progress(rpc, r)) for r in news)
-                        )
+            if rpc.method == "tools/call" and rpc.progress_token is not None:
+                result = await self._followed(call, rpc, name, departure, stream)
+            else:
+                result = await self._calls.call(call, departure, name)
+            body = mcp_wire.answer(rpc, mcp_wire.instance_result(rpc, result))
         except AenvError as exc:
             status, body = mcp_wire.failure(rpc, exc)
+        finally:
+            await stream.let_be()
         if not stream.is_open:
             return _answer(rpc, status, body)
         await stream.send(mcp_wire.event(body), more=False)
         return None
 
-
-async def _next(rounds: Rounds, stream: _Stream) -> Reports | bytes:
-    """Return the next news, pinging the client while there is none."""
-    task = asyncio.ensure_future(anext(rounds))
-    try:
-        while not (await asyncio.wait({task}, timeout=PING_S))[0]:
-            await stream.send(b": ping\r\n\r\n")
-        return task.result()
-    except BaseException:
-        task.cancel()
-        raise
+    async def _followed(
+        self, call: DataCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
+    ) -> bytes:
+        """Run a call, tell of its progress, and return its result as JSON text."""
+        async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:
+            async for news in rounds:
+                if isinstance(news, bytes):
+                    return news
+                reports = (mcp_wire.event(mcp_wire.progress(rpc, report)) for report in news)
+                await stream.send(b"".join(reports))
+        raise InternalError(f"{call.what}: its reports ended without a result")
 
 
 class _Stream:
@@ -171,16 +153,41 @@ class _Stream:
     def __init__(self, send: Send, *, is_wanted: bool) -> None:
         self._send = send
         self._is_wanted = is_wanted
+        self._sending = asyncio.Lock()
+        self._due: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
         self.is_open = False
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         if not self._is_wanted:
             return
-        if not self.is_open:
-            self.is_open = True
-            headers = [(k.encode(), v.encode()) for k, v in _STREAM_HEADERS.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        async with self._sending:
+            if not self.is_open:
+                self.is_open = True
+                headers = [(k.encode(), v.encode()) for k, v in _STREAM_HEADERS.items()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def keep_alive(self) -> None:
+        """Ping the client from time to time, until `let_be`."""
+        if self._is_wanted:
+            self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
+
+    def _begin_pings(self) -> None:
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    async def _ping(self) -> None:
+        while True:
+            await self.send(b": ping\r\n\r\n")
+            await asyncio.sleep(PING_S)
+
+    async def let_be(self) -> None:
+        """Ping no more; what is being sent is sent."""
+        if self._due is not None:
+            self._due.cancel()
+        if self._pinging is not None:
+            async with self._sending:
+                self._pinging.cancel()
 
 
 def _answer(rpc: Rpc, status: int, body: bytes) -> Response:

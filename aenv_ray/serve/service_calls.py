@@ -46,8 +46,13 @@ class ServiceCalls:
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
 
-    async def call(self, call: DataCall, departure: Departure) -> bytes:
+    async def call(self, call: DataCall, departure: Departure, name: str = "") -> bytes:
         """Run a call and return its result as JSON text.
+
+        Args:
+            call: The call.
+            departure: Of its client.
+            name: By which `cancel` stops it; empty: it cannot.
 
         Raises:
             CallOutcomeUnknown: Its replica died while it ran.
@@ -55,6 +60,11 @@ class ServiceCalls:
             AenvError: As `ServiceReplica.call_json`.
             CallCancelled: The client went away.
         """
+        if name:
+            async with contextlib.aclosing(self.follow(call, name, departure)) as rounds:
+                async for news in rounds:
+                    if isinstance(news, bytes):
+                        return news
         call.message()  # what cannot be is refused here
         handle = (await self._handle(call)).options(method_name="call_json")
         with _errors(call.what, call.instance_id):

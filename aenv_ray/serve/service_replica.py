@@ -7,12 +7,13 @@ Calls of a handle made by ``.options(session_id=…)`` stay with the sandbox tha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import project
-from aenv_ray.actors import entrance
+from aenv_ray.actors import entrance, ray_api
 from aenv_ray.actors.call_parameters import object_of
 from aenv_ray.actors.catalog import Catalog
 from aenv_ray.actors.create_options import CreateOptions
@@ -28,6 +29,7 @@ from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     CatalogConflict,
+    FabricUnavailable,
     InstanceError,
     InstanceNotFound,
 )
@@ -35,15 +37,21 @@ from aenv_ray.hub.artifacts import open_artifact_store
 from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.models import InstanceStatus, ToolResult
 from aenv_ray.project import Project
+from aenv_ray.project_config import DeployChanges
 from aenv_ray.runtime.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.data_calls import DataCall, DataCalls
 from aenv_ray.serve.ray_instances import RayInstances
+from aenv_ray.serve.service_left import LeftSandboxes
 from aenv_ray.serve.service_sandbox import GONE, LEASE_S, ReplicaSandbox
 from aenv_ray.serve.service_sessions import Sessions
 
+logger = logging.getLogger(__name__)
+
 SERVICE_LABEL: Final = "aenv.service"
 """On every sandbox of a service: its id."""
+REPLICA_LABEL: Final = "aenv.replica"
+"""On every sandbox of a service: the name of the actor that owns it."""
 
 
 class ServiceReplica:
@@ -61,6 +69,8 @@ class ServiceReplica:
         self._calls = DataCalls(self._instances)
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
+        self._name, is_there = _own_name(), _is_there
+        self._left = LeftSandboxes(self._name, self._sandboxes, self._instances.release, is_there)
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
 
@@ -207,17 +217,30 @@ class ServiceReplica:
     # --- the sandbox ------------------------------------------------------------------------
 
     async def _make(self) -> RayInstance:
+        try:
+            await self._left.end()
+        except FabricUnavailable as exc:  # they end with their leases
+            logger.warning("what %s left is not known: %s", self._record.id, exc.message)
         options = CreateOptions(
             actor="shared",
             lifetime="detached",
             ttl=LEASE_S,
             engine=self._record.engine,
             environment_variables=self._record.environment_variables,
-            labels={SERVICE_LABEL: self._record.id},
+            labels={SERVICE_LABEL: self._record.id, REPLICA_LABEL: self._name},
             owner=self._record.owner,
+            changes=self._record.changes if self._record.changes != DeployChanges() else None,
         )
         (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
         return RayInstance(handle)
+
+    async def _sandboxes(self) -> dict[str, str]:
+        """Return the replicas of this service's sandboxes, by instance id."""
+        return {
+            info.id: info.labels.get(REPLICA_LABEL, "")
+            for info in await self._instances.list_instances()
+            if info.labels.get(SERVICE_LABEL) == self._record.id
+        }
 
     async def _is_alive(self, instance_id: str) -> bool:
         try:
@@ -225,6 +248,18 @@ class ServiceReplica:
         except InstanceNotFound:
             return False
         return info.status is InstanceStatus.RUNNING
+
+
+def _own_name() -> str:
+    """Return the name of the actor that this replica is."""
+    from ray import serve
+
+    return serve.get_replica_context().replica_id.to_full_id_str()
+
+
+async def _is_there(replica: str) -> bool:
+    """Whether the actor of a replica lives, as Ray's head knows; a busy one does."""
+    return await asyncio.to_thread(ray_api.is_replica_there, replica)
 
 
 def _connected() -> tuple[Fabric, RemoteHub]:

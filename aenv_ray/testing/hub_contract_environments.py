@@ -233,7 +233,7 @@ class EnvironmentsContract(ABC):
         await hub.push(entry())
         await hub.push(entry(version="2.0.0"))
         await hub.admit([lease("weather-a"), lease("weather-b")])
-        await hub.put_document("service", "s1", {"environment": "weather@1.0.0"})
+        await hub.put_document("service", "s1", {"reference": "weather@1.0.0"})
         with pytest.raises(EnvironmentInUse, match="weather-a, weather-b"):
             await hub.delete_environment("weather", "1.0.0")
         await hub.delete_environment("weather", "2.0.0")

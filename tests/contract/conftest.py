@@ -1,4 +1,4 @@
-"""Nodes of the process and docker engines, shared by the tests of a module."""
+"""Nodes of the process and docker engines, shared by the tests of a module; a Kubernetes API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
 from tests.contract.docker_node import DockerNode
+from tests.contract.kubernetes_double import Double
 from tests.contract.node import Node
 
 
@@ -46,6 +47,13 @@ def docker_node() -> Iterator[DockerNode]:
     node = DockerNode()
     yield node
     node.end()
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    """Yield an API that refuses as Kubernetes does."""
+    with Double() as running:
+        yield running
 
 
 async def _bench(node: Node, directory: Path) -> AsyncIterator[Bench]:

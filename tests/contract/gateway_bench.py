@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from aenv_ray import ids, project
+from aenv_ray.actors.carried_calls import CarriedCalls
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.host import Host
 from aenv_ray.actors.host_actor import _CONTROL
@@ -72,7 +73,10 @@ class LocalInstances(Instances):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._actor = LocalActor(control=self._control, call=self._call, call_json=self._call_json)
+        self._carried = CarriedCalls()
+        self._actor = LocalActor(
+            control=self._control, call=self._call, exchange=self._exchange, drop=self._drop
+        )
         self._controller = LocalActor(release=host.release)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -88,8 +92,13 @@ class LocalInstances(Instances):
         decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
 
-    async def _call_json(self, message: bytes) -> bytes:
-        return (await self._host.calls.call(CallMessage.decode(message))).json
+    async def _exchange(self, begin: list[Any], follow: list[str]) -> list[Any]:
+        return await self._carried.exchange(
+            begin, follow, lambda message: self._host.calls.call(CallMessage.decode(message))
+        )
+
+    async def _drop(self, keys: list[str]) -> None:
+        self._carried.drop(keys)
 
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity

@@ -36,7 +36,7 @@ def hub(cluster: Cluster) -> Iterator[RemoteHub]:
 
 def keeper_pid() -> int:
     lock = settings().data_dir / "hub" / redis_keeper.KEEPER_LOCK
-    return int(lock.read_text())
+    return int(eventually(lock.read_text))  # emptied before it is written
 
 
 def redis_pids() -> list[int]:

@@ -373,30 +373,3 @@ def test_no_tasks_are_no_episodes(cluster: Cluster) -> None:
     del cluster
     summary = aenv_ray.sample(PROBE, replay("reference"), []).run()
     assert (summary.rollouts, summary.reward_mean) == (0, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"id": "a"}\n{"id": \n', "line 2"),
-        ('{"id": "a"}\n\n{"instruction": "b"}\n', "line 3: id"),
-        ('{"id": "a", "setup": {"func": "x"}}\n', "line 1: setup.func"),
-        ("[]\n", "line 1"),
-    ],
-)
-def test_a_malformed_task_file_names_the_line(tmp_path: Path, text: str, says: str) -> None:
-    """`ConfigError` before anything starts."""
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=says.replace(".", r"\.")):
-        aenv_ray.sample(PROBE, replay("reference"), path)
-
-
-def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
-    """Missing files, no concurrency and unknown options raise in `sample`, before anything runs."""
-    with pytest.raises(ConfigError, match=r"no-file\.jsonl"):
-        aenv_ray.sample(PROBE, replay("reference"), tmp_path / "no-file.jsonl")
-    with pytest.raises(ConfigError, match="concurrency"):
-        aenv_ray.sample(PROBE, replay("reference"), [], concurrency=0)
-    with pytest.raises(ConfigError, match="actor"):
-        aenv_ray.sample(PROBE, replay("reference"), [], actor="lonely")

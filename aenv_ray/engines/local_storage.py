@@ -1,0 +1,142 @@
+"""Storage as directories of a machine, or of a filesystem that all machines have.
+
+Each has a directory of its own name, which nobody but its owner may enter; in it are the data, in a
+directory that a sandbox sees and nothing else, and a lock that a sandbox holds for as long as it
+lives. Whoever has the lock is alone in having the data, whichever engine, host or node made it.
+
+What is in the data was written by sandboxes: no link in it is ever followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.storage import StorageMount
+
+DELETE_S: Final = 240.0
+"""Calls under way may go on for two minutes in the sandbox that has a storage."""
+_LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class LocalDirectory:
+    """A storage that is there."""
+
+    data: Path
+    lock: Path | None
+    """What a sandbox holds that is alone in having it; None: it shares."""
+
+
+class LocalStorage:
+    """The storages below a directory.
+
+    Args:
+        root: The directory; made where it is missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def open(self, storage: StorageMount) -> LocalDirectory:
+        """Return a storage, made where it never was.
+
+        Raises:
+            FabricUnavailable: It was there before and is not here, or cannot be made.
+        """
+        place = self._root / storage.name
+        data, lock = place / f"data-{storage.uid}", place / "lock"
+        if storage.is_made and not _is_directory(data):
+            raise FabricUnavailable(
+                f"storage {storage.name} is not in {self._root} of this machine",
+                hint="it was made on another machine, or somebody deleted it there",
+            )
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_directory(place):
+                raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(place))
+            if not _is_directory(data):
+                data.mkdir()
+            os.chmod(data, 0o777)  # whoever a sandbox runs as; nobody else comes this far
+            with open(lock, "a+b", opener=_no_link):
+                lock.chmod(0o666)
+        except OSError as exc:
+            raise FabricUnavailable(
+                f"storage {storage.name} cannot be made in {self._root}: {exc.strerror}",
+                hint="AENV_STORAGE_DIR names the directory of all storages",
+            ) from exc
+        return LocalDirectory(data, None if storage.is_shared else lock)
+
+    def delete(self, storage: StorageMount, within_s: float = DELETE_S) -> None:
+        """Delete a storage once no sandbox holds it; does nothing where there is none.
+
+        Args:
+            storage: Which.
+            within_s: How long a sandbox that has it may take to end.
+
+        Raises:
+            FabricUnavailable: A sandbox has it still, or its files cannot be deleted.
+        """
+        place = self._root / storage.name
+        data = place / f"data-{storage.uid}"
+        if not _is_directory(place) or not _is_directory(data):
+            return
+        with open(place / "lock", "a+b", opener=_no_link) as lock:
+            if not _take(lock.fileno(), within_s):
+                raise FabricUnavailable(
+                    f"storage {storage.name} is not deleted: a sandbox has it still",
+                    hint="end the service that has it first",
+                )
+            try:
+                shutil.rmtree(data, onerror=_open_and_repeat)
+            except OSError as exc:
+                raise FabricUnavailable(
+                    f"storage {storage.name} is not deleted: {exc.filename}: {exc.strerror}",
+                    hint="a container wrote as another user; delete the directory as that one, or "
+                    "as root",
+                ) from exc
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _take(descriptor: int, within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        else:
+            return True
+
+
+def _open_and_repeat(function: Any, path: str, problem: Any) -> None:
+    """Delete what a sandbox forbade itself to delete."""
+    if not isinstance(problem[1], PermissionError):
+        raise problem[1]
+    for directory in (os.path.dirname(path), path):
+        if _is_directory(Path(directory)):
+            os.chmod(directory, 0o700)
+    if _is_directory(Path(path)):
+        shutil.rmtree(path, onerror=_open_and_repeat)
+    else:
+        function(path)

@@ -1,0 +1,72 @@
+"""What is known of instances whose host does not answer: they may live, so their leases stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import exceptions as ray_exceptions
+
+from aenv_ray.actors.ray_leases import changes
+from aenv_ray.actors.survey import survey
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.hub.records import Lease
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceStatus,
+    Isolation,
+    Lifetime,
+)
+
+NOW = 1000.0
+
+
+def info(name: str, host: str) -> InstanceInfo:
+    return InstanceInfo(
+        id=InstanceId(name), reference="probe@1.0.0", status=InstanceStatus.RUNNING,
+        engine="fake", node_id="n", host=host, density=ActorDensity.SHARED, created_at=NOW,
+        deadline=NOW + 60.0, idle_timeout_s=None, lifetime=Lifetime.JOB, owner="ann",
+        labels={}, isolation=Isolation(kind="none"), start_mode="fresh", calls=0, generation=0,
+    )  # fmt: skip
+
+
+def lease(name: str, status: InstanceStatus = InstanceStatus.RUNNING) -> Lease:
+    return Lease(
+        id=name, reference="probe@1.0.0", digest="d", owner="ann", status=status,
+        created_at=NOW, deadline=NOW + 60.0, capability=f"c-{name}",
+    )  # fmt: skip
+
+
+async def ask(name: str, operation: str) -> Any:
+    assert operation == "instances"
+    if name == "well":
+        return [info("a", "well")]
+    error = FabricUnavailable(f"host {name}")
+    if name == "dead":
+        raise error from ray_exceptions.ActorDiedError()
+    if name == "dead-node":
+        raise error from ray_exceptions.ActorUnschedulableError("its node died")
+    raise error
+
+
+async def test_only_a_host_that_has_ended_has_nothing_any_more() -> None:
+    seen = await survey(ask, ["well", "dead", "dead-node", "hung"])
+    assert [one.id for one in seen.found] == ["a"]
+    assert seen.unheard == {"dead", "dead-node", "hung"}
+    assert seen.silent == {"hung"}
+
+
+async def test_what_a_silent_host_may_have_is_doubtful() -> None:
+    seen = await survey(ask, ["well", "hung"])
+    where = {"a": "well", "b": "well", "c": "hung"}
+    assert seen.doubtful(["a", "b", "c", "d"], where) == {"c", "d"}, "of d nothing is known"
+    heard = await survey(ask, ["well", "dead"])
+    assert heard.doubtful(["a", "b", "c", "d"], where) == set()
+
+
+def test_a_lease_ends_only_when_its_instance_is_known_to_be_gone() -> None:
+    leases = [lease("a"), lease("b"), lease("c"), lease("p", InstanceStatus.PENDING)]
+    gone, moved = changes(leases, [info("a", "well")], {"b"})
+    assert gone == ["c"]
+    assert moved == {}
