@@ -34,6 +34,35 @@ def check_schema(body: Object) -> None:
         return
 
 
+def check_permission(
+    granted: set[tuple[str, str]] | None, verb: str, kind: Kind, account: str
+) -> None:
+    """Refuse what an account may not do.
+
+    Args:
+        granted: Pairs of verb and resource; None for all.
+        verb: Of the request.
+        kind: It is about.
+        account: Who makes it.
+
+    Raises:
+        Refused: In the API server's own words.
+    """
+    if granted is not None and (verb, kind.resource) not in granted:
+        message = (
+            f'{kind.resource} is forbidden: User "{account}" cannot {verb} resource '
+            f'"{kind.resource}" in API group "{kind.group}" in the namespace "{kind.namespace}"'
+        )
+        raise Refused(403, "Forbidden", message)
+
+
+def review(granted: set[tuple[str, str]] | None, body: Object) -> Object:
+    """Return the answer to a SelfSubjectAccessReview."""
+    wanted = body["spec"]["resourceAttributes"]
+    allowed = granted is None or (wanted["verb"], wanted["resource"]) in granted
+    return {**body, "status": {"allowed": allowed}}
+
+
 def lost_race() -> Refused:
     """Return the answer to one of many creates that count in one ResourceQuota."""
     message = 'Operation cannot be fulfilled on resourcequotas "team": it was modified'
