@@ -292,10 +292,11 @@ class Keeper:
 
 
 def _own_command() -> list[str]:
-    """Return what started this process, up to the code that it was told to run."""
+    """Return what starts this Python again, without the directory that it is in on its path."""
     words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     command = [word.decode() for word in words]
-    return [sys.executable, "-P"] if "-c" not in command else command[: command.index("-c")]
+    command = [sys.executable] if "-c" not in command else command[: command.index("-c")]
+    return command if "-I" in command else [*command, "-P"]  # -I: a Python that was carried here
 
 
 def _image_variables() -> dict[str, str]:
