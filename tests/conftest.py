@@ -47,6 +47,7 @@ KNOWN = frozenset(
         "published-client",
         "redis",
         "registry",
+        "runsc",
         "xfs",
     }
 )
