@@ -347,12 +347,14 @@ class HttpInstance:
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + deadline_s
-        pause_s, last = _FIRST_POLL_S, "none"
+        pause_s, last = _FIRST_POLL_S, ""
         while True:
             try:
                 remaining_s = max(ends_at - loop.time(), 0.001)
                 body = await self.check_health(timeout_s=min(_PROBE_S, remaining_s))
-            except (FabricUnavailable, SandboxLost, DeadlineExceeded, InternalError) as exc:
+            except DeadlineExceeded as exc:  # no answer: the last one is the one before
+                last = last or exc.message
+            except (FabricUnavailable, SandboxLost, InternalError) as exc:
                 last = exc.message
             else:
                 data = body["data"]
