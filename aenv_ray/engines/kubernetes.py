@@ -25,13 +25,14 @@ from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox,
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes_boot import Kits
 from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes_door import HostKey, read_log
+from aenv_ray.engines.kubernetes_door import read_log
 from aenv_ray.engines.kubernetes_instance import READERS_S, Instance
 from aenv_ray.engines.kubernetes_janitor import Janitor
 from aenv_ray.engines.kubernetes_place import Place
 from aenv_ray.engines.kubernetes_plan import Planner
 from aenv_ray.engines.kubernetes_pods import Pods
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation

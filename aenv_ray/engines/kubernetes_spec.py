@@ -40,6 +40,9 @@ _AWAY_S: Final = 30
 """How long a pod stays on a node that does not answer; the default is five minutes."""
 _PREFERRED_NODES: Final = 8
 _STAGE: Final = Path(__file__).with_name("kubernetes_stage.py")
+_NO_DIRECTORY: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
+"""Nothing is imported from where it starts. The option for that, -P, is unknown before Python 3.11,
+and an older one is to live long enough to tell its version."""
 _USER: Final = re.compile(r"^(\d+|root)(?::(\d+|root))?$")
 
 
@@ -147,7 +150,7 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
     deploy = spec.config.deploy
     is_second = name == SECOND
     carried = is_second or around.is_carried
-    python = docker_python.command(f"{_CARRIED}/python") if carried else ["python3", "-P"]
+    python = docker_python.command(f"{_CARRIED}/python") if carried else ["python3"]
     port = SECOND_PORT if is_second else PORT
     mounts = [_mount("second-home" if is_second else "home", HOME), _mount("memory", "/dev/shm")]
     if not is_second:
@@ -294,7 +297,7 @@ def storage_bytes(deploy: DeployConfig) -> int:
 def stage() -> str:
     """Return the code that process 1 begins with, without what only people read."""
     text = _STAGE.read_text(encoding="utf-8")
-    return text[text.index("import ") :]
+    return _NO_DIRECTORY + text[text.index("import ") :]
 
 
 def start_mode(around: Surroundings) -> str:

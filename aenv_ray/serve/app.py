@@ -105,9 +105,10 @@ class Gateway:
             self.metrics.pools,
         )
         self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.access_log = AccessLog(self.metrics)
         self.app: ASGIApp = Front(
             Router(routes=self._routes(), redirect_slashes=False),
-            AccessLog(self.metrics),
+            self.access_log,
             settings.max_ongoing_requests,
         )
         self._sweeping: asyncio.Task[None] | None = None
@@ -128,6 +129,7 @@ class Gateway:
                     await task
         await self.services.close()
         await self.creator.close()
+        self.access_log.flush()
 
     async def _restore(self) -> None:
         try:

@@ -58,12 +58,14 @@ class EmulatedNode:
 
     async def stop(self) -> None:
         """End all pods, and what they are forked from."""
-        for uid in self.uids:
-            await self.end(uid)
-        if self._process is not None:
-            self._process.kill()
-            await self._process.wait()
-        shutil.rmtree(self._directory)
+        try:
+            for uid in self.uids:
+                await self.end(uid)
+        finally:
+            if self._process is not None:
+                self._process.kill()
+                await self._process.wait()
+            shutil.rmtree(self._directory)
 
     def address(self) -> str:
         """Return a loopback address that no other pod has."""

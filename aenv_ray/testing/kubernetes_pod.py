@@ -178,6 +178,11 @@ def _build_root(root: Path, container: dict[str, Any]) -> str:
         (path / "dev" / name).touch()
         linux.mount(f"/dev/{name}", str(path / "dev" / name), None, linux.MS_BIND)
     (path / "dev" / "fd").symlink_to("/proc/self/fd")
+    (path / "dev" / "pts").mkdir()
+    linux.mount(
+        "devpts", str(path / "dev" / "pts"), "devpts", 0, "newinstance,ptmxmode=0666,mode=620"
+    )
+    (path / "dev" / "ptmx").symlink_to("pts/ptmx")
     message = path / "dev" / "termination-log"
     message.touch()
     linux.mount(container["message_path"], str(message), None, linux.MS_BIND)

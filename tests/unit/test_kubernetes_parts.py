@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import threading
@@ -18,10 +19,10 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.kubernetes_access import Access
 from aenv_ray.engines.kubernetes_client import ApiRefused
-from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_network import keeps, network_mode, selects
 from aenv_ray.engines.kubernetes_place import Owner, Place, parse_pairs, place_of
 from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
@@ -93,6 +94,14 @@ def test_a_pod_may_live_as_long_as_renewals_can_move_its_deadline(
     spec = spec_of()
     longer = SandboxSpec(spec.instance_id, spec.project_dir, spec.config, NOW + ttl_s)
     assert pod_body(longer, around(), NOW)["spec"]["activeDeadlineSeconds"] == life_s
+
+
+def test_process_1_begins_on_any_python_3() -> None:
+    """An option that an old one does not know would end it before it told its version."""
+    (container,) = pod_body(spec_of(), around(), NOW)["spec"]["containers"]
+    assert container["command"][:2] == ["python3", "-c"]
+    script = ast.parse(container["command"][2], feature_version=(3, 7))
+    assert isinstance(script.body[1], ast.Assign)  # of sys.path, before anything else is imported
 
 
 def test_requests_are_limits() -> None:
@@ -183,6 +192,14 @@ def test_a_start_that_cannot_be_is_said(state: dict[str, Any], words: str) -> No
     assert failure.instance_id == "made-1"
 
 
+def test_a_python_that_nobody_may_start_names_the_user_to_set() -> None:
+    message = 'exec: "python3": permission denied'
+    state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
+    failure = causes.start_failure(pod_with(state), "made-1")
+    assert isinstance(failure, SandboxStartFailed)
+    assert "deployConfig.container.user" in str(failure.hint)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -195,8 +212,15 @@ def test_what_may_still_come_is_no_failure(state: dict[str, Any]) -> None:
     assert causes.start_failure(pod_with(state), "made-1") is None
 
 
-def test_an_image_without_python_is_known_by_its_error() -> None:
-    message = 'exec: "python3": executable file not found in $PATH'
+@pytest.mark.parametrize(
+    "message",
+    [
+        'exec: "python3": executable file not found in $PATH',
+        'finding executable "python3" in PATH: no such file or directory',
+        "Failed to exec python3: ENOENT: No such file or directory",
+    ],
+)
+def test_an_image_without_python_is_known_by_its_error(message: str) -> None:
     state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
     assert isinstance(causes.start_failure(pod_with(state), "made-1"), causes.Unfitting)
 
