@@ -48,6 +48,8 @@ KNOWN = frozenset(
         "published-client",
         "redis",
         "registry",
+        "runsc",
+        "systemd",
         "xfs",
     }
 )

@@ -22,6 +22,8 @@ from aenv_ray.local_fabric import MARK, LocalFabric
 
 START_S: Final = 180.0
 """How long Ray may take to start on a busy machine."""
+_LEAVE_S: Final = 5.0
+"""Some tenths of a second on an idle machine."""
 _TERM_S: Final = 10.0
 """Between SIGTERM and SIGKILL: Ray ends its workers, Redis writes what it has."""
 _KILL_S: Final = 10.0
@@ -144,6 +146,7 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     sessions = fabric.sessions | sessions_of(processes(fabric.model_copy(update=_NO_NODE)))
     fabric = fabric.model_copy(update={"sessions": sessions})
     marked = fabric.model_copy(update=_NO_NODE)
+    _end_raylets(marked)
     _signal(processes(marked), signal.SIGTERM)
     if not _are_gone(marked, _TERM_S):
         stubborn = sorted(map(_short, processes(marked).values()))
@@ -159,6 +162,21 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     for directory in (fabric.ray_temp_dir, fabric.node_dir):
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_raylets(fabric: LocalFabric) -> None:
+    """End Ray's own process for the node before Ray's head is asked to end.
+
+    It takes its leave of the head and waits for the answer: asked together, neither ends.
+    """
+
+    def raylets() -> list[int]:
+        return [p for p, c in processes(fabric).items() if c.split()[0].endswith("/raylet")]
+
+    _signal(raylets(), signal.SIGTERM)
+    ends = time.monotonic() + _LEAVE_S
+    while raylets() and time.monotonic() < ends:
+        time.sleep(_LOOK_S)
 
 
 def _short(command: str) -> str:

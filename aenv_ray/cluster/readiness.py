@@ -67,7 +67,7 @@ class Look:
         found += [
             f"{title(claim)} is {claim.get('status', {}).get('phase', 'Pending')}"
             for claim in self.claims
-            if claim.get("status", {}).get("phase") != "Bound"
+            if claim.get("status", {}).get("phase") != "Bound" and not _is_a_services(claim)
         ]
         told = [pod for pod in self.pods if pod not in self.sandboxes and not is_ready(pod)]
         found += [f"pod {pod['metadata']['name']}: {why(pod)}" for pod in told]
@@ -123,6 +123,11 @@ def _complaints(status: Mapping[str, Any]) -> list[str]:
         for condition in status.get("conditions") or []
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
     ]
+
+
+def _is_a_services(claim: Mapping[str, Any]) -> bool:
+    """Whether a claim is the storage of a service, which may wait for its first sandbox."""
+    return label(claim, "app.kubernetes.io/component") == "storage"
 
 
 def _of_redis(redis: Document | None) -> list[str]:

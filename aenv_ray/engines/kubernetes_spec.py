@@ -25,6 +25,7 @@ from aenv_ray.models import Isolation
 from aenv_ray.project_config import DeployConfig, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT
 from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
+from aenv_ray.storage import shown_size
 
 PORT: Final = 8070
 """Where process 1 listens; the second container's is the next but one."""
@@ -94,9 +95,9 @@ def pod_body(spec: SandboxSpec, around: Surroundings, now: float) -> dict[str, A
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "hostname": re.sub(r"[^a-z0-9-]", "-", spec.instance_id.lower())[:63].strip("-") or "pod",
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": _pod_security(spec),
         "containers": containers,
-        "volumes": _volumes(around, deploy),
+        "volumes": [*_volumes(around, deploy), *_claims(spec)],
         "tolerations": [
             {"key": f"node.kubernetes.io/{word}", "operator": "Exists", "effect": "NoExecute",
              "tolerationSeconds": _AWAY_S}
@@ -154,6 +155,8 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
     mounts = [_mount("second-home" if is_second else "home", HOME), _mount("memory", "/dev/shm")]
     if not is_second:
         mounts += [_mount("project", PROJECT), _mount("work", WORK)]
+        if spec.storage is not None:
+            mounts.append(_mount("storage", spec.storage.mount_path))
     if carried:
         mounts.append({**_mount("carried", _CARRIED), "readOnly": True})
     if around.second_image:
@@ -186,6 +189,20 @@ def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
     }
+
+
+def _pod_security(spec: SandboxSpec) -> dict[str, Any]:
+    security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if spec.storage is not None:  # its user writes to it, whoever that is
+        group = user_of(spec.config.deploy)[1]
+        security |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return security
+
+
+def _claims(spec: SandboxSpec) -> list[dict[str, Any]]:
+    if spec.storage is None:
+        return []
+    return [{"name": "storage", "persistentVolumeClaim": {"claimName": spec.storage.name}}]
 
 
 def _security(deploy: DeployConfig) -> dict[str, Any]:
@@ -308,6 +325,9 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores per container (cgroup)"
     if "ephemeral-storage" in _resources(deploy).get("limits", {}):
         limits["image's directories"] = "watched by the node: the pod is evicted with more"
+    if spec.storage is not None:
+        kept, path = shown_size(spec.storage.size_bytes), spec.storage.mount_path
+        limits["kept"] = f"{kept} at {path} (claim {spec.storage.name})"
     missing = ["processes: only the node's own limit of a pod"]
     if not around.is_network_kept:
         label = f"{names.NETWORK}={around.network.value}"

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from aiohttp import web
 
+from aenv_ray.testing import kubernetes_claims as claims
 from aenv_ray.testing import kubernetes_rules as rules
 from aenv_ray.testing.kubernetes_node import NODE, EmulatedNode
 from aenv_ray.testing.kubernetes_store import (
@@ -290,11 +291,13 @@ class EmulatedCluster:
                 self._store.change(kind, name, {**found, "metadata": metadata})
                 self._begin(self._end_pod(kind, name, uid))
             return found
-        self._remove(kind, name, uid)
+        if not claims.protect(self._store, kind, name):
+            self._remove(kind, name, uid)
         return found
 
     def _remove(self, kind: Kind, name: str, uid: str) -> None:
         self._store.remove(kind, name)
+        claims.let_go(self._store, kind.namespace)
         for owned, body in self._store.owned_by(uid):
             self._begin(self._collect(owned, body["metadata"]["name"]))
 
@@ -343,12 +346,8 @@ class EmulatedCluster:
 
     async def _run_pod(self, pod: Object) -> None:
         changed = self._store.listen()
-        while self._is_full:
-            condition = {
-                "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": "0/1 nodes are available: 1 Insufficient cpu.",
-            }  # fmt: skip
-            self._set_status(pod, {"phase": "Pending", "conditions": [condition]})
+        while why := claims.unschedulable(self._store, pod, self._is_full):
+            self._set_status(pod, claims.waiting(why))
             changed.clear()
             await changed.wait()
             if self._store.find(pod["metadata"]["uid"]) is None:

@@ -85,6 +85,8 @@ def _make_volumes(root: Path, volumes: dict[str, dict[str, Any]]) -> None:
         if volume.get("medium") == "Memory":
             size = f"mode=777,size={volume['sizeLimit']}"
             linux.mount("tmpfs", str(path), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
+        elif "claimed" in volume:
+            linux.mount(volume["claimed"], str(path), None, linux.MS_BIND)
         path.chmod(0o777)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -27,11 +28,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
+NOT_INHERITED = ("RAY_ADDRESS", "NOTIFY_SOCKET")
+"""What steers this script, or is between it and systemd."""
 MARK = "AENV_CLUSTER_NODE"
 """Variable that all processes of a node inherit, and by which they are found."""
 GCS_PORT = 6380
@@ -42,6 +45,8 @@ START_S = 180.0
 ATTEMPTS = 5
 SLOW = "timed out during startup"
 """What Ray says when its processes needed more than its half minute; the next time is faster."""
+LEAVE_S = 10.0
+"""A raylet needs some tenths of a second, unless its head is away."""
 TERM_S = 20.0
 """Ray's processes end within this; then the sandboxes' launcher sees it and ends them too."""
 KILL_S = 20.0
@@ -98,13 +103,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(name: str, address: str | None, *, foreground: bool) -> None:
     """Have the node run; a head where `address` is None."""
     port = int(os.environ.get("AENV_CLUSTER_PORT") or GCS_PORT)
+    if address is not None:
+        check_address(address)
+    with locked(name):
+        bring_up(name, address, port)
+    tell_systemd()
+    if foreground:
+        wait_until_it_ends(name)
+    else:
+        say_next(address or f"{own_address()}:{port}", is_head=address is None)
+
+
+def bring_up(name: str, address: str | None, port: int) -> None:
+    """Start the node where it is not up; nobody else does meanwhile."""
     if is_up(name, is_head=address is None):
         say(f"{name} is up already")
-        if foreground:
-            wait_until_it_ends(name)
-        else:
-            say_next(address or f"{own_address()}:{port}", is_head=address is None)
         return
+    if is_up(name, is_head=None):
+        role = "worker" if address is None else "head"
+        raise Failure(f"{name} is up as a {role}: end it first (stop), or give this one a --name")
     if processes(name):
         say(f"{name} is up in part: ending the rest of it")
         stop(name)
@@ -112,6 +129,7 @@ def start(name: str, address: str | None, *, foreground: bool) -> None:
     if address is None:
         forget_address(environment, port)
     log = runtime_directory() / f"{name}.log"
+    end_on_signals(name)  # half a node would be left
     for attempt in range(1, ATTEMPTS + 1):
         words = start_ray(ray_command(address, port, environment), environment, log)
         if words is None and is_up(name, is_head=address is None):
@@ -122,10 +140,24 @@ def start(name: str, address: str | None, *, foreground: bool) -> None:
             raise Failure(f"Ray did not start: {last}; all of it is in {log}")
         say("the machine is slow: once more")
     say(f"{name} is up")
-    if foreground:
-        wait_until_it_ends(name)
-    else:
-        say_next(address or f"{own_address()}:{port}", is_head=address is None)
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address of a head."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise Failure(
+            f"{address!r} is not HOST:PORT of a head: its `node.py head` prints it "
+            "(AENV_HEAD in node.env, under systemd)"
+        )
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Keep others who start this node waiting: what is half up would look like remains to them."""
+    with (runtime_directory() / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def forget_address(environment: Mapping[str, str], port: int) -> None:
@@ -179,7 +211,7 @@ def ray_command(address: str | None, port: int, environment: Mapping[str, str]) 
 
 def node_environment(name: str, *, is_head: bool) -> dict[str, str]:
     """Return the variables of Ray's processes on this node."""
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
     environment[MARK] = mark(name)
     environment["RAY_AUTH_MODE"] = "token"
     environment["RAY_AUTH_TOKEN_PATH"] = str(ensure_token(may_make=is_head))
@@ -232,8 +264,7 @@ def runtime_directory() -> Path:
 
 def own_address() -> str:
     """Return the address of this machine as others see it."""
-    given = os.environ.get("AENV_NODE_IP")
-    if given:
+    if given := os.environ.get("AENV_NODE_IP"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
         sock.connect(("192.0.2.1", 9))  # sends nothing: it only asks for the way there
@@ -283,9 +314,9 @@ def processes(name: str) -> dict[int, str]:
 
 def is_up(name: str, *, is_head: bool | None) -> bool:
     """Whether what a node cannot do without runs; None: head or worker."""
-    commands = [command.split()[0] for command in processes(name).values()]
-    has_gcs = any(command.endswith("/gcs_server") for command in commands)
-    has_raylet = any(command.endswith("/raylet") for command in commands)
+    commands = processes(name).values()
+    has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
+    has_raylet = any(map(is_raylet, commands))
     return has_raylet and (is_head is None or has_gcs == is_head)
 
 
@@ -301,19 +332,55 @@ def status(name: str) -> int:
 
 def stop(name: str) -> None:
     """End the node; its sandboxes end with it."""
-    for number, deadline_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+    # A raylet takes its leave of the head and waits for the answer: on the head's own machine the
+    # one that gives it must not be asked to end at the same time.
+    steps = (
+        (signal.SIGTERM, is_raylet, is_raylet, LEAVE_S),
+        (signal.SIGTERM, is_rays, bool, TERM_S),
+        (signal.SIGKILL, bool, bool, KILL_S),
+    )
+    for number, is_told, is_awaited, deadline_s in steps:
         for pid, command in processes(name).items():
-            # Launchers and janitors end sandboxes when they see the raylet's end, then themselves.
-            if number is signal.SIGKILL or "aenv_ray" not in command:
+            if is_told(command):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         ends = time.monotonic() + deadline_s
-        while processes(name) and time.monotonic() < ends:
+        while any(map(is_awaited, processes(name).values())) and time.monotonic() < ends:
             time.sleep(LOOK_S)
         if not processes(name):
             say(f"{name} is down")
             return
     raise Failure(f"processes {', '.join(map(str, processes(name)))} do not end")
+
+
+def is_raylet(command: str) -> bool:
+    """Whether a command is that of Ray's own process for this node."""
+    return command.split(maxsplit=1)[0].endswith("/raylet")
+
+
+def is_rays(command: str) -> bool:
+    """Whether a process is none of ours, which end sandboxes and themselves after the raylet."""
+    return "aenv_ray" not in command
+
+
+def tell_systemd() -> None:
+    """Say that the node is up, where systemd waits for that (Type=notify)."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(f"\0{path[1:]}" if path.startswith("@") else path)
+            sock.send(b"READY=1")
+
+
+def end_on_signals(name: str) -> None:
+    """From now on, a signal to end this process ends the node first."""
+
+    def end(number: int, _: object) -> NoReturn:
+        stop(name)
+        raise SystemExit(0 if number == signal.SIGTERM else 130)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def wait_until_it_ends(name: str) -> None:
@@ -322,13 +389,7 @@ def wait_until_it_ends(name: str) -> None:
     Raises:
         Failure: It ended by itself.
     """
-
-    def end(number: int, _: object) -> NoReturn:
-        stop(name)
-        raise SystemExit(0 if number == signal.SIGTERM else 130)
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    end_on_signals(name)
     while is_up(name, is_head=None):
         time.sleep(1.0)
     stop(name)

@@ -13,7 +13,7 @@ from aenv_ray.cluster import api as cluster_api
 from aenv_ray.cluster import lifecycle, manifests
 from aenv_ray.cluster.checks import Doctor, State
 from aenv_ray.cluster.objects import KINDS
-from aenv_ray.cluster.readiness import why
+from aenv_ray.cluster.readiness import Look, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from tests.contract.kubernetes_double import Double
 
@@ -368,3 +368,13 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
 )  # fmt: skip
 def test_why_a_pod_is_not_ready_is_said_in_words(status, words):
     assert why({"metadata": {"name": "p"}, "status": status}) == words
+
+
+def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready():
+    def told(component):
+        labels = {"app.kubernetes.io/component": component}
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}
+        return any(claim["kind"] in text for text in Look(None, None, [], [claim]).lacks())
+
+    assert not told("storage")
+    assert told("artifacts")

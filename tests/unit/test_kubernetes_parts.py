@@ -19,10 +19,10 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.kubernetes_access import Access
 from aenv_ray.engines.kubernetes_client import ApiRefused
-from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_network import keeps, network_mode, selects
 from aenv_ray.engines.kubernetes_place import Owner, Place, parse_pairs, place_of
 from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,

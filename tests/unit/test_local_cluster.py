@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,55 @@ def test_only_the_note_of_the_same_head_is_forgotten(node: ModuleType, tmp_path:
         assert note.exists() is is_left
 
 
+@pytest.mark.parametrize("address", ["", "head", "head:", ":6380", "head:port"])
+def test_a_worker_is_told_what_an_address_is(node: ModuleType, address: str) -> None:
+    """Under systemd a missing AENV_HEAD is an empty argument."""
+    with pytest.raises(node.Failure, match="HOST:PORT"):
+        node.check_address(address)
+
+
+@pytest.mark.parametrize(("address", "role"), [("other:6380", "head"), (None, "worker")])
+def test_a_node_that_is_up_in_the_other_role_is_left_alone(
+    node: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, role: str
+) -> None:
+    up = {1: "/ray/raylet/raylet --args"} | ({2: "/ray/gcs/gcs_server"} if address else {})
+    monkeypatch.setattr(node, "processes", lambda name: up)
+    with pytest.raises(node.Failure, match=f"up as a {role}"):
+        node.bring_up("node", address, 6380)
+
+
+def test_a_raylet_leaves_before_the_head_ends(
+    node: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told together they wait for each other. Ours see the end of Ray and are not told at all."""
+    left = {1: "/ray/gcs/gcs_server", 2: "/ray/raylet/raylet", 3: "python -m aenv_ray.x"}
+    told: list[int] = []
+
+    def end(pid: int, number: int) -> None:
+        del number
+        told.append(pid)
+        del left[pid]
+        if len(left) == 1:
+            left.clear()
+
+    monkeypatch.setattr(node, "processes", lambda name: dict(left))
+    monkeypatch.setattr(node.os, "kill", end)
+    node.stop("node")
+    assert told == [2, 1]
+
+
+def test_systemd_is_told_that_the_node_is_up(
+    node: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("notify")
+        monkeypatch.setenv("NOTIFY_SOCKET", "notify")
+        node.tell_systemd()
+        assert systemd.recv(100) == b"READY=1"
+    assert "NOTIFY_SOCKET" not in node.node_environment("node", is_head=True)
+
+
 def test_every_setting_that_the_script_reads_is_in_its_file() -> None:
     read = set(re.findall(r'"(AENV_[A-Z_]+|RAY_AUTH_TOKEN_PATH)"', SCRIPT.read_text()))
     told = (LOCAL / "node.env").read_text()
@@ -99,9 +149,9 @@ def test_the_units_run_the_script_and_give_it_time_to_end(role: str) -> None:
 
 def test_the_redis_of_the_compose_file_loses_nothing_and_shows_no_password() -> None:
     text = (LOCAL / "compose.yaml").read_text()
-    redis = yaml.safe_load(text)["services"]["redis"]
-    command = redis["command"][-1]
+    service = yaml.safe_load(text)["services"]["redis"]
+    command = service["command"][-1]
     for setting in ("--appendonly yes", "--appendfsync always", "noeviction"):
         assert setting in command
     assert "$$AENV_REDIS_PASSWORD" in command, "the container's variable, not compose's"
-    assert redis["ports"][0].startswith("${AENV_REDIS_BIND:-127.0.0.1}:")
+    assert service["ports"][0].startswith("${AENV_REDIS_BIND:-127.0.0.1}:")
