@@ -172,7 +172,7 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
         "env": [{"name": "AENV_POD_IP", **address}],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}],
         "workingDir": "/",
-        "resources": _resources(deploy),
+        "resources": _resources(deploy, around.place.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "File",
@@ -185,7 +185,7 @@ def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
         "image": around.carrier_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "aenv_ray.engines.kubernetes_carrier", _CARRIED],
-        "resources": _resources(deploy),
+        "resources": _resources(deploy, around.place.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
     }
@@ -238,15 +238,18 @@ def user_of(deploy: DeployConfig) -> tuple[int, int]:
     return (0 if uid == "root" else int(uid)), (0 if gid == "root" else int(gid))
 
 
-def _resources(deploy: DeployConfig) -> dict[str, Any]:
-    wanted = {}
+def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
+    limits, requests = {}, {}
     if deploy.cpu:
-        wanted["cpu"] = f"{round(units.parse_cpu_cores(deploy.cpu) * 1000)}m"
+        milli = round(units.parse_cpu_cores(deploy.cpu) * 1000)
+        limits["cpu"], requests["cpu"] = f"{milli}m", f"{max(1, int(milli * share))}m"
     if deploy.memory:
-        wanted["memory"] = str(units.parse_memory_bytes(deploy.memory))
+        size = units.parse_memory_bytes(deploy.memory)
+        limits["memory"], requests["memory"] = str(size), str(int(size * share))
     if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        wanted["ephemeral-storage"] = str(storage_bytes(deploy) + _HOME_BYTES)
-    return {"requests": wanted, "limits": wanted} if wanted else {}
+        size = storage_bytes(deploy) + _HOME_BYTES
+        limits["ephemeral-storage"] = requests["ephemeral-storage"] = str(size)
+    return {"requests": requests, "limits": limits} if limits else {}
 
 
 def _volumes(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
@@ -323,7 +326,7 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         limits["memory"] = f"{size >> 20} MiB per container (cgroup)"
     if deploy.cpu:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores per container (cgroup)"
-    if "ephemeral-storage" in _resources(deploy).get("limits", {}):
+    if deploy.ephemeral_storage and not deploy.container.read_only_root:
         limits["image's directories"] = "watched by the node: the pod is evicted with more"
     if spec.storage is not None:
         kept, path = shown_size(spec.storage.size_bytes), spec.storage.mount_path

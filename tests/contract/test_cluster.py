@@ -123,6 +123,34 @@ def test_a_cluster_that_does_not_come_up_says_why(double, life, said):
     assert len(said) == len(set(said))  # each lack is told once
 
 
+def event(double: Double, name: str, about: tuple[str, str], reason: str, message: str) -> None:
+    double.add({"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
+                "metadata": {"name": name, "namespace": "aenv"}, "message": message,
+                "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
+
+
+def test_what_only_events_tell_is_told(double, life):
+    """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
+    life.apply(manifests.load("dev"))
+    event(double, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
+    event(double, "e2", ("StatefulSet", "aenv-redis"), "FailedCreate", "exceeded quota: team")
+    event(double, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
+    event(double, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
+    event(double, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
+    assert life.await_ready(LONG_S).lacks() == []  # what is ready has no complaint
+    ray = double.objects["rayclusters", "aenv", "aenv"]
+    ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
+    double.objects["pods", "aenv", "headgroup-0"]["status"]["conditions"] = []
+    lacks = life.look().lacks()
+    assert "StatefulSet aenv-redis: FailedCreate: exceeded quota: team" in lacks
+    assert "RayCluster aenv: InvalidRayClusterSpec: no such mode" in lacks
+    assert not [line for line in lacks if "long-gone" in line or "of no weight" in line]
+    ray["status"]["observedGeneration"] = 2
+    assert "InvalidRayClusterSpec" not in " ".join(life.look().lacks())
+    double.forbidden.add(("list", "events"))
+    assert "exceeded quota" not in " ".join(life.look().lacks())
+
+
 def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(double, life):
     double.busy = 3
     life.apply(manifests.load("dev"))

@@ -33,6 +33,7 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 from aenv_ray.runtime.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
 from aenv_ray.testing.kubernetes_rules import check_schema, violations
+from aenv_ray.testing.kubernetes_validation import check_pod
 
 NOW = 1_000_000.0
 
@@ -108,6 +109,19 @@ def test_requests_are_limits() -> None:
     body = pod_body(spec_of(cpu="500m", memory="1Gi"), around(), NOW)
     resources = body["spec"]["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"] == {"cpu": "500m", "memory": str(1 << 30)}
+
+
+def test_pods_share_what_there_is_where_that_is_wanted() -> None:
+    place = Place(requests_share=0.1)
+    deploy = {"cpu": "5m", "memory": "1000M", "ephemeralStorage": "1Gi"}
+    body = pod_body(spec_of(**deploy), around(place), NOW)
+    check_schema(body)
+    check_pod(body)
+    resources = body["spec"]["containers"][0]["resources"]
+    limits, requests = resources["limits"], resources["requests"]
+    assert (limits["cpu"], requests["cpu"]) == ("5m", "1m")
+    assert int(requests["memory"]) * 10 == int(limits["memory"])
+    assert requests["ephemeral-storage"] == limits["ephemeral-storage"]
 
 
 def test_a_root_user_is_said_and_a_named_one_refused() -> None:
@@ -296,11 +310,12 @@ def test_a_place_comes_from_settings(tmp_path: Path) -> None:
     settings = Settings(
         data_dir=tmp_path, runtime_dir=tmp_path, docker_config=tmp_path,
         kubernetes_node_selector="pool=a, disk=ssd", kubernetes_pull_secrets="x,y",
-        kubernetes_life="2h", pod_name="ray-1",
+        kubernetes_life="2h", kubernetes_requests=0.5, pod_name="ray-1",
     )  # fmt: skip
     place = place_of(settings)
     assert place.node_selector == {"pool": "a", "disk": "ssd"}
     assert place.pull_secrets == ("x", "y")
+    assert place.requests_share == 0.5
     assert (place.longest_life_s, place.pod_name) == (7200.0, "ray-1")
     with pytest.raises(ConfigError, match="SETTING"):
         parse_pairs("pool", "SETTING")
