@@ -16,6 +16,7 @@
 | ``AENV_KUBERNETES_PULL_SECRETS`` | names of Secrets for private registries, by commas | none |
 | ``AENV_KUBERNETES_PRIORITY_CLASS`` | of instances | none |
 | ``AENV_KUBERNETES_CARRIER_IMAGE`` | with this package, for images without Python | the host's |
+| ``AENV_KUBERNETES_REQUESTS`` | share of their limits that pods ask for | ``1`` |
 | ``AENV_KUBERNETES_LIFE`` | how far renewals can move a pod's deadline | ``24h`` |
 | ``POD_NAME`` | the pod that this process runs in | the machine's name |
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
@@ -66,6 +67,7 @@ class Settings(BaseModel):
     kubernetes_pull_secrets: str = ""
     kubernetes_priority_class: str | None = None
     kubernetes_carrier_image: str | None = None
+    kubernetes_requests: float = Field(default=1.0, gt=0.0, le=1.0)
     kubernetes_life: str = "24h"
     pod_name: str | None = None
     redis_url: str | None = Field(default=None, repr=False)
@@ -113,6 +115,7 @@ def read_settings() -> Settings:
             kubernetes_pull_secrets=environment.get("AENV_KUBERNETES_PULL_SECRETS") or "",
             kubernetes_priority_class=environment.get("AENV_KUBERNETES_PRIORITY_CLASS") or None,
             kubernetes_carrier_image=environment.get("AENV_KUBERNETES_CARRIER_IMAGE") or None,
+            kubernetes_requests=environment.get("AENV_KUBERNETES_REQUESTS") or 1.0,
             kubernetes_life=environment.get("AENV_KUBERNETES_LIFE") or "24h",
             pod_name=environment.get("POD_NAME") or None,
             redis_url=environment.get("AENV_REDIS_URL") or None,

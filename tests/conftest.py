@@ -48,6 +48,7 @@ KNOWN = frozenset(
         "published-client",
         "redis",
         "registry",
+        "runsc",
         "systemd",
         "xfs",
     }

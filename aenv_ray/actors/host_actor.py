@@ -60,6 +60,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 image=settings().docker_image,
                 runtime=settings().docker_runtime,
                 docker_config=settings().docker_config,
+                storage_dir=settings().storage_dir,
             )
         if name == "kubernetes":
             from aenv_ray.engines.kubernetes import KubernetesEngine

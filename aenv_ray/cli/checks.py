@@ -28,6 +28,7 @@ _CONNECT_S: Final = 3.0
 _LEAST_DISK_BYTES: Final = 1 << 30
 _LEAST_SHM_BYTES: Final = 256 << 20
 _INTERNET: Final = ("pypi.org", 443)
+_DOCKER: Final = "engine docker"
 _NAMESPACES_MEND: Final = (
     "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
     "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
@@ -174,7 +175,7 @@ def internet() -> Check:
 
 def engines(settings: Settings) -> list[Check]:
     """Check each engine by an instance that runs a command."""
-    return [asyncio.run(_process(settings)), asyncio.run(_docker(settings))]
+    return [asyncio.run(_process(settings)), *asyncio.run(_docker(settings))]
 
 
 async def _process(settings: Settings) -> Check:
@@ -198,22 +199,29 @@ async def _process(settings: Settings) -> Check:
     return Check(name, Verdict.OK, f"works, isolated by {kind}")
 
 
-async def _docker(settings: Settings) -> Check:
-    from aenv_ray.engines.docker import DockerEngine
-    from aenv_ray.engines.docker_client import DockerClient
-    from aenv_ray.ids import HostId
+async def _docker(settings: Settings) -> list[Check]:
+    """Check the daemon, and the OCI runtimes of one that answers."""
+    from aenv_ray.cli import docker_runtimes
+    from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 
-    name = "engine docker"
     try:
         client = DockerClient(settings.docker_host)
         try:
-            facts = await client.request("GET", "/version")
+            info = dict(await client.request("GET", "/info"))
         finally:
             await client.close()
-    except (AenvError, OSError, TimeoutError) as exc:
+    except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
         mend = "start Docker, or set DOCKER_HOST: sudo systemctl start docker"
-        return Check(name, Verdict.FAILED, _line(exc), mend)
-    daemon = f"Docker {facts.get('Version', '?')}" if isinstance(facts, dict) else "Docker"
+        return [Check(_DOCKER, Verdict.FAILED, _line(exc), mend)]
+    runtimes = docker_runtimes.check(info, settings.docker_runtime)
+    return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
+
+
+async def _docker_engine(settings: Settings, daemon: str) -> Check:
+    from aenv_ray.engines.docker import DockerEngine
+    from aenv_ray.ids import HostId
+
+    name = _DOCKER
     if settings.docker_image is None:
         found = f"{daemon} answers; no image is named to try it with"
         return Check(name, Verdict.OK, found, "AENV_DOCKER_IMAGE=python:3.12-slim aenv doctor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +25,9 @@ _COLUMNS: Final[Columns] = {
 def doctor(output: Output = None) -> None:
     """Try what aenv needs on this machine.
 
-    Starts a sandbox of each engine, and ends it. Exits with 1 when no engine
-    works.
+    Starts a sandbox of each engine, and ends it. In a cluster on Kubernetes that
+    is a pod as well, made by a worker. Exits with 1 when no engine works, or not
+    the one that AENV_ENGINE names.
 
     Example:
       aenv doctor
@@ -38,25 +40,31 @@ def doctor(output: Output = None) -> None:
     for check in checks:
         if check.mend and check.verdict is not Verdict.OK:
             console.say(f"\n{check.name}: {check.found}\n  {check.mend}")
-    engines = [check for check in checks if check.name.startswith("engine ")]
-    if all(check.verdict is Verdict.FAILED for check in engines):
+    works = {
+        check.name.removeprefix("engine "): check.verdict is not Verdict.FAILED
+        for check in checks
+        if check.name.startswith("engine ")
+    }
+    if not any(works.values()) or not works.get(os.environ.get("AENV_ENGINE", ""), True):
         raise typer.Exit(1)
 
 
 def _all_checks() -> list[Check]:
     from aenv_ray import local_fabric
-    from aenv_ray.cli import checks
+    from aenv_ray.cli import checks, checks_kubernetes
     from aenv_ray.config import settings
 
     console.say("trying the engines …")
     given = settings()
+    in_pod = checks_kubernetes.is_here(given)
     is_up = local_fabric.read(given.data_dir) is not None
     return [
         checks.versions(),
         *checks.engines(given),
+        *(checks_kubernetes.engine(given) if in_pod else []),
         checks.ray(given),
         checks.redis(given),
-        *checks.ports("127.0.0.1", (8080, 8081), is_up),
+        *([] if in_pod else checks.ports("127.0.0.1", (8080, 8081), is_up)),  # the gateway's there
         *checks.disk(given),
         checks.internet(),
     ]

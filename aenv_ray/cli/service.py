@@ -43,6 +43,25 @@ Variables = Annotated[
 Wait = Annotated[
     float, typer.Option("--wait", min=0, help="Seconds until it must be healthy; 0: no wait.")
 ]
+Cpu = Annotated[
+    str | None, typer.Option("--cpu", help="Cores of each sandbox: 2, 500m; '' as the environment.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="Of each sandbox: 4Gi; '' as the environment.")
+]
+Image = Annotated[
+    str | None, typer.Option("--image", help="Of sandboxes that are containers, else its own.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", "-p", min=0, max=65535, help="Of a server inside, to be passed on to."),
+]
+Storage = Annotated[
+    bool | None,
+    typer.Option("--enable-storage/--no-storage", help="Keep a directory beyond its sandboxes."),
+]
+Size = Annotated[str | None, typer.Option("--storage-size", help="Of that: 10Gi; it may grow.")]
+Mount = Annotated[str | None, typer.Option("--mount-path", help="Where its code sees that.")]
 
 _COLUMNS: Final[Columns] = {
     "ID": lambda s: s["id"],
@@ -57,7 +76,7 @@ _UP: Final = frozenset({"Running", "Pending"})
 
 
 @service.command()
-def create(
+def create(  # noqa: PLR0913, PLR0917  # each is an option
     environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
     service_name: Annotated[
         str | None,
@@ -67,8 +86,16 @@ def create(
     autoscale: Scale = None,
     env: Variables = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="process or docker; else the environment's.")
+        str | None,
+        typer.Option("--engine", help="process, docker or kubernetes; else the environment's."),
     ] = None,
+    image: Image = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
+    port: Port = None,
+    enable_storage: Storage = None,
+    storage_size: Size = None,
+    mount_path: Mount = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="Whose it is; else the token's owner.")
     ] = None,
@@ -83,6 +110,7 @@ def create(
     Example:
       aenv service create mini-terminal@1.0.1 --replicas 2
       aenv service create agent --service-name helpdesk --autoscale 1:4
+      aenv service create notes -s notes --enable-storage --storage-size 10Gi
     """
     with gateway(system_url, api_key, timeout) as door:
         made = door.services.create(
@@ -93,6 +121,13 @@ def create(
             environment_variables=variables(env or [], "--env") or None,
             engine=engine,
             owner=owner,
+            image=image,
+            cpu=cpu,
+            memory=memory,
+            port=port,
+            enable_storage=enable_storage,
+            storage_size=storage_size,
+            mount_path=mount_path,
         )
         console.say(f"created service {made.id}")
         _show(_settled(door, made, wait), output)
@@ -138,7 +173,7 @@ def get(
 
 
 @service.command()
-def update(
+def update(  # noqa: PLR0913, PLR0917  # each is an option
     service_id: ServiceId,
     replicas: Replicas = None,
     autoscale: Annotated[
@@ -147,6 +182,13 @@ def update(
     ] = None,
     env: Variables = None,
     to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
+    image: Image = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
+    port: Port = None,
+    enable_storage: Storage = None,
+    storage_size: Size = None,
+    mount_path: Mount = None,
     wait: Wait = 120.0,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -155,22 +197,30 @@ def update(
 ) -> None:
     """Change a service; new replicas are healthy before old go.
 
-    Variables are added to those that it has.
+    Variables are added to those that it has. Of a storage with one writer the old replica lets go
+    first, and calls wait for the new one.
 
     Example:
       aenv service update helpdesk --replicas 3
-      aenv service update helpdesk --to agent@1.1.0 -e MODEL=small
+      aenv service update helpdesk --to agent@1.1.0 -e MODEL=small --memory 4Gi
     """
-    if replicas is None and autoscale is None and not env and to is None:
-        raise typer.BadParameter("say what changes: --replicas, --autoscale, --env or --to")
+    changes = {
+        "replicas": replicas,
+        "autoscale": autoscale,
+        "environment_variables": variables(env or [], "--env") or None,
+        "envName": to,
+        "image": image,
+        "cpu": cpu,
+        "memory": memory,
+        "port": port,
+        "enable_storage": enable_storage,
+        "storage_size": storage_size,
+        "mount_path": mount_path,
+    }
+    if all(value is None for value in changes.values()):
+        raise typer.BadParameter("say what changes, for example --replicas, --to or --env")
     with gateway(system_url, api_key, timeout) as door:
-        changed = door.services.update(
-            service_id,
-            replicas=replicas,
-            autoscale=autoscale,
-            environment_variables=variables(env or [], "--env") or None,
-            envName=to,
-        )
+        changed = door.services.update(service_id, **changes)
         _show(_settled(door, changed, wait), output)
 
 
@@ -196,6 +246,9 @@ def logs(
 @service.command()
 def delete(
     service_id: ServiceId,
+    delete_storage: Annotated[
+        bool, typer.Option("--delete-storage", help="Delete what it kept, too.")
+    ] = False,
     yes: Yes = False,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -204,12 +257,17 @@ def delete(
 ) -> None:
     """End a service; calls under way end first.
 
+    What it kept stays, and a service of the same name and owner finds it again, unless it is
+    deleted too.
+
     Example:
       aenv service delete helpdesk --yes
+      aenv service delete notes --delete-storage --yes
     """
     with gateway(system_url, api_key, timeout) as door:
-        confirm(f"End service {service_id}?", yes)
-        door.services.delete(service_id)
+        what = " and delete its storage" if delete_storage else ""
+        confirm(f"End service {service_id}{what}?", yes)
+        door.services.delete(service_id, delete_storage=delete_storage)
     show({"id": service_id, "deleted": True}, output, service_id)
 
 
@@ -248,6 +306,14 @@ def _show(found: ServiceAnswer, output: Any) -> None:
         "replicas": f"{found.available_replicas}/{found.replicas}",
         "autoscale": found.autoscale,
         "owner": found.owner,
+        "engine": found.engine,
+        "image": found.image,
+        "cpu": found.cpu,
+        "memory": found.memory,
+        "port": found.port,
+        "storage": f"{found.storage_size} at {found.mount_path} ({found.pvc_name})"
+        if found.pvc_name
+        else "",
         "variables": found.environment_variables,
         "mcp": found.mcp_url,
         "functions": f"{found.service_url}/functions" if found.service_url else "",

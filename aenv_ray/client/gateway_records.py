@@ -85,6 +85,13 @@ class ServiceAnswer(Answer):
     service_url: str = ""
     mcp_url: str = ""
     engine: str = ""
+    image: str = ""
+    cpu: str = ""
+    memory: str = ""
+    port: int | None = None
+    pvc_name: str = ""
+    storage_size: str = ""
+    mount_path: str = ""
     environment_variables: dict[str, str] | None = None
     created_at: str | float | None = None
     updated_at: str | float | None = None

@@ -44,9 +44,10 @@ class GatewayServices:
         rows = self._http.data("GET", f"{_path(environment or '*')}/list")
         return [_service(row) for row in rows or []]
 
-    def delete(self, service_id: str) -> None:
-        """End a service."""
-        self._http.data("DELETE", _path(service_id))
+    def delete(self, service_id: str, *, delete_storage: bool = False) -> None:
+        """End a service; with `delete_storage`, what it kept is deleted once it has ended."""
+        query = {"deleteStorage": "true"} if delete_storage else None
+        self._http.data("DELETE", _path(service_id), params=query)
 
     def logs(self, service_id: str, tail: int | None) -> str:
         """Return what its sandboxes printed."""

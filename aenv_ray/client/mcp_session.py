@@ -12,11 +12,12 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final
 
 import httpx
 
+from aenv_ray.client.post_transport import PostAnswer, PostTransport
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
 from aenv_ray.runtime import mcp_messages
 from aenv_ray.runtime.mcp_messages import ACCEPT, SESSION
@@ -25,6 +26,10 @@ FAREWELL_S: Final = 2.0
 """What a cancellation or the end of a session may take to be told to the server."""
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before any byte of the request was sent."""
+
+JSON: Final = {"content-type": "application/json"}
+_EVENTS: Final = "text/event-stream"
+_NOT_SENT_BARE: Final = frozenset({"accept", "accept-encoding", "connection"})
 
 
 class RpcError(Exception):
@@ -47,13 +52,21 @@ class McpSession:
     Args:
         http: Pooled client; not closed here.
         url: The MCP endpoint.
+        posts: What is under `http`, if requests may be sent without it: for many small ones httpx
+            takes longer than all else. None: they go through `http`.
 
     Any number of requests may be under way at once.
     """
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, url: str, posts: PostTransport | None = None
+    ) -> None:
         self._http = http
         self._url = url
+        self._posts = posts
+        self._target = str(httpx.URL(url))  # quoted
+        # Of every request; an answer that were compressed could not be read without httpx.
+        self._common = {k: v for k, v in http.headers.items() if k not in _NOT_SENT_BARE}
         self._ids = itertools.count(1)
         self._opening = asyncio.Lock()
         self._headers: dict[str, str] | None = None
@@ -133,12 +146,15 @@ class McpSession:
         request_id = next(self._ids)
         message = mcp_messages.request(request_id, method, params)
         try:
-            async with self._http.stream(
-                "POST", self._url, json=message, headers={**ACCEPT, **headers}
-            ) as response:
+            async with self._posted(message, headers) as response:
                 if received is not None:
-                    received.update(response.headers)
-                await self._check(response)
+                    received.update((k.lower(), v) for k, v in response.headers.items())
+                await self._check(response, headers)
+                if not response.headers.get("content-type", "").startswith(_EVENTS):
+                    whole = mcp_messages.message_of(await response.aread())
+                    if whole is not None and mcp_messages.is_answer(whole, request_id):
+                        return _result(whole)
+                    raise _unknown(method, "the server answered another request")
                 async with aclosing(_messages(response)) as messages:
                     async for answer in messages:
                         if mcp_messages.is_answer(answer, request_id):
@@ -155,14 +171,26 @@ class McpSession:
             raise _unknown(method, f"{type(exc).__name__}: {exc}") from exc
         raise _unknown(method, "the server ended its answer without a result")
 
-    async def _check(self, response: httpx.Response) -> None:
+    def _posted(
+        self, message: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[httpx.Response | PostAnswer]:
+        if self._posts is None or self._http.cookies:
+            return self._http.stream("POST", self._url, json=message, headers={**ACCEPT, **headers})
+        content = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        everything = {**self._common, **JSON, **ACCEPT, **headers}
+        return self._posts.stream(self._target, everything, content.encode())
+
+    async def _check(
+        self, response: httpx.Response | PostAnswer, headers: Mapping[str, str]
+    ) -> None:
         """Raise for an HTTP status that carries no JSON-RPC answer to this request."""
         status = response.status_code
+        if "set-cookie" in response.headers and isinstance(response, PostAnswer):
+            self._keep_cookies(response)
         if status < 400:
             return
         text = (await response.aread()).decode(errors="replace")
-        has_session = SESSION in response.request.headers
-        if mcp_messages.forgets_session(status, text, has_session=has_session):
+        if mcp_messages.forgets_session(status, text, has_session=SESSION in headers):
             raise _SessionUnknown(text[:200])
         try:
             error = json.loads(text)["error"]
@@ -178,6 +206,12 @@ class McpSession:
                 hint="is this the address of an environment server?",
             )
         raise _unknown("the request", f"HTTP {status}: {text[:200]}")
+
+    def _keep_cookies(self, response: PostAnswer) -> None:
+        """Hand the cookies of a balancer to `http`, which sends them, and all further requests."""
+        request = httpx.Request("POST", self._url)
+        told = httpx.Response(response.status_code, headers=response.headers_list, request=request)
+        self._http.cookies.extract_cookies(told)
 
     def _decline(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         """Answer what the server asks of its client: it may ping, and nothing else."""
@@ -218,17 +252,12 @@ def _result(answer: Mapping[str, Any]) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-async def _messages(response: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the JSON-RPC messages of an answer, JSON or an event stream.
+async def _messages(response: httpx.Response | PostAnswer) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the JSON-RPC messages of an event stream.
 
     Raises:
-        ValueError: It is not JSON.
+        ValueError: One is not JSON.
     """
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        message = mcp_messages.message_of(await response.aread())
-        if message is not None:
-            yield message
-        return
     stream = mcp_messages.EventStream()
     async for line in _lines(response):
         message = stream.feed(line)
@@ -236,7 +265,7 @@ async def _messages(response: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
             yield message
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+async def _lines(response: httpx.Response | PostAnswer) -> AsyncIterator[str]:
     """Yield an event stream's lines: split at CR and LF only, not at what Unicode calls a line."""
     parts: list[bytes] = []
     async for chunk in response.aiter_bytes():

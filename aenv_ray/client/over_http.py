@@ -54,7 +54,7 @@ _LONGEST_POLL_S: Final = 0.5
 _PROBE_S: Final = 3.0
 
 
-def _direct(limits: httpx.Limits, max_connections: int) -> httpx.AsyncBaseTransport:
+def _direct(limits: httpx.Limits, max_connections: int) -> PostTransport:
     return PostTransport(
         httpx.AsyncHTTPTransport(limits=limits, trust_env=False, verify=False),
         max_connections=max_connections,
@@ -95,6 +95,7 @@ class HttpInstance:
             max_keepalive_connections=max_connections,
             keepalive_expiry=_KEEP_IDLE_S,
         )
+        posts = None if secure else _direct(limits, max_connections)
         self._http = httpx.AsyncClient(
             headers=dict(headers or {}),
             # Deadlines are the calls' own.
@@ -103,9 +104,9 @@ class HttpInstance:
             # Without TLS this is a direct line: no proxy from the environment, no certificates.
             trust_env=secure,
             verify=secure,
-            transport=None if secure else _direct(limits, max_connections),
+            transport=posts,
         )
-        self._session = McpSession(self._http, f"{self.url}/mcp")
+        self._session = McpSession(self._http, f"{self.url}/mcp", posts)
         self._answered = False
 
     # --- tools ------------------------------------------------------------------------------
@@ -346,12 +347,14 @@ class HttpInstance:
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + deadline_s
-        pause_s, last = _FIRST_POLL_S, "none"
+        pause_s, last = _FIRST_POLL_S, ""
         while True:
             try:
                 remaining_s = max(ends_at - loop.time(), 0.001)
                 body = await self.check_health(timeout_s=min(_PROBE_S, remaining_s))
-            except (FabricUnavailable, SandboxLost, DeadlineExceeded, InternalError) as exc:
+            except DeadlineExceeded as exc:  # no answer: the last one is the one before
+                last = last or exc.message
+            except (FabricUnavailable, SandboxLost, InternalError) as exc:
                 last = exc.message
             else:
                 data = body["data"]

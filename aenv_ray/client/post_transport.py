@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
 import aiohttp
@@ -48,6 +48,34 @@ class PostTransport(httpx.AsyncBaseTransport):
         """Send a request; its answer's body is still to be read."""
         if request.method != "POST":
             return await self._others.handle_async_request(request)
+        response = await self._send(
+            str(request.url), request.headers.multi_items(), await request.aread()
+        )
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, url: str, headers: Mapping[str, str], content: bytes
+    ) -> AsyncIterator[PostAnswer]:
+        """Send a request without httpx around it, for those who send many.
+
+        Args:
+            url: Complete, and quoted.
+            headers: All of them.
+            content: The body.
+
+        Raises:
+            httpx.TransportError: As `httpx.AsyncClient.stream`.
+        """
+        response = await self._send(url, list(headers.items()), content)
+        try:
+            yield PostAnswer(response)
+        finally:
+            response.close()
+
+    async def _send(
+        self, url: str, headers: list[tuple[str, str]], content: bytes
+    ) -> aiohttp.ClientResponse:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=self._max_connections, keepalive_timeout=self._keep_idle_s
@@ -61,16 +89,10 @@ class PostTransport(httpx.AsyncBaseTransport):
             )
         for _ in range(_LOOKS):
             await asyncio.sleep(0)
-        with _translated(request):
-            response = await self._session.post(
-                yarl.URL(str(request.url), encoded=True),
-                data=await request.aread(),
-                headers=request.headers.multi_items(),
-                allow_redirects=False,
+        with _translated():
+            return await self._session.post(
+                yarl.URL(url, encoded=True), data=content, headers=headers, allow_redirects=False
             )
-        return httpx.Response(
-            response.status, headers=response.raw_headers, stream=_Body(response, request)
-        )
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -79,13 +101,34 @@ class PostTransport(httpx.AsyncBaseTransport):
         await self._others.aclose()
 
 
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
+class PostAnswer:
+    """The answer to a request that was sent without httpx; it reads as httpx's."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self._request = request
+        self.status_code = response.status
+        self.headers: Mapping[str, str] = response.headers
+        """By names in any case."""
+        self.headers_list = response.raw_headers
+
+    async def aread(self) -> bytes:
+        """Return the body."""
+        with _translated():
+            return await self._response.read()
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes."""
+        with _translated():
+            async for piece in self._response.content.iter_any():
+                yield piece
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _translated(self._request):
+        with _translated():
             async for piece in self._response.content.iter_any():
                 yield piece
 
@@ -95,13 +138,13 @@ class _Body(httpx.AsyncByteStream):
 
 
 @contextlib.contextmanager
-def _translated(request: httpx.Request) -> Iterator[None]:
+def _translated() -> Iterator[None]:
     """Raise httpx's errors for aiohttp's."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as exc:
-        raise httpx.ConnectTimeout(str(exc), request=request) from exc
+        raise httpx.ConnectTimeout(str(exc)) from exc
     except aiohttp.ClientConnectorError as exc:
-        raise httpx.ConnectError(str(exc), request=request) from exc
+        raise httpx.ConnectError(str(exc)) from exc
     except (aiohttp.ClientError, OSError) as exc:
-        raise httpx.RemoteProtocolError(str(exc) or type(exc).__name__, request=request) from exc
+        raise httpx.RemoteProtocolError(str(exc) or type(exc).__name__) from exc

@@ -50,7 +50,7 @@ APPLY: Final = (
     *_all("create patch", "Namespace", "PriorityClass", *_OURS),
     *_all("get", "Namespace", "StatefulSet", "RayCluster"),
     *_all("create", "Secret"),
-    *_all("list", "Pod", "PersistentVolumeClaim"),
+    *_all("list", "Pod", "PersistentVolumeClaim", "Event"),
 )
 """What `apply` and `status` need, besides what the Roles grant: nobody grants what he has not."""
 DELETE: Final = (*_all("list delete", *_OURS, "RayJob", "PriorityClass", "Secret", "Pod"),)

@@ -140,7 +140,15 @@ class Lifecycle:
             self._api.get(KINDS["StatefulSet"], self._namespace, objects.REDIS),
             pods,
             self._claims(),
+            self._events(),
         )
+
+    def _events(self) -> list[Document]:
+        """Return what went wrong of late; nothing where that may not be read."""
+        try:
+            return self._api.find(KINDS["Event"], self._namespace)
+        except Forbidden:
+            return []
 
     def _claims(self) -> list[Document]:
         kind = KINDS["PersistentVolumeClaim"]

@@ -65,6 +65,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("RayCluster", "ray.io", "v1", "rayclusters"),
         Kind("RayJob", "ray.io", "v1", "rayjobs"),
         Kind("Pod", "", "v1", "pods"),
+        Kind("Event", "", "v1", "events"),
         Kind("Node", "", "v1", "nodes", False),
         Kind("ResourceQuota", "", "v1", "resourcequotas"),
         Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False),

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray.cluster.objects import NAME, REDIS, Document, title
+
+_COMPLAINTS: Final[Mapping[str, frozenset[str]]] = {
+    "RayCluster": frozenset({
+        "InvalidRayClusterSpec", "InvalidRayClusterMetadata", "FailedToCreateHeadPod",
+        "FailedToCreateWorkerPod", "FailedToCreateService", "FailedToCreateRedisCleanupJob",
+    }),
+    "StatefulSet": frozenset({"FailedCreate"}),
+    "PersistentVolumeClaim": frozenset({"ProvisioningFailed", "FailedBinding"}),
+    "Pod": frozenset({"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"}),
+    "Job": frozenset({"FailedCreate"}),
+}  # fmt: skip
+"""Reasons of events that keep a cluster from coming up or going; others pass by themselves."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +29,7 @@ class Look:
     redis: Document | None
     pods: Sequence[Document]
     claims: Sequence[Document]
+    events: Sequence[Document] = ()
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -54,10 +67,35 @@ class Look:
         found += [
             f"{title(claim)} is {claim.get('status', {}).get('phase', 'Pending')}"
             for claim in self.claims
-            if claim.get("status", {}).get("phase") != "Bound"
+            if claim.get("status", {}).get("phase") != "Bound" and not _is_a_services(claim)
         ]
         told = [pod for pod in self.pods if pod not in self.sandboxes and not is_ready(pod)]
-        return found + [f"pod {pod['metadata']['name']}: {why(pod)}" for pod in told]
+        found += [f"pod {pod['metadata']['name']}: {why(pod)}" for pod in told]
+        return found + (self._complaints() if found else [])
+
+    def _complaints(self) -> list[str]:
+        """Return what controllers say of ours that nothing else tells: the last word on each.
+
+        A pod that is not admitted is in no list, and an invalid RayCluster has no status.
+        """
+        last: dict[tuple[str, str], Document] = {}
+        for event in sorted(self.events, key=_time):
+            about = event.get("involvedObject") or {}
+            is_bad = event.get("type") == "Warning"
+            if is_bad and event.get("reason") in _COMPLAINTS.get(about.get("kind", ""), ()):
+                last[about["kind"], about.get("name", "")] = event
+        live = {pod["metadata"]["name"] for pod in self.pods}
+        return [
+            f"{kind} {name}: {_line(event.get('reason'), event.get('message'))}"
+            for (kind, name), event in last.items()
+            if (kind != "Pod" or name in live) and not self._is_mended(event)
+        ]
+
+    def _is_mended(self, event: Document) -> bool:
+        """Whether KubeRay takes the RayCluster by now that it called invalid."""
+        seen = ((self.ray or {}).get("status") or {}).get("observedGeneration")
+        is_seen = self.ray is not None and seen == self.ray["metadata"].get("generation")
+        return is_seen and str(event.get("reason")).startswith("InvalidRayCluster")
 
     def _of_ray(self) -> list[str]:
         if self.ray is None:
@@ -87,12 +125,23 @@ def _complaints(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _is_a_services(claim: Mapping[str, Any]) -> bool:
+    """Whether a claim is the storage of a service, which may wait for its first sandbox."""
+    return label(claim, "app.kubernetes.io/component") == "storage"
+
+
 def _of_redis(redis: Document | None) -> list[str]:
     if redis is None:
         return [f"StatefulSet {REDIS} is not there"]
     wanted = redis["spec"].get("replicas", 1)
     ready = redis.get("status", {}).get("readyReplicas") or 0
     return [] if ready >= wanted else [f"StatefulSet {REDIS}: {ready} of {wanted} ready"]
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """Return when an event was, as text that sorts; the API has it in one of three fields."""
+    at = event.get("lastTimestamp") or event.get("eventTime")
+    return str(at or event["metadata"].get("creationTimestamp") or "")
 
 
 def label(document: Mapping[str, Any], name: str) -> str:

@@ -9,9 +9,9 @@ exists is always asked of the daemon, and what became of it is told by its event
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,23 +19,24 @@ from aenv_ray.engines import docker_files, docker_janitor
 from aenv_ray.engines import docker_spec as specs
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_containers import Containers, listening
+from aenv_ray.engines.docker_containers import Containers
 from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
-from aenv_ray.engines.docker_instance import Instance, await_boot
+from aenv_ray.engines.docker_instance import CAUSE_WAIT_S, Instance, await_boot
 from aenv_ray.engines.docker_instances import Instances
+from aenv_ray.engines.docker_link import Links
 from aenv_ray.engines.docker_plan import Planner
 from aenv_ray.engines.docker_presence import Presence
 from aenv_ray.engines.docker_second import SecondContainers
 from aenv_ray.engines.docker_spec import Surroundings
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.local_storage import LocalStorage
 from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.storage import StorageMount
 
 RELEASED: Final = "it was released"
-CAUSE_WAIT_S: Final = 10.0
-"""A daemon under load tells late why a container ended."""
 
 
 class DockerEngine(Engine):
@@ -52,6 +53,8 @@ class DockerEngine(Engine):
         runtime: OCI runtime of projects that name none; None for the daemon's.
         docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.
+        storage_dir: For what outlives containers; visible to the daemon under the same path. None:
+            in the data directory.
     """
 
     name = "docker"
@@ -59,6 +62,7 @@ class DockerEngine(Engine):
         isolation="container",
         network_modes=frozenset({"none", "host", "internet", "allowlist"}),
         second_container=True,
+        storage=True,
         slow_start=True,
     )
 
@@ -75,6 +79,7 @@ class DockerEngine(Engine):
         runtime: str | None = None,
         docker_config: Path = Path("~", ".docker"),
         grace_s: float = docker_janitor.ADOPTION_GRACE_S,
+        storage_dir: Path | None = None,
     ) -> None:
         self._host_id = host_id
         self._scope = docker_files.docker_scope(scope)
@@ -98,7 +103,9 @@ class DockerEngine(Engine):
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
             docker_config=docker_config,
         )  # fmt: skip
-        self._seconds = SecondContainers(self._containers, self._files)
+        self._storage = LocalStorage(storage_dir or data_dir / "storage")
+        self._links = Links(self._client, self._files)
+        self._seconds = SecondContainers(self._containers, self._files, self._links)
         self._opening = asyncio.Lock()
         self._is_open = False
 
@@ -115,6 +122,7 @@ class DockerEngine(Engine):
                 return
             await self._planner.learn()
             await self._presence.enter()
+            await asyncio.to_thread(self._links.open)
             self._is_open = True
 
     # --- starting -------------------------------------------------------------------------------
@@ -145,32 +153,37 @@ class DockerEngine(Engine):
             )
         name = container_name(self._scope, spec.instance_id)
         async with self._planner.surroundings(spec, name) as around:
-            return await self._boot_in(spec, around)
+            if spec.storage is None:
+                return await self._boot_in(spec, around)
+            storage = await asyncio.to_thread(self._storage.open, spec.storage)
+            return await self._boot_in(spec, replace(around, storage=storage))
 
     async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
         name = around.name
         instance = self._instances.track(spec.instance_id, name)
         instance.has_second = around.second is not None
-        directory = self._files.make_run_directory(name)
+        self._files.make_run_directory(name)
         hides_source = spec.config.deploy.hide_source
         try:
             if hides_source:
                 copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
                 around = replace(around, project_dir=copy)
-            with listening(directory / "boot") as listener:
-                async with self._containers.slot():
-                    body = specs.container_body(spec, around)
-                    instance.container_id = await self._containers.create(name, body)
-                    await self._containers.start(name)
-                    instance.started.add(name)
-                async with self._seconds.beside(instance, spec, around):
-                    await await_boot(instance, listener)
+            body = specs.container_body(spec, around)
+            link = instance.links[name] = self._links.link(name, body)
+            async with self._containers.slot():
+                instance.container_id = await self._containers.create(name, body)
+                await self._containers.start(name, instance.container_id, link)
+                instance.started.add(name)
+            async with self._seconds.beside(instance, spec, around):
+                await await_boot(instance, link)
             if hides_source:
                 await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(
                 instance, specs.isolation(spec, around), specs.start_mode(around)
             )
         except BaseException:
+            for opened in instance.links.values():
+                opened.close()
             self._instances.untrack(instance)
             await self._instances.remove_surely(instance)
             raise
@@ -183,14 +196,10 @@ class DockerEngine(Engine):
 
         async def open_door(name: str) -> DoorSandbox:
             sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
-            sock = socket.socket(socket.AF_UNIX)
             try:
-                # A connect to a listening Unix socket does not block: the backlog takes it.
-                sock.connect(str(self._files.run_directory(name) / "door"))
-                await sandbox.connect(sock)
+                await sandbox.connect(await instance.links[name].open())
             except OSError as exc:
-                sock.close()
-                raise lost(instance.id, f"its socket is gone ({exc.strerror})") from exc
+                raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
             return sandbox
 
         if instance.has_second:
@@ -199,6 +208,9 @@ class DockerEngine(Engine):
         sandbox.requests.second = instance.second
         if instance.ended.done():
             sandbox.end(instance.ended.result())
+        for opened in (sandbox, instance.second):
+            if opened is not None:
+                opened.on_end(partial(self._instances.forsake, instance))
         return sandbox
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
@@ -213,6 +225,7 @@ class DockerEngine(Engine):
             if row_labels[docker_files.HOST_LABEL] != self._host_id:
                 raise lost(instance_id, "it belongs to another host")
             instance.has_second = docker_files.VOLUME_LABEL in row_labels
+            instance.links[name] = self._links.link(name, details["Config"], details["Id"])
             cause = await self._seconds.find(instance) if instance.has_second else None
             if not details["State"]["Running"]:
                 cause = self._containers.cause(name, details, instance.out_of_memory)
@@ -284,6 +297,9 @@ class DockerEngine(Engine):
             has_second = instance is None or instance.has_second  # else it is not known
             await self._containers.remove_all(name, has_second=has_second)
         self._files.clean(name)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await asyncio.to_thread(self._storage.delete, storage)
 
     async def close(self) -> None:  # noqa: D102
         self._presence.leave()

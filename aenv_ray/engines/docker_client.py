@@ -62,7 +62,8 @@ class DockerClient:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._path = socket_path(address)
+        self.path = socket_path(address)
+        """Of the daemon's socket."""
         self._client: httpx.AsyncClient | None = None
 
     @property
@@ -70,7 +71,7 @@ class DockerClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=_CONNECTIONS)
             self._client = httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=self._path, limits=limits),
+                transport=httpx.AsyncHTTPTransport(uds=self.path, limits=limits),
                 base_url="http://docker",
                 timeout=REQUEST_DEADLINE_S,
             )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Final
 
 from aenv_ray.engines import docker_files, docker_logs
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
+from aenv_ray.engines.docker_link import Link
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 
@@ -29,7 +27,6 @@ DAEMON_AWAY: Final = (
 """What is told of an end that nobody saw."""
 _KILLED_EXIT: Final = 137
 _TERMINATED_EXIT: Final = 143
-_REPORT_BYTES: Final = 1 << 20
 
 
 class Containers:
@@ -85,9 +82,20 @@ class Containers:
             )
         return str(made["Id"])
 
-    async def start(self, name: str) -> None:
-        """Start a container that was created."""
-        await self._client.request("POST", f"/containers/{name}/start")
+    async def start(self, name: str, container_id: str, link: Link) -> None:
+        """Start a container that was created, and give it what it waits for.
+
+        Args:
+            name: The container's.
+            container_id: From `create`.
+            link: To it.
+        """
+        try:
+            await link.prepare(container_id)
+            await self._client.request("POST", f"/containers/{name}/start")
+            await link.begin()
+        except OSError as exc:
+            raise FabricUnavailable(f"the Docker daemon does not answer: {exc}") from exc
 
     async def rows(self, kind: str, *, running_only: bool) -> list[dict[str, Any]]:
         """Return the daemon's rows of this host's containers.
@@ -236,29 +244,3 @@ class Containers:
         if code == _TERMINATED_EXIT:
             return "its main process was ended by SIGTERM, as by a Docker daemon that stops"
         return f"its main process exited with code {code}"
-
-
-@contextlib.contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
-    """Listen where the container reports, whoever it runs as."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        path.chmod(0o777)
-        listener.listen(1)
-        listener.setblocking(False)
-        yield listener
-    path.unlink(missing_ok=True)
-
-
-async def hear(listener: socket.socket) -> dict[str, Any]:
-    """Return what the container says of its boot; empty when it closed without a word."""
-    loop = asyncio.get_running_loop()
-    sock, _ = await loop.sock_accept(listener)
-    data = bytearray()
-    with sock:
-        while not data.endswith(b"\n"):
-            piece = await loop.sock_recv(sock, _REPORT_BYTES)
-            if not piece:
-                return {}
-            data += piece
-    return dict(json.loads(data))

@@ -26,6 +26,8 @@ DEADLINE_LABEL: Final = "aenv.deadline"
 DIRECTORY_LABEL: Final = "aenv.directory"
 ISOLATION_LABEL: Final = "aenv.isolation"
 START_MODE_LABEL: Final = "aenv.start-mode"
+LINK_LABEL: Final = "aenv.link"
+"""On a container with a kernel of its own: how its host speaks with it."""
 SECOND_LABEL: Final = "aenv.second-of"
 STORAGE_LABEL: Final = "aenv.storage-bytes"
 CHAIN_LABEL: Final = "aenv.chain"
@@ -202,6 +204,13 @@ class DockerFiles:
         """Note what a network's rules let through; it is held."""
         lines = "".join(f"{block} {port}\n" for block, port in sorted(openings))
         (self._networks / chain).write_text(lines)
+
+    # --- keys -------------------------------------------------------------------------------
+
+    @property
+    def host_key(self) -> Path:
+        """Of the key from which those of containers with a kernel of their own are made."""
+        return self.directory / "key"
 
     @contextlib.contextmanager
     def unheld_network(self, chain: str) -> Iterator[bool]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aenv_ray.engines.docker_containers import hear
+from aenv_ray.engines.docker_link import Link
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import InstanceId
 
 BOOT_DEADLINE_S: Final = 60.0
 """A started container says that it is up within this, or is ended."""
+CAUSE_WAIT_S: Final = 10.0
+"""A daemon under load tells late why a container ended."""
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Instance:
     """The daemon's; an earlier container may have had the same name."""
     started: set[str] = field(default_factory=set)
     """Names of its containers that ran once: one that does not run any more has ended."""
+    links: dict[str, Link] = field(default_factory=dict)
+    """The ways to its containers, by name."""
     sandbox: DoorSandbox | None = None
     has_second: bool = False
     second_id: str = ""
@@ -38,18 +42,18 @@ class Instance:
     burial: asyncio.Task[None] | None = None
 
 
-async def await_boot(instance: Instance, listener: socket.socket, what: str = "") -> None:
+async def await_boot(instance: Instance, link: Link, what: str = "") -> None:
     """Wait until a container of an instance says that it is up.
 
     Args:
         instance: Its end, of either container, ends the wait.
-        listener: Where the container reports.
+        link: To the container.
         what: Which of the containers, for messages; "" for the first.
 
     Raises:
         SandboxStartFailed: It said why not, died, or said nothing in time.
     """
-    report = asyncio.create_task(hear(listener))
+    report = asyncio.create_task(link.hear())
     try:
         async with asyncio.timeout(BOOT_DEADLINE_S):
             futures: set[asyncio.Future[Any]] = {report, instance.ended}
@@ -61,6 +65,12 @@ async def await_boot(instance: Instance, listener: socket.socket, what: str = ""
             why = message.get("failed") or await asyncio.shield(instance.ended)
     except TimeoutError:
         why = f"it was not up after {BOOT_DEADLINE_S:g} s"
+    except OSError as exc:
+        why = f"it does not answer ({exc})"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CAUSE_WAIT_S):
+                why = await asyncio.shield(instance.ended)
     finally:
         report.cancel()
+        await asyncio.wait([report])
     raise SandboxStartFailed(f"{instance.id} did not start: {what}{why}", instance_id=instance.id)

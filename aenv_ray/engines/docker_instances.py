@@ -152,6 +152,12 @@ class Instances:
             if sandbox is not None:
                 sandbox.end(cause)
 
+    def forsake(self, instance: Instance, cause: str) -> None:
+        """End what cannot be reached any more, though it may run still."""
+        if not instance.ended.done():
+            self.finish(instance, cause)
+            self._in_background(self.discard(instance))
+
     async def settle(self) -> None:
         """Let removals finish, and forget everything; what runs goes on."""
         if self._removals:

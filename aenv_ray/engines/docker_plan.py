@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.engines import docker_files, docker_images, docker_serving
+from aenv_ray.engines import docker_files, docker_images, docker_link, docker_serving
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_credentials import Credentials
@@ -65,7 +65,8 @@ class Planner:
         }
         credentials = Credentials(docker_config.expanduser())
         self._images = DockerImages(client, credentials, own_labels, cache_dir)
-        self._runtimes: frozenset[str] = frozenset()
+        self._runtimes: dict[str, dict[str, Any]] = {}
+        self._daemons_runtime = ""
         self._has_seccomp = False
         self._has_user_namespace = False
         self._os = "linux"
@@ -85,7 +86,8 @@ class Planner:
         options = [str(option) for option in info.get("SecurityOptions") or ()]
         self._has_seccomp = any("name=seccomp" in option for option in options)
         self._has_user_namespace = any("name=userns" in option for option in options)
-        self._runtimes = frozenset(info.get("Runtimes") or ())
+        self._runtimes = dict(info.get("Runtimes") or {})
+        self._daemons_runtime = str(info.get("DefaultRuntime") or "")
         self._os = str(info.get("OSType") or "linux")
         self._storage.learn(info)
 
@@ -144,6 +146,7 @@ class Planner:
                 hosts=network.hosts,
                 allowed=network.allowed,
                 runtime=runtime,
+                has_own_kernel=self._has_own_kernel(runtime),
                 has_seccomp=self._has_seccomp,
                 has_user_namespace=self._has_user_namespace,
                 has_quota=has_quota,
@@ -164,6 +167,10 @@ class Planner:
                 hint=f"register it with the daemon: dockerd --add-runtime {runtime}=/path/to/it",
             )
         return runtime
+
+    def _has_own_kernel(self, runtime: str) -> bool:
+        described = self._runtimes.get(runtime or self._daemons_runtime)
+        return described is not None and docker_link.has_own_kernel(described)
 
     async def _kit(self, image: Image, serving: Serving) -> Path | None:
         if serving is not Serving.RUNTIME:

@@ -15,9 +15,10 @@ from typing import Final
 from aenv_ray.engines import docker_spec
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_client import DaemonRefused
-from aenv_ray.engines.docker_containers import Containers, listening
+from aenv_ray.engines.docker_containers import Containers
 from aenv_ray.engines.docker_files import DockerFiles, second_name
 from aenv_ray.engines.docker_instance import Instance, await_boot
+from aenv_ray.engines.docker_link import Links
 from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
 from aenv_ray.errors import SandboxStartFailed
 
@@ -31,10 +32,12 @@ class SecondContainers:
     Args:
         containers: Of the host.
         files: Of the node's scope.
+        links: To them.
     """
 
-    def __init__(self, containers: Containers, files: DockerFiles) -> None:
+    def __init__(self, containers: Containers, files: DockerFiles, links: Links) -> None:
         self._containers = containers
+        self._links = links
         self._files = files
 
     @contextlib.asynccontextmanager
@@ -67,20 +70,20 @@ class SecondContainers:
         around: Surroundings,
         second: SecondSurroundings,
     ) -> None:
-        directory = self._files.make_run_directory(second.name)
-        with listening(directory / "boot") as listener:
-            try:
-                async with self._containers.slot():
-                    body = docker_spec.second_body(spec, around, second)
-                    instance.second_id = await self._containers.create(second.name, body)
-                    await self._containers.start(second.name)
-                    instance.started.add(second.name)
-            except DaemonRefused as exc:
-                raise SandboxStartFailed(
-                    f"{spec.instance_id} did not start: {SECOND}{exc.message}",
-                    instance_id=spec.instance_id,
-                ) from exc
-            await await_boot(instance, listener, SECOND)
+        self._files.make_run_directory(second.name)
+        body = docker_spec.second_body(spec, around, second)
+        link = instance.links[second.name] = self._links.link(second.name, body)
+        try:
+            async with self._containers.slot():
+                instance.second_id = await self._containers.create(second.name, body)
+                await self._containers.start(second.name, instance.second_id, link)
+                instance.started.add(second.name)
+        except DaemonRefused as exc:
+            raise SandboxStartFailed(
+                f"{spec.instance_id} did not start: {SECOND}{exc.message}",
+                instance_id=spec.instance_id,
+            ) from exc
+        await await_boot(instance, link, SECOND)
 
     async def find(self, instance: Instance) -> str | None:
         """Look for the second container of an instance that an earlier host made.
@@ -94,6 +97,7 @@ class SecondContainers:
         except DaemonRefused:
             return f"{SECOND}it was removed while its host was away"
         instance.second_id = details["Id"]
+        instance.links[name] = self._links.link(name, details["Config"], details["Id"])
         instance.started.add(name)
         if details["State"]["Running"]:
             return None

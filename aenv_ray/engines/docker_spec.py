@@ -13,9 +13,10 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.destinations import is_public, parse_destination
 from aenv_ray.engines import docker_files as labels
-from aenv_ray.engines import docker_python
+from aenv_ray.engines import docker_kept, docker_python
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
+from aenv_ray.engines.local_storage import LocalDirectory
 from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import DeployConfig, NetworkMode
@@ -88,6 +89,10 @@ class Surroundings:
     """What it reaches, for people, where that is a list."""
     runtime: str = ""
     """The OCI runtime; "" for the daemon's default."""
+    storage: LocalDirectory | None = None
+    """What of it outlives it."""
+    has_own_kernel: bool = False
+    """The OCI runtime gives containers a kernel of their own."""
     has_seccomp: bool = True
     has_user_namespace: bool = False
     has_quota: bool = False
@@ -101,7 +106,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     facts = isolation(spec, around)
     host: dict[str, Any] = {
         "NetworkMode": around.network,
-        "Mounts": _mounts(around, deploy),
+        "Mounts": [*_mounts(around, deploy), *docker_kept.storage_mounts(spec, around.storage)],
         "Tmpfs": _writable(deploy),
         "ReadonlyRootfs": container.read_only_root,
         "CapDrop": ["ALL"],
@@ -132,6 +137,7 @@ def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
     if deploy.cpu:
         host["NanoCpus"] = round(units.parse_cpu_cores(deploy.cpu) * 1e9)
     return {
+        **_input(around),
         "Image": around.image_id,
         "Entrypoint": _entrypoint(around),
         "Cmd": list(spec.arguments),
@@ -157,10 +163,12 @@ def second_body(
     the door of the first are not in it.
     """
     body = container_body(spec, around)
-    script = _boot("commands", "", second.image_directory or "/", ())
+    script = _boot(around, "commands", "", second.image_directory or "/", ())
     command = [*docker_python.command(f"{HOME}/python"), "-c", script]
     volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
-    mounts = [_bind(second.run_directory, RUN, writable=True), *_kit_mounts(second.kit), *volumes]
+    run = second.run_directory
+    sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
+    mounts = [*sockets, *_kit_mounts(second.kit), *volumes]
     host = body["HostConfig"] | {"NetworkMode": f"container:{around.name}", "Mounts": mounts}
     host = {key: value for key, value in host.items() if key not in _OF_FIRST}
     if spec.config.deploy.container.read_only_root:
@@ -187,14 +195,22 @@ def second_body(
 
 def _entrypoint(around: Surroundings) -> list[str]:
     if around.serving is Serving.RUNTIME:
-        return ["python3", "-P", "-c", f"{_BOOT})"]
+        return ["python3", "-P", "-c", _boot(around)]
     directory = (around.image_directory or "/") if around.serving is Serving.PUBLIC else ""
-    script = _boot(around.serving.value, around.absence, directory, around.server)
+    script = _boot(around, around.serving.value, around.absence, directory, around.server)
     return [*docker_python.command(f"{HOME}/python"), "-c", script]
 
 
-def _boot(serving: str, absence: str, directory: str, server: Sequence[str]) -> str:
-    return f"{_BOOT}{serving!r}, {absence!r}, {directory!r}, {tuple(server)!r})"
+def _boot(around: Surroundings, *words: object) -> str:
+    keyed = ["keyed=True"] if around.has_own_kernel else []
+    return f"{_BOOT}{', '.join([*map(repr, words), *keyed])})"
+
+
+def _input(around: Surroundings) -> dict[str, Any]:
+    """Return how a container gets its key, where it has one: on standard input, once."""
+    if not around.has_own_kernel:
+        return {}
+    return {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True}
 
 
 def user_of(deploy: DeployConfig, image_user: str) -> str:
@@ -203,7 +219,9 @@ def user_of(deploy: DeployConfig, image_user: str) -> str:
 
 
 def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
-    mounts = [_bind(around.project_dir, PROJECT), _bind(around.run_directory, RUN, writable=True)]
+    run = around.run_directory
+    sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
+    mounts = [_bind(around.project_dir, PROJECT), *sockets]
     if around.kit is not None:
         parts = _kit_mounts(around.kit)
         mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]
@@ -287,6 +305,8 @@ def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[s
     root_bytes = _root_bytes(spec.config.deploy)
     if root_bytes and not around.has_quota:
         own[labels.STORAGE_LABEL] = str(root_bytes)
+    if around.has_own_kernel:
+        own[labels.LINK_LABEL] = "program"
     if around.second is not None:
         own[labels.VOLUME_LABEL] = labels.volume_name(around.name)
     users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}
@@ -301,7 +321,8 @@ def start_mode(around: Surroundings) -> str:
     elif around.serving is Serving.COMMANDS:
         carried = f"commands and files only: {around.absence}"
     second = f"; second: {around.second.image_id[:19]}" if around.second is not None else ""
-    return f"container: {around.image_id[:19]} with {carried}{second}"
+    kernel = f"; {around.runtime} gives it its own kernel" if around.has_own_kernel else ""
+    return f"container: {around.image_id[:19]} with {carried}{second}{kernel}"
 
 
 def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
@@ -337,7 +358,7 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         seccomp=around.has_seccomp,
         no_new_privileges=True,
         limits=limits,
-        missing=tuple(_missing(deploy, around, network)),
+        missing=(*_missing(deploy, around, network), *docker_kept.missing(spec)),
     )
 
 

@@ -25,18 +25,20 @@ from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox,
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes_boot import Kits
 from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes_door import HostKey, read_log
+from aenv_ray.engines.kubernetes_door import read_log
 from aenv_ray.engines.kubernetes_instance import READERS_S, Instance
 from aenv_ray.engines.kubernetes_janitor import Janitor
 from aenv_ray.engines.kubernetes_place import Place
 from aenv_ray.engines.kubernetes_plan import Planner
 from aenv_ray.engines.kubernetes_pods import Pods
 from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.pod import TTL_PASSED
 from aenv_ray.runtime.pod_door import digest
+from aenv_ray.storage import StorageMount
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class KubernetesEngine(Engine):
         isolation="pod",
         network_modes=frozenset({"none", "internet"}),
         second_container=True,
+        storage=True,
         slow_start=True,
     )
 
@@ -266,13 +269,9 @@ class KubernetesEngine(Engine):
             annotations = pod["metadata"]["annotations"]
             # A node tells later than the pod itself that it ended.
             if pod["metadata"]["uid"] not in self._ended and not causes.is_over(pod):
-                found.append(
-                    RunningSandbox(
-                        InstanceId(annotations[names.INSTANCE]),
-                        self._host_id,
-                        float(annotations[names.DEADLINE]),
-                    )
-                )
+                instance_id = InstanceId(annotations[names.INSTANCE])
+                deadline = float(annotations[names.DEADLINE])
+                found.append(RunningSandbox(instance_id, self._host_id, deadline))
         return found
 
     async def set_deadline(  # noqa: D102
@@ -381,6 +380,9 @@ class KubernetesEngine(Engine):
         instance.end(cause)
         self._untrack(instance)
         self._ended.add(instance.uid)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await self._planner.claims.delete(storage)
 
     async def close(self) -> None:  # noqa: D102
         if self._janitor is not None:

@@ -35,5 +35,13 @@ class Access(Permission, Enum):
     """A renewed deadline, in an annotation."""
     DELETE_POD = Permission("delete", "pods")
     """A release, and what the janitor finds."""
+    CREATE_CLAIM = Permission("create", "persistentvolumeclaims")
+    """A service's storage."""
+    GET_CLAIM = Permission("get", "persistentvolumeclaims")
+    """Whether it is there, and gone."""
+    PATCH_CLAIM = Permission("patch", "persistentvolumeclaims")
+    """A storage that grows."""
+    DELETE_CLAIM = Permission("delete", "persistentvolumeclaims")
+    """A storage that its owner deletes; nobody else does."""
     LIST_NETWORK_POLICIES = Permission("list", "networkpolicies", "networking.k8s.io")
     """What sandboxes really reach; without it, their facts say that it is not known."""

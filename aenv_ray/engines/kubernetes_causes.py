@@ -121,6 +121,7 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
                 f"{instance_id} did not start: container {name}: "
                 f"{broken.get('reason')}: {broken.get('message', '')}",
                 instance_id=instance_id,
+                hint=_way_out(broken.get("message", "")),
             )
         if name == kubernetes_spec.CARRIER and ended.get("exitCode"):
             return SandboxStartFailed(
@@ -133,7 +134,17 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
 
 
 def _lacks_python(message: str) -> bool:
-    return "python3" in message and ("not found" in message or "no such file" in message)
+    words = message.lower()  # each OCI runtime has its own
+    return "python3" in words and ("not found" in words or "no such file" in words)
+
+
+def _way_out(message: str) -> str | None:
+    if "permission denied" in message.lower():
+        return (
+            "the user of its container may not start that: name another one in "
+            'deployConfig.container.user ("1000:1000"), or make the image readable for all'
+        )
+    return None
 
 
 def end_cause(pod: Pod) -> str:

@@ -23,6 +23,7 @@ _VERBS: Final = {
     "create": "POST", "get": "GET", "list": "GET", "watch": "GET", "patch": "PATCH",
     "delete": "DELETE",
 }  # fmt: skip
+_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REQUEST_S: Final = 30.0
 _TRY_S: Final = 60.0
 """How long a request is tried again that the API had no time for."""
@@ -143,7 +144,7 @@ class KubernetesClient:
             else:
                 if status < 300:
                     return dict(data)
-                if status not in _AGAIN:
+                if status not in _AGAIN and not _is_race(access, status, data):
                     raise _refusal(access, status, data)
                 problem = f"it answers {status}: {data.get('message') or 'nothing'}"
                 wait = _seconds(headers.get("Retry-After")) or pause
@@ -155,6 +156,32 @@ class KubernetesClient:
                 )
             await asyncio.sleep(wait * random.uniform(1.0, 1.25))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def may(self, access: Access) -> bool:
+        """Return whether this service account has a permission; everybody may ask for his own.
+
+        Raises:
+            ApiRefused: The API does not know the service account.
+            FabricUnavailable: The API cannot be reached.
+        """
+        await self.open()
+        verb, resource, group = access.value
+        wanted = {"verb": verb, "resource": resource, "group": group, "namespace": self.namespace}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted},
+        }
+        limit = aiohttp.ClientTimeout(total=_REQUEST_S)
+        try:
+            response = await self._call("POST", _REVIEWS, limit, body=review)
+            data = await response.read()
+        except (aiohttp.ClientError, OSError) as exc:
+            raise FabricUnavailable(f"the Kubernetes API cannot be reached: {exc}") from exc
+        answer = _status_of(data)
+        if response.status >= 300:
+            raise _refusal(access, response.status, answer)
+        return bool(answer["status"]["allowed"])
 
     async def _once(
         self, access: Access, name: str, query: Mapping[str, str] | None, body: Any
@@ -183,21 +210,32 @@ class KubernetesClient:
         permission = access.value
         root = f"apis/{permission.group}/v1" if permission.group else "api/v1"
         path = f"/{root}/namespaces/{self.namespace}/{permission.resource}"
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if permission.verb == "patch":
-            headers["Content-Type"] = "application/merge-patch+json"
+        kind = "merge-patch+json" if permission.verb == "patch" else "json"
+        return await self._call(
+            _VERBS[permission.verb], f"{path}/{name}" if name else path, limit,
+            query=query, body=body, content_type=f"application/{kind}",
+        )  # fmt: skip
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        limit: aiohttp.ClientTimeout,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Any:
         method, url, headers, body, form = await self._api.param_serialize(
-            _VERBS[permission.verb],
-            f"{path}/{name}" if name else path,
+            method, path,
             query_params=list((query or {}).items()),
-            header_params=headers,
+            header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
-        )
-        return await self._api.rest_client.request(
-            method, url, headers=headers, body=body, post_params=form,
-            _request_timeout=limit,
         )  # fmt: skip
+        return await self._api.rest_client.request(
+            method, url, headers=headers, body=body, post_params=form, _request_timeout=limit
+        )
 
     @contextlib.asynccontextmanager
     async def watch(
@@ -236,6 +274,11 @@ async def _events(access: Access, response: Any) -> AsyncGenerator[dict[str, Any
             if event["type"] == "ERROR":
                 raise _refusal(access, int(event["object"].get("code") or 500), event["object"])
             yield event
+
+
+def _is_race(access: Access, status: int, data: Mapping[str, Any]) -> bool:
+    """Whether a create lost against others, as many at a time do over one ResourceQuota."""
+    return access.value.verb == "create" and status == 409 and data.get("reason") == "Conflict"
 
 
 def _refusal(access: Access, status: int, data: Mapping[str, Any]) -> ApiRefused:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import hmac
 import json
-import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.runtime import pod_door
+from aenv_ray.engines.proof import prove
 
 CONNECT_S: Final = 10.0
 _RETRY_S: Final = 0.02
@@ -21,38 +16,6 @@ _LONGEST_RETRY_S: Final = 0.5
 _PIECE_BYTES: Final = 65_536
 _IDLE_S: Final = 15
 _UNANSWERED_MS: Final = 30_000
-_KEY_BYTES: Final = 32
-
-
-class HostKey:
-    """What only the hosts of one pod have, and from which the secrets of its instances are made.
-
-    A file of the host's own pod, so that a host that comes back finds it there.
-
-    Args:
-        path: Where it is, or is to be.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._key = b""
-
-    def load(self) -> None:
-        """Read it, making it if need be; whoever is first decides."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}.{id(self)}")
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(os.urandom(_KEY_BYTES))
-            os.link(fresh, self._path)
-        fresh.unlink(missing_ok=True)
-        self._key = self._path.read_bytes()
-
-    def secret(self, name: str, nonce: str, purpose: str) -> bytes:
-        """Return a secret of one pod: ``boot`` opens its first connection, others are keys."""
-        words = f"{purpose}\0{name}\0{nonce}".encode()
-        return hmac.digest(self._key, words, hashlib.sha256)
 
 
 async def reach(address: str, port: int, *, within_s: float) -> socket.socket:
@@ -96,22 +59,6 @@ def _set_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def exactly(sock: socket.socket, size: int) -> bytes:
-    """Return so many bytes.
-
-    Raises:
-        OSError: The peer closed before.
-    """
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while len(data) < size:
-        piece = await loop.sock_recv(sock, size - len(data))
-        if not piece:
-            raise ConnectionResetError("the pod closed the connection")
-        data += piece
-    return bytes(data)
-
-
 async def enter(
     address: str, port: int, key: bytes, purpose: Mapping[str, Any], *, within_s: float = CONNECT_S
 ) -> socket.socket:
@@ -120,18 +67,10 @@ async def enter(
     Raises:
         OSError: Nobody answers there, or somebody who has not got the key.
     """
-    loop = asyncio.get_running_loop()
     sock = await reach(address, port, within_s=within_s)
     try:
         async with asyncio.timeout(CONNECT_S):
-            theirs = await exactly(sock, pod_door.NONCE_BYTES)
-            ours = os.urandom(pod_door.NONCE_BYTES)
-            words = json.dumps(dict(purpose)).encode()
-            proof = pod_door.host_proof(key, theirs, ours, words)
-            await loop.sock_sendall(sock, ours + proof + len(words).to_bytes(2, "big") + words)
-            answer = await exactly(sock, pod_door.PROOF_BYTES)
-        if not pod_door.are_equal(answer, pod_door.pod_proof(key, theirs, ours)):
-            raise ConnectionRefusedError("who answers there is not the instance's pod")
+            await prove(sock, key, purpose)
     except BaseException:
         sock.close()
         raise

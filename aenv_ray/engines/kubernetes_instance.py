@@ -11,7 +11,8 @@ from aenv_ray.engines import kubernetes_causes as causes
 from aenv_ray.engines import kubernetes_names as names
 from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.kubernetes_door import Control, HostKey, enter
+from aenv_ray.engines.kubernetes_door import Control, enter
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import InstanceId
 

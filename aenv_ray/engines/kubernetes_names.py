@@ -14,10 +14,13 @@ from aenv_ray.project_config import NetworkMode
 PART_OF: Final = "app.kubernetes.io/part-of"
 COMPONENT: Final = "app.kubernetes.io/component"
 SANDBOX: Final = "sandbox"
+STORAGE: Final = "storage"
 NETWORK: Final = "aenv-ray.io/network"
 """Label: ``none``, ``internet``; what NetworkPolicies select."""
 OWNER_LABEL: Final = "aenv-ray.io/owner"
 HOST_LABEL: Final = "aenv-ray.io/host"
+STORAGE_LABEL: Final = "aenv-ray.io/storage"
+"""Of a claim: which storage it is, and no other of its name."""
 
 INSTANCE: Final = "aenv-ray.io/instance"
 HOST: Final = "aenv-ray.io/host-id"

@@ -39,6 +39,10 @@ class Place:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     pull_secrets: tuple[str, ...] = ()
     priority_class: str | None = None
+    storage_class: str | None = None
+    """Of claims. None: the cluster's default."""
+    requests_share: float = 1.0
+    """Of its limits in cores and memory, for which a pod asks a node."""
     longest_life_s: float = LIFE_S
     """How far renewals can move a deadline: Kubernetes lets nobody extend a pod's own."""
     grace_s: float = GRACE_S
@@ -62,6 +66,8 @@ def place_of(settings: Settings) -> Place:
         ),
         pull_secrets=parse_names(settings.kubernetes_pull_secrets),
         priority_class=settings.kubernetes_priority_class,
+        storage_class=settings.kubernetes_storage_class,
+        requests_share=settings.kubernetes_requests,
         longest_life_s=units.parse_duration_s(settings.kubernetes_life),
     )
 

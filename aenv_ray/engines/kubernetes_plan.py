@@ -13,6 +13,7 @@ from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.docker_images import ARTIFACT_TYPE
 from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.kubernetes_access import Access
+from aenv_ray.engines.kubernetes_claims import Claims
 from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes_network import Policies, network_mode
 from aenv_ray.engines.kubernetes_place import Owner, Place
@@ -63,6 +64,7 @@ class Planner:
         self._place = place
         self._host_id = host_id
         self._policies = Policies(client)
+        self.claims = Claims(client, place.storage_class)
         self._lacks: dict[str, str] = {}
         self._nodes: dict[str, deque[str]] = {}
         self._owner: Owner | None = None
@@ -124,7 +126,8 @@ class Planner:
 
         Raises:
             ConfigError: The project asks for what no pod has.
-            FabricUnavailable: The API does not answer.
+            FabricUnavailable: The API does not answer, or the instance's storage is gone.
+            ApiRefused: The API refuses a claim.
         """
         deploy = spec.config.deploy
         check_os(spec.config, "linux", "the cluster")
@@ -146,6 +149,8 @@ class Planner:
         second = ""
         if deploy.is_dual:
             second = docker_serving.second_image(spec.config.reference, deploy, spec.datasource)
+        if spec.storage is not None:
+            await self.claims.ensure(spec.storage)
         carrier = self._place.carrier_image or self._own_image
         labels = names.labels(self.owner.uid, self._host_id, mode)
         return Surroundings(

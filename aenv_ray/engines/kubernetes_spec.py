@@ -25,6 +25,7 @@ from aenv_ray.models import Isolation
 from aenv_ray.project_config import DeployConfig, NetworkMode
 from aenv_ray.runtime.container import HOME, MAX_FILES, PROJECT
 from aenv_ray.runtime.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
+from aenv_ray.storage import shown_size
 
 PORT: Final = 8070
 """Where process 1 listens; the second container's is the next but one."""
@@ -39,6 +40,9 @@ _AWAY_S: Final = 30
 """How long a pod stays on a node that does not answer; the default is five minutes."""
 _PREFERRED_NODES: Final = 8
 _STAGE: Final = Path(__file__).with_name("kubernetes_stage.py")
+_NO_DIRECTORY: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
+"""Nothing is imported from where it starts. The option for that, -P, is unknown before Python 3.11,
+and an older one is to live long enough to tell its version."""
 _USER: Final = re.compile(r"^(\d+|root)(?::(\d+|root))?$")
 
 
@@ -91,9 +95,9 @@ def pod_body(spec: SandboxSpec, around: Surroundings, now: float) -> dict[str, A
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "hostname": re.sub(r"[^a-z0-9-]", "-", spec.instance_id.lower())[:63].strip("-") or "pod",
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": _pod_security(spec),
         "containers": containers,
-        "volumes": _volumes(around, deploy),
+        "volumes": [*_volumes(around, deploy), *_claims(spec)],
         "tolerations": [
             {"key": f"node.kubernetes.io/{word}", "operator": "Exists", "effect": "NoExecute",
              "tolerationSeconds": _AWAY_S}
@@ -146,11 +150,13 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
     deploy = spec.config.deploy
     is_second = name == SECOND
     carried = is_second or around.is_carried
-    python = docker_python.command(f"{_CARRIED}/python") if carried else ["python3", "-P"]
+    python = docker_python.command(f"{_CARRIED}/python") if carried else ["python3"]
     port = SECOND_PORT if is_second else PORT
     mounts = [_mount("second-home" if is_second else "home", HOME), _mount("memory", "/dev/shm")]
     if not is_second:
         mounts += [_mount("project", PROJECT), _mount("work", WORK)]
+        if spec.storage is not None:
+            mounts.append(_mount("storage", spec.storage.mount_path))
     if carried:
         mounts.append({**_mount("carried", _CARRIED), "readOnly": True})
     if around.second_image:
@@ -166,7 +172,7 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
         "env": [{"name": "AENV_POD_IP", **address}],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}],
         "workingDir": "/",
-        "resources": _resources(deploy),
+        "resources": _resources(deploy, around.place.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "File",
@@ -179,10 +185,24 @@ def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
         "image": around.carrier_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "aenv_ray.engines.kubernetes_carrier", _CARRIED],
-        "resources": _resources(deploy),
+        "resources": _resources(deploy, around.place.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
     }
+
+
+def _pod_security(spec: SandboxSpec) -> dict[str, Any]:
+    security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if spec.storage is not None:  # its user writes to it, whoever that is
+        group = user_of(spec.config.deploy)[1]
+        security |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return security
+
+
+def _claims(spec: SandboxSpec) -> list[dict[str, Any]]:
+    if spec.storage is None:
+        return []
+    return [{"name": "storage", "persistentVolumeClaim": {"claimName": spec.storage.name}}]
 
 
 def _security(deploy: DeployConfig) -> dict[str, Any]:
@@ -218,15 +238,18 @@ def user_of(deploy: DeployConfig) -> tuple[int, int]:
     return (0 if uid == "root" else int(uid)), (0 if gid == "root" else int(gid))
 
 
-def _resources(deploy: DeployConfig) -> dict[str, Any]:
-    wanted = {}
+def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
+    limits, requests = {}, {}
     if deploy.cpu:
-        wanted["cpu"] = f"{round(units.parse_cpu_cores(deploy.cpu) * 1000)}m"
+        milli = round(units.parse_cpu_cores(deploy.cpu) * 1000)
+        limits["cpu"], requests["cpu"] = f"{milli}m", f"{max(1, int(milli * share))}m"
     if deploy.memory:
-        wanted["memory"] = str(units.parse_memory_bytes(deploy.memory))
+        size = units.parse_memory_bytes(deploy.memory)
+        limits["memory"], requests["memory"] = str(size), str(int(size * share))
     if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        wanted["ephemeral-storage"] = str(storage_bytes(deploy) + _HOME_BYTES)
-    return {"requests": wanted, "limits": wanted} if wanted else {}
+        size = storage_bytes(deploy) + _HOME_BYTES
+        limits["ephemeral-storage"] = requests["ephemeral-storage"] = str(size)
+    return {"requests": requests, "limits": limits} if limits else {}
 
 
 def _volumes(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
@@ -277,7 +300,7 @@ def storage_bytes(deploy: DeployConfig) -> int:
 def stage() -> str:
     """Return the code that process 1 begins with, without what only people read."""
     text = _STAGE.read_text(encoding="utf-8")
-    return text[text.index("import ") :]
+    return _NO_DIRECTORY + text[text.index("import ") :]
 
 
 def start_mode(around: Surroundings) -> str:
@@ -303,8 +326,11 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         limits["memory"] = f"{size >> 20} MiB per container (cgroup)"
     if deploy.cpu:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores per container (cgroup)"
-    if "ephemeral-storage" in _resources(deploy).get("limits", {}):
+    if deploy.ephemeral_storage and not deploy.container.read_only_root:
         limits["image's directories"] = "watched by the node: the pod is evicted with more"
+    if spec.storage is not None:
+        kept, path = shown_size(spec.storage.size_bytes), spec.storage.mount_path
+        limits["kept"] = f"{kept} at {path} (claim {spec.storage.name})"
     missing = ["processes: only the node's own limit of a pod"]
     if not around.is_network_kept:
         label = f"{names.NETWORK}={around.network.value}"

@@ -11,9 +11,9 @@ from aenv_ray.engines import kubernetes_names as names
 from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.kubernetes_boot import Kits, boot, order, second_order
-from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_instance import Instance
 from aenv_ray.engines.kubernetes_spec import Surroundings
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 
 CAUSE_WAIT_S: Final = 15.0

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from aenv_ray.errors import CatalogConflict, ConfigError, ServiceNotFound
 from aenv_ray.hub.api import Hub
 from aenv_ray.project_config import DeployChanges
+from aenv_ray.storage import StorageMount
 
 KIND: Final = "service"
 _LAST_KIND: Final = "service-last"
@@ -76,6 +77,8 @@ class ServiceRecord(BaseModel):
     """A replica whose environment is not healthy so long after its start has failed."""
     changes: DeployChanges = DeployChanges()
     """What its sandboxes have otherwise than the environment says."""
+    storage: StorageMount | None = None
+    """What outlives its sandboxes, and the service."""
     created_at: float
     """Seconds since the epoch, like `updated_at`."""
     updated_at: float
@@ -87,8 +90,14 @@ class ServiceRecord(BaseModel):
         parts: tuple[Any, ...] = (
             self.uid, self.reference, self.digest, self.engine, variables,
             *self.changes.model_dump(exclude_none=True).items(),
+            *(() if self.storage is None else self.storage.model_dump().items()),
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def is_alone(record: ServiceRecord) -> bool:
+    """Whether a service has one sandbox at a time: its storage has one writer."""
+    return record.storage is not None and not record.storage.is_shared
 
 
 def check_name(name: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.runtime.orphans import LISTS_CHILDREN
 from aenv_ray.runtime.threads import start_thread
 
 _WNOTHREAD: Final = 0x2000_0000
@@ -257,6 +258,17 @@ def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found if LISTS_CHILDREN else _children_by_parent(pid)
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    """Return the children of a process where the kernel, like gVisor's, lists none."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # After the name, in parentheses, which may hold anything: state, parent.
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
     return found
 
 

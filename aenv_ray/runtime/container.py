@@ -6,7 +6,8 @@ project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{
 ``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
 
 In a pod, process 1 is `aenv_ray.runtime.pod`, which starts this process and hands over to it, by a
-socket that it inherits, the connections that have shown that they are the host's.
+socket that it inherits, the connections that have shown that they are the host's. In a container
+with a kernel of its own no socket is in a mount: see `aenv_ray.runtime.keyed_door`.
 
 In an image that has its own server (`aenv_ray.runtime.relay`) this process starts that and ends
 with it; in one without a fitting Python it serves commands and files, and no code is loaded.
@@ -26,13 +27,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from aenv_ray.runtime import linux
+from aenv_ray.runtime import linux, storage_lock
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.handed_over import HandedOver
+from aenv_ray.runtime.keyed_door import read_order
 from aenv_ray.runtime.loader import load_project
 from aenv_ray.runtime.orphans import Acceptor, reap_adopted
 from aenv_ray.runtime.registry import Registry
@@ -40,6 +42,9 @@ from aenv_ray.runtime.registry import Registry
 HOME: Final = "/.aenv"
 """Below it are ``runtime``, ``lib`` and ``run``."""
 RUN: Final = f"{HOME}/run"
+STORAGE_LOCK: Final = f"{HOME}/storage.lock"
+"""There where the instance is alone in having its storage; where it shares that, the next."""
+SHARED_STORAGE_LOCK: Final = f"{HOME}/storage.shared"
 PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -48,12 +53,31 @@ _BACKLOG: Final = 16
 _TEXT_LIMIT: Final = 60_000
 
 
+class Entrance(Protocol):
+    """How the host gets in."""
+
+    def prepare(self) -> None:
+        """Be ready to be connected to, before the host is told so."""
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Tell the host what became of the start."""
+
+    def accept(self) -> socket.socket:
+        """Return the next connection of the host.
+
+        Raises:
+            OSError: There is none now, or never again.
+        """
+
+
 def main(
     serving: str = "runtime",
     absence: str = "",
     directory: str = "",
     server: Sequence[str] = (),
     link: int = -1,
+    *,
+    keyed: bool = False,
 ) -> None:
     """Load what is to be served, say so, and serve until the container ends.
 
@@ -64,20 +88,16 @@ def main(
         directory: Where `server` runs; with ``commands``, where commands do, "" for ``HOME``.
         server: With ``public``, the command of the image's server.
         link: In a pod, descriptor of the socket to process 1; it takes the place of ``boot`` too.
+        keyed: The host comes in by a key, which is on standard input.
     """
-    boot = socket.socket(socket.AF_UNIX) if link < 0 else socket.socket(fileno=link)
-    if link < 0:
-        boot.connect(f"{RUN}/boot")
-    else:
-        boot.set_inheritable(False)
-        linux.become_subreaper()  # as process 1 is without being told
+    entrance: Entrance = read_order() if keyed else _Mounted() if link < 0 else _Handed(link)
     try:
-        if link < 0 and not _is_from_outside(boot):
-            raise ProjectLoadError(
-                "this OCI runtime does not tell who connects to a socket, so that tools could call "
-                "rewards; runc and crun do"
-            )
+        if isinstance(entrance, _Mounted):
+            entrance.check()
         _shut_in(directory if serving == "commands" else "")
+        for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
+            if os.path.exists(lock):
+                storage_lock.hold(lock, is_shared=lock == SHARED_STORAGE_LOCK)
         if serving == "public":
             from aenv_ray.runtime import relay
 
@@ -86,26 +106,69 @@ def main(
             registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
-        listener = _listen(f"{RUN}/door") if link < 0 else HandedOver(boot)
+        entrance.prepare()
     except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
-        _say(boot, {"failed": text[-_TEXT_LIMIT:]})
+        entrance.tell({"failed": text[-_TEXT_LIMIT:]})
         os._exit(_BOOT_FAILED_EXIT)
     gc.collect()
     gc.freeze()
-    _say(boot, {"ready": {"uid": os.getuid()}})
-    acceptor = Acceptor(listener)
-    if link >= 0:
-        serve(acceptor.accept, dispatcher)
-        return
-    boot.close()
+    entrance.tell({"ready": {"uid": os.getuid()}})
+    serve(entrance.accept, dispatcher)
 
-    def accept_from_outside() -> socket.socket:
-        while not _is_from_outside(sock := acceptor.accept()):
+
+class _Mounted:
+    """Sockets in a directory that host and container share; peers are told by their credentials."""
+
+    def __init__(self) -> None:
+        self._boot = socket.socket(socket.AF_UNIX)
+        self._boot.connect(f"{RUN}/boot")
+        self._acceptor: Acceptor | None = None
+
+    def check(self) -> None:
+        """Refuse a kernel that does not tell who connects.
+
+        Raises:
+            ProjectLoadError: Everybody inside could pass for the host.
+        """
+        if not _is_from_outside(self._boot):
+            raise ProjectLoadError(
+                "this OCI runtime does not tell who connects to a socket, so that tools could call "
+                "rewards: it passes for runc or crun by the name of its program, and is neither"
+            )
+
+    def prepare(self) -> None:
+        self._acceptor = Acceptor(_listen(f"{RUN}/door"))
+
+    def tell(self, report: dict[str, Any]) -> None:
+        with self._boot:
+            _say(self._boot, report)
+
+    def accept(self) -> socket.socket:
+        assert self._acceptor is not None  # prepared
+        while not _is_from_outside(sock := self._acceptor.accept()):
             sock.close()
         return sock
 
-    serve(accept_from_outside, dispatcher)
+
+class _Handed:
+    """Connections that process 1 of a pod has let in, over one inherited socket."""
+
+    def __init__(self, link: int) -> None:
+        self._link = socket.socket(fileno=link)
+        self._link.set_inheritable(False)
+        linux.become_subreaper()  # as process 1 is without being told
+        self._acceptor: Acceptor | None = None
+
+    def prepare(self) -> None:
+        self._acceptor = Acceptor(HandedOver(self._link))
+
+    def tell(self, report: dict[str, Any]) -> None:
+        _say(self._link, report)
+
+    def accept(self) -> socket.socket:
+        assert self._acceptor is not None  # prepared
+        return self._acceptor.accept()
 
 
 def _shut_in(directory: str) -> None:

@@ -7,9 +7,16 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+_WNOTHREAD: Final = 0x2000_0000
+LISTS_CHILDREN: Final = (
+    sys.platform != "linux" or Path(f"/proc/self/task/{os.getpid()}/children").exists()
+)
+"""Kernels like gVisor's do not."""
 
 
 class Listener(Protocol):
@@ -36,6 +43,10 @@ def reap_adopted(*_: object) -> None:
     The kernel hands orphans to the main thread, which starts no processes of its own; children
     that tools start belong to the threads that started them.
     """
+    if not LISTS_CHILDREN:  # any child of this thread then
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG | _WNOTHREAD)[0]:
+                pass
     for pid in children_of_main_thread():
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

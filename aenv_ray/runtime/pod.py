@@ -247,19 +247,9 @@ class Keeper:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, name, value)
-        nonce = os.urandom(pod_door.NONCE_BYTES)
-        sock.sendall(nonce)
-        head = _exactly(sock, pod_door.NONCE_BYTES + pod_door.PROOF_BYTES + 2)
-        theirs, proof = head[: pod_door.NONCE_BYTES], head[pod_door.NONCE_BYTES : -2]
-        size = int.from_bytes(head[-2:], "big")
-        if size > pod_door.MAX_PURPOSE_BYTES:
-            return None
-        purpose = _exactly(sock, size)
-        if not pod_door.are_equal(proof, pod_door.host_proof(self._key, nonce, theirs, purpose)):
-            return None
-        sock.sendall(pod_door.pod_proof(self._key, nonce, theirs))
+        purpose = pod_door.greet(sock, self._key)
         sock.settimeout(None)
-        return dict(json.loads(purpose))
+        return purpose
 
     def _obey(self, sock: socket.socket) -> None:
         with self._times:
@@ -292,10 +282,11 @@ class Keeper:
 
 
 def _own_command() -> list[str]:
-    """Return what started this process, up to the code that it was told to run."""
+    """Return what starts this Python again, without the directory that it is in on its path."""
     words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     command = [word.decode() for word in words]
-    return [sys.executable, "-P"] if "-c" not in command else command[: command.index("-c")]
+    command = [sys.executable] if "-c" not in command else command[: command.index("-c")]
+    return command if "-I" in command else [*command, "-P"]  # -I: a Python that was carried here
 
 
 def _image_variables() -> dict[str, str]:
@@ -320,16 +311,6 @@ def _ran_out_of_memory() -> bool:
         return int(words[words.index("oom_kill") + 1]) > 0
     except (OSError, ValueError):
         return False
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise OSError("the peer closed")
-        data += piece
-    return bytes(data)
 
 
 def _say(sock: socket.socket, message: Mapping[str, Any]) -> None:

@@ -25,6 +25,8 @@ OUTPUT_LIMIT_BYTES: Final = 10 * 1024 * 1024
 """Kept of each of stdout and stderr of a command; more is cut and said so."""
 READ_LIMIT_BYTES: Final = 64 * 1024 * 1024
 """Largest piece of a file that one call returns."""
+_LOOK_S: Final = 0.02
+"""How often it is looked whether a program has ended, where the kernel does not tell."""
 MISSING_PROGRAM: Final = 127
 """What a shell reports for a program that does not exist."""
 
@@ -109,7 +111,7 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
     }
     cut = False
     view = memoryview(stdin)
-    exited = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+    exited = _open_process(process.pid)
     try:
         with selectors.DefaultSelector() as selector:
             for fd in kept:
@@ -123,7 +125,8 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
             open_outputs = set(kept)
             ended = False
             while open_outputs and not (ended and not selector.select(0)):
-                ready = selector.select(None if exited >= 0 else 0.5)
+                ready = selector.select(None if exited >= 0 else _LOOK_S)
+                ended = ended or (exited < 0 and process.poll() is not None)
                 for key, _ in ready:
                     if key.fd == exited:
                         ended = True
@@ -144,6 +147,14 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
             os.close(exited)
     out, err = kept.values()
     return bytes(out), bytes(err), cut
+
+
+def _open_process(pid: int) -> int:
+    """Return a descriptor that is readable once a process has ended; -1 where there are none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or a kernel like gVisor's
+        return -1
 
 
 def _feed(selector: selectors.BaseSelector, pipe: Any, view: memoryview) -> memoryview:

@@ -45,6 +45,7 @@ from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.routes_artifacts import Publish
 from aenv_ray.serve.service import Services
 from aenv_ray.serve.service_apps import Apps, ServeApps
+from aenv_ray.serve.service_storage import RaySites, Sites
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
@@ -65,6 +66,7 @@ class Gateway:
         clock: For deadlines.
         twin: Is told all metrics too.
         apps: Run services; None: Ray Serve.
+        sites: Where services' storages are; None: the Ray cluster.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Gateway:
         clock: Clock | None = None,
         twin: Twin | None = None,
         apps: Apps | None = None,
+        sites: Sites | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
@@ -90,7 +93,7 @@ class Gateway:
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
         self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
-        self.services = Services(hub, resolve, clock, apps or ServeApps())
+        self.services = Services(hub, resolve, clock, apps or ServeApps(), sites or RaySites())
         self.sweep = Sweep(
             hub,
             fabric,
@@ -102,9 +105,10 @@ class Gateway:
             self.metrics.pools,
         )
         self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.access_log = AccessLog(self.metrics)
         self.app: ASGIApp = Front(
             Router(routes=self._routes(), redirect_slashes=False),
-            AccessLog(self.metrics),
+            self.access_log,
             settings.max_ongoing_requests,
         )
         self._sweeping: asyncio.Task[None] | None = None
@@ -123,7 +127,9 @@ class Gateway:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+        await self.services.close()
         await self.creator.close()
+        self.access_log.flush()
 
     async def _restore(self) -> None:
         try:

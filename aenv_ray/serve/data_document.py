@@ -143,6 +143,13 @@ _DOORS: Final = (
     ),
     *_mcp("/services/{id}/mcp", CatalogConflict),
     *(
+        _Door(method, f"/services/{{id}}/ports/{{port}}{rest}", "HTTP to a server in a replica of "
+              "a service, on its port or a declared one; WebSockets too", None,
+              errors=(PortUnreachable, ToolNotFound, CatalogConflict), is_passed_on=True)
+        for rest in ("", "/{path}")
+        for method in ("get", "post", "put", "patch", "delete")
+    ),
+    *(
         _Door(method, "/services/{id}/{path}", "A service's functions, rewards and health, at the "
               "paths of its environment", _envelope({}), "DoorError",
               (*_CALL, FunctionFailed, MethodRefused, CatalogConflict),

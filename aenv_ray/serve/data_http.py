@@ -18,17 +18,28 @@ from aenv_ray.runtime.results import to_json
 from aenv_ray.serve.envelope import error_headers
 
 JSON: Final = "application/json"
+_WATCH_AFTER_S: Final = 0.02
+"""Most calls have ended by then; to watch each from its start would be a tenth of what it costs."""
 
 
 @contextlib.asynccontextmanager
 async def departing(receive: Receive) -> AsyncIterator[Departure]:
     """Tell of the client's going away, within the block; the body has been read before it."""
     departure = Departure()
-    watching = asyncio.get_running_loop().create_task(watch(receive, departure))
+    loop = asyncio.get_running_loop()
+    watching: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal watching
+        watching = loop.create_task(watch(receive, departure))
+
+    due = loop.call_later(_WATCH_AFTER_S, begin)
     try:
         yield departure
     finally:
-        watching.cancel()
+        due.cancel()
+        if watching is not None:
+            watching.cancel()
 
 
 def door_failure(error: AenvError) -> Response:

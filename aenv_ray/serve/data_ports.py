@@ -86,7 +86,7 @@ class PortStream:
 
 
 class PortDoor:
-    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``.
+    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike.
 
     Args:
         find: Says which instance a request is for, and refuses who may not use it.
@@ -120,7 +120,8 @@ class PortDoor:
         target = await self._find(request)
         target.check_not_agent()
         port = request.path_params["port"]
-        await self._check_declared(target.instance_id, port)
+        if port not in target.ports:
+            await self._check_declared(target.instance_id, port)
         stream = PortStream(self._calls, target.instance_id)
         await stream.open(port)
         try:

@@ -24,7 +24,7 @@ _NOT_SENT: Final = frozenset({1005, 1006, 1015})
 
 
 class SocketDoor:
-    """Answers WebSockets to ``/instances/{id}/ports/{port}/{path}``.
+    """Answers WebSockets to ``/instances/{id}/ports/{port}/{path}``, and of services alike.
 
     Args:
         door: Opens connections to ports, and refuses who may not have them.

@@ -36,6 +36,8 @@ class Target:
     is_agent: bool
     session: str = ""
     """Of a service: what its client's calls stay together by; empty: nothing."""
+    ports: tuple[int, ...] = ()
+    """Of a sandbox of a service: ports that the service passes on to, besides its environment's."""
 
     def check_not_agent(self) -> None:
         """Refuse an agent.

@@ -6,6 +6,7 @@ Plain ASGI, because the data routes stream and the hot path must cost microsecon
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 import secrets
@@ -31,6 +32,9 @@ class ClientLeft(Exception):
 Result = TypeVar("Result")
 
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_MINE = secrets.token_hex(6)
+"""What the ids that this process makes begin with."""
+_NUMBERS = itertools.count(1)
 
 
 class Observer:
@@ -109,7 +113,7 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return bytes(value).decode()
-    return secrets.token_hex(8)
+    return f"{_MINE}{next(_NUMBERS):08x}"
 
 
 def on_error(request: Request, error: Exception) -> Response:

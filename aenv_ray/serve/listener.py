@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.serve.written_at_once import answers_at_once
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75
@@ -128,6 +129,7 @@ class Listener:
             proxy_headers=False,
             server_header=False,
             backlog=_BACKLOG,
+            http=answers_at_once(),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_DRAIN_S,
             ws_max_size=64 * 1024 * 1024,

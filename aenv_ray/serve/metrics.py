@@ -18,14 +18,16 @@ from aenv_ray.hub.records import Lease
 CONTENT_TYPE: Final = "text/plain"
 MOST_ENVIRONMENTS: Final = 50
 """Further ones are counted as ``other``."""
+_MOST_UNTOLD: Final = 500
+"""Requests of one route that are told together, between two beats."""
 _SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0)
 
 
 class Twin(Protocol):
     """The same metrics elsewhere."""
 
-    def count(self, name: str, labels: Mapping[str, str]) -> None:
-        """Add one to a counter."""
+    def count(self, name: str, number: int, labels: Mapping[str, str]) -> None:
+        """Add to a counter."""
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
         """Put a duration into a histogram."""
@@ -70,6 +72,10 @@ class Metrics:
             self._metrics[name] = Gauge(name, text, labels, registry=self._registry)
         self._environments: defaultdict[str, set[str]] = defaultdict(set)
         self._under_way = 0
+        # Of requests that ended since the last beat: a metric costs more than a number.
+        self._requests: Counted[tuple[str, int]] = Counted()
+        self._errors: Counted[str] = Counted()
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
 
     def text(self) -> bytes:
         """Return all of them as Prometheus reads them."""
@@ -90,18 +96,33 @@ class Metrics:
             error: Code of the error that it was answered with.
         """
         self._under_way -= 1
-        self._count("aenv_gateway_requests", {"route": route, "status": str(status)})
-        self._observe("aenv_gateway_request_seconds", seconds, {"route": route})
+        self._requests[route, status] += 1
+        self._seconds[route].append(seconds)
         if error is not None:
-            self._count("aenv_gateway_errors", {"error": error})
+            self._errors[error] += 1
+        if len(self._seconds[route]) >= _MOST_UNTOLD:
+            self._tell()
 
     def create_phase(self, phase: str, seconds: float) -> None:
         """Note how long a phase of a create took."""
         self._observe("aenv_gateway_create_seconds", seconds, {"phase": phase})
 
     def beat(self) -> None:
-        """Note what is under way now."""
+        """Tell of the requests that ended, and what is under way now."""
+        self._tell()
         self._set("aenv_gateway_requests_under_way", self._under_way, {})
+
+    def _tell(self) -> None:
+        for (route, status), number in self._requests.items():
+            self._count("aenv_gateway_requests", {"route": route, "status": str(status)}, number)
+        for error, number in self._errors.items():
+            self._count("aenv_gateway_errors", {"error": error}, number)
+        for route, durations in self._seconds.items():
+            for seconds in durations:
+                self._observe("aenv_gateway_request_seconds", seconds, {"route": route})
+        self._requests.clear()
+        self._errors.clear()
+        self._seconds.clear()
 
     def live(self, leases: Collection[Lease]) -> None:
         """Note what runs."""
@@ -126,10 +147,10 @@ class Metrics:
         for name, count in bounded.items():
             self._set(metric, count, {"environment": name})
 
-    def _count(self, name: str, labels: Mapping[str, str]) -> None:
-        self._metrics[name].labels(**labels).inc()
+    def _count(self, name: str, labels: Mapping[str, str], number: int) -> None:
+        self._metrics[name].labels(**labels).inc(number)
         if self._twin is not None:
-            self._twin.count(name, labels)
+            self._twin.count(name, number, labels)
 
     def _observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:
         self._metrics[name].labels(**labels).observe(seconds)

@@ -26,8 +26,8 @@ class RayTwin:
                 name, description=text, boundaries=_BOUNDARIES, tag_keys=labels
             )
 
-    def count(self, name: str, labels: Mapping[str, str]) -> None:  # noqa: D102
-        self._metrics[name].inc(1.0, tags=dict(labels))
+    def count(self, name: str, number: int, labels: Mapping[str, str]) -> None:  # noqa: D102
+        self._metrics[name].inc(float(number), tags=dict(labels))
 
     def observe(self, name: str, seconds: float, labels: Mapping[str, str]) -> None:  # noqa: D102
         self._metrics[name].observe(seconds, tags=dict(labels))

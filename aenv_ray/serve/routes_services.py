@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_ray import ids
@@ -16,7 +16,6 @@ from aenv_ray.errors import (
     AenvError,
     ArtifactDamaged,
     CatalogConflict,
-    ConfigError,
     EnvironmentNotFound,
     Forbidden,
     ServiceNotFound,
@@ -26,9 +25,12 @@ from aenv_ray.hub.services import Autoscale, ServiceRecord, not_found
 from aenv_ray.runtime.public_requests import BodyLimit
 from aenv_ray.serve import mcp_wire
 from aenv_ray.serve.control import Control
+from aenv_ray.serve.data_calls import DataCalls
 from aenv_ray.serve.data_functions import FunctionDoor
 from aenv_ray.serve.data_http import door_app
 from aenv_ray.serve.data_mcp import McpDoor
+from aenv_ray.serve.data_ports import PortDoor
+from aenv_ray.serve.data_sockets import SocketDoor
 from aenv_ray.serve.data_targets import Target
 from aenv_ray.serve.deps import Deps, Principal
 from aenv_ray.serve.endpoint import Asked, Endpoint
@@ -44,6 +46,7 @@ from aenv_ray.serve.service_shapes import (
     ServiceUpdateRequest,
     service_object,
 )
+from aenv_ray.serve.service_storage import StorageWish
 
 TAG: Final = "services"
 SESSION_HEADER: Final = "x-session-id"
@@ -58,14 +61,16 @@ class ServiceTargets:
     Args:
         services: Has the records.
         deps: Knows tokens.
+        calls: Find a service's sandboxes.
     """
 
-    def __init__(self, services: Services, deps: Deps) -> None:
+    def __init__(self, services: Services, deps: Deps, calls: ServiceCalls) -> None:
         self._services = services
+        self._calls = calls
         self._deps = deps
         self._known: tuple[float, dict[str, ServiceRecord]] = (0.0, {})
 
-    async def of_request(self, request: Request) -> Target:
+    async def of_request(self, request: HTTPConnection) -> Target:
         """Return the service that the path names.
 
         Raises:
@@ -74,6 +79,22 @@ class ServiceTargets:
             ServiceNotFound: There is none, or it is somebody else's.
             CatalogConflict: It is parked.
         """
+        record, session = await self._found(request)
+        return Target(target_of(record.id, record.revision), is_agent=False, session=session)
+
+    async def sandbox_of_request(self, request: HTTPConnection) -> Target:
+        """Return a sandbox of the service that the path names: its session's, else any.
+
+        Raises:
+            Unauthorized, Forbidden, ServiceNotFound, CatalogConflict: As `of_request`.
+            SessionLost, FabricUnavailable: As `ServiceCalls.sandbox`.
+        """
+        record, session = await self._found(request)
+        instance_id = await self._calls.sandbox(record.id, session)
+        ports = () if record.changes.port is None else (record.changes.port,)
+        return Target(instance_id, is_agent=False, session=session, ports=ports)
+
+    async def _found(self, request: HTTPConnection) -> tuple[ServiceRecord, str]:
         principal = await self._deps.authenticate(request)
         record = owned(principal, request.path_params["id"], await self._records())
         if not record.replicas:
@@ -83,7 +104,7 @@ class ServiceTargets:
             )
         headers = request.headers
         session = headers.get(SESSION_HEADER) or headers.get(mcp_wire.SESSION_HEADER) or ""
-        return Target(target_of(record.id, record.revision), is_agent=False, session=session)
+        return record, session
 
     async def _records(self) -> dict[str, ServiceRecord]:
         now = self._deps.clock.now()
@@ -110,10 +131,16 @@ def owned(
 
 def data_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     """Return the routes of services' tools and functions."""
-    targets, calls = ServiceTargets(services, deps), ServiceCalls()
+    calls = ServiceCalls()
+    targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
     functions = door_app(FunctionDoor(targets.of_request, calls).serve, limit)
+    ports = PortDoor(targets.sandbox_of_request, DataCalls(deps.fabric), deps)
+    port = "/services/{id}/ports/{port:int}"
     return [
+        WebSocketRoute(f"{port}/{{path:path}}", SocketDoor(ports).serve),
+        Route(port, ports),
+        Route(f"{port}/{{path:path}}", ports),
         Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),
         Route("/services/{id}/{path:path}", _Below(functions)),
     ]
@@ -161,11 +188,6 @@ class ServiceRoutes:
         """Answer at once; it is Creating."""
         body, principal = asked.body, asked.principal
         ids.split_reference(body.env_name)  # a path of this machine is no reference
-        if body.storage_size or body.pvc_name:
-            raise ConfigError(
-                "services have no storage here",
-                hint="leave storage_size and pvc_name out; tools may keep state elsewhere",
-            )
         source = await self._control.deps.resolve(body.env_name)
         replicas = body.replicas
         if replicas is None:
@@ -179,7 +201,12 @@ class ServiceRoutes:
             autoscale=Autoscale.parse(body.autoscale) if body.autoscale else None,
             environment_variables=body.environment_variables or {},
             engine=body.engine or None,
-        )
+            changes=body.changes(),
+            storage=StorageWish(
+                is_wanted=body.enable_storage, size=body.storage_size or None,
+                mount_path=body.mount_path or None, label=body.pvc_name or None,
+            ),
+        )  # fmt: skip
         return await self._shown(asked.request, record)
 
     async def find(self, asked: Asked[ServiceFilter, None]) -> list[ServiceObject]:
@@ -202,11 +229,6 @@ class ServiceRoutes:
     async def update(self, asked: Asked[Any, ServiceUpdateRequest]) -> ServiceObject:
         """Answer at once; replicas roll."""
         record, body = await self._owned(asked), asked.body
-        if body.image:
-            raise ConfigError(
-                "a service's image is its version's",
-                hint="publish a version with the other image, and update the service to that",
-            )
         if body.env_name is not None:
             ids.split_reference(body.env_name)
         changes: dict[str, Any] = {}
@@ -219,13 +241,19 @@ class ServiceRoutes:
             wait=False,
             reference=body.env_name,
             environment_variables=body.environment_variables,
+            changes=body.changes(),
+            storage=StorageWish(
+                is_wanted=body.enable_storage, size=body.storage_size or None,
+                mount_path=body.mount_path or None,
+            ),
             **changes,
-        )
+        )  # fmt: skip
         return await self._shown(asked.request, changed)
 
     async def delete(self, asked: Asked[ServiceDeletion, None]) -> bool:
         """End one; calls under way end first."""
-        await self._services.delete(await self._owned(asked))
+        record = await self._owned(asked)
+        await self._services.delete(record, delete_storage=asked.query.delete_storage)
         return True
 
     async def logs(self, asked: Asked[ServiceLogs, None]) -> Response:

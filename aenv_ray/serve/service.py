@@ -1,4 +1,4 @@
-"""What is done with services, whoever asks: the gateway, Python code.
+"""What is done with services, whoever asks: the gateway, or Python code (`service_python`).
 
 The hub keeps what a service should be, Serve makes it so and keeps it so.
 """
@@ -9,28 +9,29 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from aenv_ray import ids, project, texts
-from aenv_ray.actors import entrance, references
 from aenv_ray.actors.create_options import chosen_engine
-from aenv_ray.actors.hub_actor import ensure_hub
-from aenv_ray.actors.remote_hub import blocking
-from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.services import Autoscale, ServiceRecord, ServiceRecords, check_name
+from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name
+from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.project import Project
-from aenv_ray.serve.service_apps import Apps, ServeApps, ServiceState, ServiceStatus, app_name
+from aenv_ray.project_config import DeployChanges
+from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus
+from aenv_ray.serve.service_storage import Sites, Storages, StorageWish, check_writers
 
 logger = logging.getLogger(__name__)
 
 _MASK: Final = "***"
 _SUFFIX_BYTES: Final = 3
+_WITH_IMAGES: Final = frozenset({"docker", "kubernetes"})
 
 Resolve = Callable[[str], Awaitable[Project]]
 
@@ -43,16 +44,25 @@ class Services:
         resolve: Finds projects.
         clock: For times.
         apps: Run them.
+        sites: Where their storages are.
     """
 
-    def __init__(self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps) -> None:
+    def __init__(self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, sites: Sites) -> None:
         self._apps = apps
+        self._storages = Storages(hub, clock, sites)
         self.records = ServiceRecords(hub)
         self._resolve = resolve
         self._clock = clock
 
     async def create(
-        self, reference: str, owner: str, *, name: str | None = None, wait: bool, **options: Any
+        self,
+        reference: str,
+        owner: str,
+        *,
+        name: str | None = None,
+        wait: bool,
+        storage: StorageWish,
+        **options: Any,
     ) -> ServiceRecord:
         """Make a service.
 
@@ -61,10 +71,11 @@ class Services:
             owner: Whose it is.
             name: None: one is made up from the environment's.
             wait: Return once all replicas are healthy, instead of at once.
-            options: Other fields of `ServiceRecord`.
+            storage: What is to outlive its sandboxes; one of this name and owner finds it again.
+            options: Other fields of `ServiceRecord`; ``changes`` as a mapping, "" for none.
 
         Raises:
-            CatalogConflict: There is one of this name.
+            CatalogConflict: There is one of this name, or its storage is being deleted.
             ConfigError: The name or an option cannot be.
             EnvironmentNotFound: There is no such environment.
             FabricUnavailable: `wait`, and it did not become healthy; it is there all the same.
@@ -77,25 +88,41 @@ class Services:
             source,
             id=name or _made_up(source.config.name), uid=secrets.token_hex(8),
             reference=_reference(reference, source), digest=source.digest, owner=owner,
-            created_at=now, updated_at=now, **options,
+            created_at=now, updated_at=now, **_with_changes(options, DeployChanges()),
         )  # fmt: skip
+        kept = None
+        if storage.wants(source.config.deploy.service):
+            kept, record = await self._with_new(record, storage, source)
         await self.records.claim(record)
+        if kept is not None:
+            await self._storages.keep(kept)
         await self._bring_up(record, wait=wait)
         return record
 
     async def update(
-        self, record: ServiceRecord, *, wait: bool, reference: str | None = None, **changes: Any
+        self,
+        record: ServiceRecord,
+        *,
+        wait: bool,
+        storage: StorageWish,
+        reference: str | None = None,
+        **changes: Any,
     ) -> ServiceRecord:
         """Change a service. What needs other sandboxes rolls: new ones are healthy first.
+
+        Where a storage has one writer, the old sandbox ends first.
 
         Args:
             record: As it is.
             wait: As for `create`.
+            storage: What changes of its storage: it may get one, and that may grow.
             reference: Another version, or None.
-            changes: Other fields of `ServiceRecord`; variables are added to those that it has.
+            changes: Other fields of `ServiceRecord`; variables are added to those that it has, and
+                of ``changes`` those that are not named stay.
 
         Raises:
             ConfigError: It names another environment, or an option cannot be.
+            CatalogConflict: Its storage is being deleted.
             EnvironmentNotFound: There is no such version.
             FabricUnavailable: As for `create`; what was healthy before goes on.
         """
@@ -110,21 +137,67 @@ class Services:
         found: dict[str, Any] = record.model_dump() | {
             "updated_at": self._clock.now(),
             "environment_variables": {**record.environment_variables, **variables},
-            **changes,
+            **_with_changes(changes, record.changes),
         }
         if reference is not None:
             found |= {"reference": _reference(reference, source), "digest": source.digest}
         changed = _checked(source, **found)
+        kept = None
+        if changed.storage is not None:
+            engine = chosen_engine(source, changed.engine)
+            kept, mount = await self._storages.of_changed(changed.storage, storage, engine)
+            changed = changed.model_copy(update={"storage": mount})
+            check_writers(changed)
+        elif storage.wants(source.config.deploy.service):
+            kept, changed = await self._with_new(changed, storage, source)
+        if kept is not None:
+            await self._storages.keep(kept)
         await self._bring_up(changed, wait=wait)
         return changed
 
-    async def delete(self, record: ServiceRecord, *, wait: bool = False) -> None:
-        """End a service: calls under way end first, then its sandboxes."""
+    async def _with_new(
+        self, record: ServiceRecord, wish: StorageWish, source: Project
+    ) -> tuple[StorageRecord, ServiceRecord]:
+        """Return the storage that a service without one gets, and the service with it."""
+        kept, mount = await self._storages.of_new(
+            wish, source.config.deploy.service, record.id, record.owner,
+            chosen_engine(source, record.engine),
+        )  # fmt: skip
+        record = record.model_copy(update={"storage": mount})
+        check_writers(record)
+        return kept, record
+
+    async def delete(
+        self, record: ServiceRecord, *, wait: bool = False, delete_storage: bool = False
+    ) -> None:
+        """End a service: calls under way end first, then its sandboxes, then its storage.
+
+        Args:
+            record: Which.
+            wait: Return once all of it is gone, instead of at once.
+            delete_storage: Else its storage stays, for a service of this name and owner.
+
+        Raises:
+            FabricUnavailable: `wait`, and its storage could not be deleted yet.
+        """
+        leaving = None
+        if delete_storage and record.storage is not None:
+            leaving = await self._storages.leave(record.storage)
         await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
         await self.records.delete(record)
+        if leaving is not None and wait:
+            await self._storages.finish(leaving)
+        elif leaving is not None:
+            self._storages.finish_soon(leaving)
+
+    async def close(self) -> None:
+        """Leave what is done in the background to the next that starts."""
+        await self._storages.close()
 
     async def restore(self) -> None:
-        """Deploy what the hub knows and Serve does not: Ray was started anew.
+        """Deploy what the hub knows and Serve does not, for Ray was started anew.
+
+        Go on with the deletion of storages that somebody else began.
 
         What cannot be deployed is logged; its state says so too.
         """
@@ -136,6 +209,7 @@ class Services:
                 await self._bring_up(record, wait=False)
             except AenvError as exc:
                 logger.warning("service %s is not restored: %s", record.id, exc.message)
+        await self._storages.finish_left()
 
     async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
         """Return how services are."""
@@ -173,15 +247,20 @@ def _checked(source: Project, **fields: Any) -> ServiceRecord:
         ]
         raise ConfigError("; ".join(problems)) from None
     texts.checked_variables(record.environment_variables, what="environment_variables")
-    chosen_engine(source, record.engine)
-    if source.config.deploy.service.enable_storage:
-        # Going on would lose what the environment means to keep.
+    engine = chosen_engine(source, record.engine)
+    if record.changes.image and engine not in _WITH_IMAGES:
         raise ConfigError(
-            f"{source.reference} wants storage (deployConfig.service.enableStorage), and services "
-            "have none",
-            hint="set it to false where what tools write may end with their sandbox",
+            f"service {record.id} has no containers, so no image {record.changes.image!r}",
+            hint="use engine docker or kubernetes; or publish a version, and update it to that",
         )
     return record
+
+
+def _with_changes(fields: dict[str, Any], before: DeployChanges) -> dict[str, Any]:
+    """Return fields of a record, with what is given of ``changes`` added to what there was."""
+    given = fields.get("changes") or {}
+    merged = before.model_dump() | given
+    return fields | {"changes": {name: value or None for name, value in merged.items()}}
 
 
 def _made_up(environment: str) -> str:
@@ -206,107 +285,3 @@ def _environment(record: ServiceRecord) -> str | None:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "Serve does not say why"
-
-
-# --- Python ----------------------------------------------------------------------------------
-
-
-def deploy(
-    environment: str | Path,
-    *,
-    name: str | None = None,
-    replicas: int = 1,
-    autoscale: tuple[int, int] | None = None,
-    environment_variables: Mapping[str, str] | None = None,
-    engine: str | None = None,
-    healthy_within_s: float = 120.0,
-    owner: str = "",
-    wait: bool = True,
-) -> Any:
-    """Make a service of an environment, or bring the one of that name up to what is said here.
-
-    Joins or starts Ray first where needed.
-
-    Args:
-        environment: ``name@version`` or ``name``, or a project's path where all of Ray runs on
-            one machine.
-        name: Of the service; None: a new one with a name made up.
-        replicas: How many sandboxes; 0 parks it.
-        autoscale: Least and most replicas; Serve chooses by load. None: `replicas`.
-        environment_variables: Added to the project's, and to those the service has.
-        engine: None: as for an instance.
-        healthy_within_s: How long its health function may take to say that it is healthy.
-        owner: Whose it is; empty: nobody's but administrators'.
-        wait: Return once all replicas are healthy.
-
-    Returns:
-        Ray Serve's handle of it: ``handle.call_tool.remote("echo", {"text": "hi"}).result()``;
-        None of one that is parked.
-
-    Raises:
-        EnvironmentNotFound: There is no such environment.
-        ConfigError: An option cannot be.
-        FabricUnavailable: It does not become healthy; `aenv service get` says why.
-    """
-    entrance.init()
-    changes: dict[str, Any] = {
-        "replicas": replicas,
-        "autoscale": None
-        if autoscale is None
-        else Autoscale.parse(f"{autoscale[0]}:{autoscale[1]}"),
-        "environment_variables": dict(environment_variables or {}),
-        "engine": engine,
-        "healthy_within_s": healthy_within_s,
-    }
-    services = _services()
-    reference = str(environment)
-
-    async def bring() -> ServiceRecord:
-        known = (await services.records.all()).get(name) if name is not None else None
-        if known is None:
-            return await services.create(reference, owner, name=name, wait=wait, **changes)
-        return await services.update(known, wait=wait, reference=reference, **changes)
-
-    record = blocking(bring())
-    if record.replicas == 0:
-        return None
-    from ray import serve
-
-    return serve.get_app_handle(app_name(record.id))
-
-
-def remove(name: str) -> None:
-    """End a service, its sandboxes too; waits for calls under way.
-
-    Raises:
-        ServiceNotFound: There is none of this name.
-    """
-    entrance.init()
-    services = _services()
-
-    async def end() -> None:
-        await services.delete(await services.records.get(name), wait=True)
-
-    blocking(end())
-
-
-def state(name: str) -> ServiceState:
-    """Return how a service is.
-
-    Raises:
-        ServiceNotFound: There is none of this name.
-    """
-    entrance.init()
-    services = _services()
-
-    async def look() -> ServiceState:
-        return (await services.states([await services.records.get(name)]))[0]
-
-    return blocking(look())
-
-
-def _services() -> Services:
-    async def resolve(reference: str) -> Project:
-        return await asyncio.to_thread(references.resolve, reference, entrance.init)
-
-    return Services(ensure_hub(), resolve, SystemClock(), ServeApps())

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import DeadlineExceeded
-from aenv_ray.hub.services import ServiceRecord
+from aenv_ray.hub.services import ServiceRecord, is_alone
 
 APP_PREFIX: Final = "aenv-service-"
 DEPLOYMENT: Final = "replica"
@@ -74,7 +74,8 @@ class Apps(ABC):
         """Make or change the application of a service.
 
         Replicas of the same revision stay, whatever their number becomes. Those of another one are
-        replaced: new ones are healthy before old ones go. Without replicas there is none.
+        replaced: new ones are healthy before old ones go, unless they have a storage with one
+        writer. Without replicas there is none.
 
         Args:
             record: What it should be.
@@ -123,7 +124,8 @@ class ServeApps(Apps):
             health_check_timeout_s=_HEALTH_TIMEOUT_S,
             graceful_shutdown_timeout_s=_GRACE_S,
             graceful_shutdown_wait_loop_s=_GRACE_LOOK_S,
-            max_surge_percent=100,
+            # Of a storage with one writer the old replica lets go before a new one has it.
+            max_surge_percent=0 if is_alone(record) else 100,
             rolling_update_percentage=1.0,
             request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
             ray_actor_options={"num_cpus": 0},

@@ -100,6 +100,28 @@ class ServiceCalls:
                     if not left:
                         raise
 
+    async def sandbox(self, service_id: str, session: str) -> str:
+        """Return the instance that a client's connection goes to: its session's, else any.
+
+        Raises:
+            FabricUnavailable: No replica is free, or healthy.
+            SessionLost: The one that had the session's state is gone; told once.
+        """
+        handle = (await self._found(service_id)).options(method_name="sandbox")
+        if session:
+            handle = handle.options(session_id=session)
+        what = f"finding a sandbox of {service_id}"
+        with _errors(what, service_id):
+            try:
+                async with asyncio.timeout(_NO_REPLICA_S):
+                    return str(await handle.remote())
+            except TimeoutError as exc:
+                if isinstance(exc, AenvError | ray_exceptions.RayError):
+                    raise
+                raise FabricUnavailable(
+                    f"{what}: no replica is free", hint="aenv service get tells why"
+                ) from None
+
     async def cancel(self, instance_id: str, name: str) -> None:
         """Stop a followed call by its name, whichever replica runs it."""
         handle = await self._found(service_of(instance_id))

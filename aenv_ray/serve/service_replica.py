@@ -16,7 +16,7 @@ from aenv_ray import project
 from aenv_ray.actors import entrance, ray_api
 from aenv_ray.actors.call_parameters import object_of
 from aenv_ray.actors.catalog import Catalog
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric import Fabric
 from aenv_ray.actors.followed_calls import Reports
 from aenv_ray.actors.handle import bare_tool_name
@@ -34,12 +34,14 @@ from aenv_ray.errors import (
     InstanceNotFound,
 )
 from aenv_ray.hub.artifacts import open_artifact_store
-from aenv_ray.hub.services import ServiceRecord
+from aenv_ray.hub.services import ServiceRecord, is_alone
+from aenv_ray.hub.storages import StorageRecords
 from aenv_ray.models import InstanceStatus, ToolResult
 from aenv_ray.project import Project
 from aenv_ray.project_config import DeployChanges
 from aenv_ray.runtime.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.serve import service_storage
 from aenv_ray.serve.data_calls import DataCall, DataCalls
 from aenv_ray.serve.ray_instances import RayInstances
 from aenv_ray.serve.service_left import LeftSandboxes
@@ -52,6 +54,9 @@ SERVICE_LABEL: Final = "aenv.service"
 """On every sandbox of a service: its id."""
 REPLICA_LABEL: Final = "aenv.replica"
 """On every sandbox of a service: the name of the actor that owns it."""
+
+STORAGE_S: Final = 180.0
+"""A replica that ends may have calls under way for two minutes, and has the storage until then."""
 
 
 class ServiceReplica:
@@ -69,6 +74,7 @@ class ServiceReplica:
         self._calls = DataCalls(self._instances)
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
+        self._storages = StorageRecords(hub)
         self._name, is_there = _own_name(), _is_there
         self._left = LeftSandboxes(self._name, self._sandboxes, self._instances.release, is_there)
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
@@ -182,6 +188,16 @@ class ServiceReplica:
         except GONE as exc:
             raise await self._told(exc, call) from exc
 
+    async def sandbox(self) -> str:
+        """Return the instance that the caller's session is bound to, else this replica's.
+
+        Raises:
+            SessionLost: The sandbox that kept the session's state is gone; told once.
+        """
+        own = (await self._sandbox.instance()).instance_id
+        session = _session()
+        return await self._sessions.holder(session, own) if session else own
+
     async def cancel_named(self, name: str) -> None:
         """Stop a followed call that this replica's sandbox runs; an unknown name does nothing."""
         instance = await self._sandbox.instance()
@@ -217,22 +233,42 @@ class ServiceReplica:
     # --- the sandbox ------------------------------------------------------------------------
 
     async def _make(self) -> RayInstance:
-        try:
-            await self._left.end()
-        except FabricUnavailable as exc:  # they end with their leases
-            logger.warning("what %s left is not known: %s", self._record.id, exc.message)
+        record, storage = self._record, self._record.storage
+        node_ids: tuple[str, ...] = ()
+        engine = chosen_engine(self._project, record.engine)
+        await self._end_left()
+        if storage is not None:
+            storage, node_ids = await service_storage.placed(self._storages, storage, engine)
         options = CreateOptions(
             actor="shared",
             lifetime="detached",
             ttl=LEASE_S,
-            engine=self._record.engine,
-            environment_variables=self._record.environment_variables,
-            labels={SERVICE_LABEL: self._record.id, REPLICA_LABEL: self._name},
-            owner=self._record.owner,
-            changes=self._record.changes if self._record.changes != DeployChanges() else None,
+            engine=record.engine,
+            environment_variables=record.environment_variables,
+            labels={SERVICE_LABEL: record.id, REPLICA_LABEL: self._name},
+            owner=record.owner,
+            changes=None if record.changes == DeployChanges() else record.changes,
+            storage=storage,
+            node_ids=node_ids,
         )
         (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
+        if storage is not None and not storage.is_made:
+            await service_storage.note_made(self._storages, storage)
         return RayInstance(handle)
+
+    async def _end_left(self) -> None:
+        """End the sandboxes that nobody has any more; of a storage with one writer, await the rest.
+
+        Raises:
+            FabricUnavailable: Another sandbox has the storage still, or that is not known.
+        """
+        if is_alone(self._record):
+            await self._left.end_all(SystemClock(), STORAGE_S)
+            return
+        try:
+            await self._left.end()
+        except FabricUnavailable as exc:  # they end with their leases
+            logger.warning("what %s left is not known: %s", self._record.id, exc.message)
 
     async def _sandboxes(self) -> dict[str, str]:
         """Return the replicas of this service's sandboxes, by instance id."""

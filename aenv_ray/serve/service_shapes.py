@@ -11,6 +11,7 @@ from aenv_ray.hub.services import MAX_REPLICAS, ServiceRecord
 from aenv_ray.serve.service import masked
 from aenv_ray.serve.service_apps import ServiceState, ServiceStatus
 from aenv_ray.serve.shapes import EnvironmentObject, timestamp
+from aenv_ray.storage import shown_size
 
 _Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
@@ -21,7 +22,45 @@ class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class ServiceCreateRequest(_Asked):
+class _Resources(_Asked):
+    """What the sandboxes of a service have otherwise than the environment says."""
+
+    image: str | None = Field(default=None, max_length=500)
+    """Where they are containers."""
+    cpu: str | float | None = None
+    """Cores: ``"500m"``. A request of AEnvironment's is a limit here, and its limit goes first."""
+    cpu_request: str | float | None = None
+    cpu_limit: str | float | None = None
+    memory: str | None = None
+    """``"4Gi"``."""
+    memory_request: str | None = None
+    memory_limit: str | None = None
+    ephemeral_storage: str | None = None
+    """Of the work directory, which ends with its sandbox."""
+    ephemeral_storage_request: str | None = None
+    ephemeral_storage_limit: str | None = None
+    port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """Of a server inside, reached at ``/services/{name}/ports/{port}/``; 0: none."""
+    storage_size: str | None = None
+    """``"10Gi"``; it may grow."""
+    mount_path: str | None = None
+    """Where its code sees the storage."""
+
+    def changes(self) -> dict[str, Any]:
+        """Return what is named, as fields of `DeployChanges`; "" is what the environment says."""
+        found = {
+            "image": self.image,
+            "cpu": _first(self.cpu_limit, self.cpu, self.cpu_request),
+            "memory": _first(self.memory_limit, self.memory, self.memory_request),
+            "ephemeral_storage": _first(
+                self.ephemeral_storage_limit, self.ephemeral_storage, self.ephemeral_storage_request
+            ),
+            "port": self.port,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class ServiceCreateRequest(_Resources):
     """A new service."""
 
     env_name: Annotated[str, Field(alias="envName", min_length=1, max_length=200)]
@@ -33,12 +72,14 @@ class ServiceCreateRequest(_Asked):
     environment_variables: dict[str, str] | None = Field(default=None, repr=False)
     engine: str | None = None
     owner: str | None = None
+    enable_storage: bool | None = None
+    """None: as ``deployConfig.service`` says, or where a size or name of it is given."""
     pvc_name: str | None = None
-    storage_size: str | None = None
+    """Tells storages of this service apart; those of others it never names."""
 
 
-class ServiceUpdateRequest(_Asked):
-    """What changes; what is not named stays."""
+class ServiceUpdateRequest(_Resources):
+    """What changes; what is not named stays, and "" is what the environment says."""
 
     replicas: _Replicas | None = None
     autoscale: str | None = None
@@ -46,7 +87,8 @@ class ServiceUpdateRequest(_Asked):
     env_name: Annotated[str | None, Field(alias="envName", max_length=200)] = None
     """Another version of its environment."""
     environment_variables: dict[str, str] | None = Field(default=None, repr=False)
-    image: str | None = None
+    enable_storage: bool | None = None
+    """True gives a storage to one that has none."""
 
 
 class ServiceFilter(BaseModel):
@@ -61,7 +103,7 @@ class ServiceDeletion(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delete_storage: bool = Field(default=False, alias="deleteStorage")
-    """A service has no storage: there is nothing to delete."""
+    """What it kept is deleted once its sandboxes are gone; else its next of this name has it."""
 
 
 class ServiceLogs(BaseModel):
@@ -90,7 +132,15 @@ class ServiceObject(BaseModel):
     environment_variables: dict[str, str]
     """Names; the values are secrets and masked."""
     pvc_name: str
-    """Empty: it has no storage."""
+    """Of its storage; empty: it has none."""
+    storage_size: str
+    mount_path: str
+    image: str
+    """Like `cpu`, `memory` and `port`: empty where they are the environment's."""
+    cpu: str
+    memory: str
+    ephemeral_storage: str
+    port: int | None
     autoscale: str
     """``min:max``, or empty."""
     engine: str
@@ -115,7 +165,7 @@ def service_object(
         name=name, version=version, digest=record.digest, archive="", archive_bytes=0, config={},
         created_at=record.created_at,
     )  # fmt: skip
-    scale = record.autoscale
+    scale, storage, changes = record.autoscale, record.storage, record.changes
     return ServiceObject(
         id=record.id,
         env=EnvironmentObject.of(entry).model_dump(exclude={"functions"}),
@@ -127,9 +177,20 @@ def service_object(
         service_url=url,
         owner=record.owner,
         environment_variables=masked(record),
-        pvc_name="",
+        pvc_name=storage.name if storage else "",
+        storage_size=shown_size(storage.size_bytes) if storage else "",
+        mount_path=storage.mount_path if storage else "",
+        image=changes.image or "",
+        cpu=changes.cpu or "",
+        memory=changes.memory or "",
+        ephemeral_storage=changes.ephemeral_storage or "",
+        port=changes.port,
         autoscale="" if scale is None else f"{scale.min_replicas}:{scale.max_replicas}",
         engine=record.engine or "",
         reason=state.reason,
         mcp_url=f"{url}/mcp",
     )
+
+
+def _first(*values: str | float | None) -> str | None:
+    return next((str(value) for value in values if value is not None), None)

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from aiohttp import web
 
+from aenv_ray.testing import kubernetes_claims as claims
 from aenv_ray.testing import kubernetes_rules as rules
 from aenv_ray.testing.kubernetes_node import NODE, EmulatedNode
 from aenv_ray.testing.kubernetes_store import (
@@ -37,9 +38,6 @@ from aenv_ray.testing.kubernetes_store import (
 T = TypeVar("T")
 NAMESPACE: Final = "aenv"
 ACCOUNT: Final = "system:serviceaccount:aenv:ray"
-_VERBS: Final = {
-    "POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete",
-}  # fmt: skip
 _ANSWER_S: Final = 60.0
 _BOOKMARK_S: Final = 5.0
 
@@ -60,6 +58,7 @@ class EmulatedCluster:
         self._store = Store()
         self._node: EmulatedNode | None = None
         self._throttled = 0
+        self._races = 0
         self._is_full = False
         self._watchers: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -148,6 +147,10 @@ class EmulatedCluster:
         """Answer so many of the next requests with 429, to be tried again after a second."""
         self._throttled = requests
 
+    def race(self, requests: int) -> None:
+        """Have so many of the next creates lose against others over the namespace's quota."""
+        self._races = requests
+
     def break_watches(self, *, forget: bool = False) -> None:
         """End all watches; with `forget`, where they ended is too old to go on from."""
 
@@ -192,17 +195,12 @@ class EmulatedCluster:
                 self._throttled -= 1
                 raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
             kind, name, subresource = parse_path(request.path)
-            verb = _VERBS[request.method]
+            verb = rules.VERBS[request.method]
             if verb == "get" and not name:
                 verb = "watch" if request.query.get("watch") == "true" else "list"
             self.calls.append((verb, kind.resource))
-            if self.granted is not None and (verb, kind.resource) not in self.granted:
-                message = (
-                    f'{kind.resource} is forbidden: User "{ACCOUNT}" cannot {verb} resource '
-                    f'"{kind.resource}" in API group "{kind.group}" in the namespace '
-                    f'"{kind.namespace}"'
-                )
-                raise Refused(403, "Forbidden", message)
+            if kind.resource != "selfsubjectaccessreviews":  # everybody may ask for his own
+                rules.check_permission(self.granted, verb, kind, ACCOUNT)
             if subresource:
                 raise Refused(404, "NotFound", f"there is no {subresource} here")
             if verb == "watch":
@@ -234,6 +232,11 @@ class EmulatedCluster:
 
     async def _create(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
         del name, request
+        if kind.resource == "selfsubjectaccessreviews":
+            return rules.review(self.granted, body)
+        if self._races:
+            self._races -= 1
+            raise rules.lost_race()
         rules.check_schema(body)
         is_pod = (kind.group, kind.resource) == rules.PODS
         if is_pod:
@@ -288,11 +291,13 @@ class EmulatedCluster:
                 self._store.change(kind, name, {**found, "metadata": metadata})
                 self._begin(self._end_pod(kind, name, uid))
             return found
-        self._remove(kind, name, uid)
+        if not claims.protect(self._store, kind, name):
+            self._remove(kind, name, uid)
         return found
 
     def _remove(self, kind: Kind, name: str, uid: str) -> None:
         self._store.remove(kind, name)
+        claims.let_go(self._store, kind.namespace)
         for owned, body in self._store.owned_by(uid):
             self._begin(self._collect(owned, body["metadata"]["name"]))
 
@@ -341,12 +346,8 @@ class EmulatedCluster:
 
     async def _run_pod(self, pod: Object) -> None:
         changed = self._store.listen()
-        while self._is_full:
-            condition = {
-                "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": "0/1 nodes are available: 1 Insufficient cpu.",
-            }  # fmt: skip
-            self._set_status(pod, {"phase": "Pending", "conditions": [condition]})
+        while why := claims.unschedulable(self._store, pod, self._is_full):
+            self._set_status(pod, claims.waiting(why))
             changed.clear()
             await changed.wait()
             if self._store.find(pod["metadata"]["uid"]) is None:

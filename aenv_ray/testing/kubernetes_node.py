@@ -58,12 +58,14 @@ class EmulatedNode:
 
     async def stop(self) -> None:
         """End all pods, and what they are forked from."""
-        for uid in self.uids:
-            await self.end(uid)
-        if self._process is not None:
-            self._process.kill()
-            await self._process.wait()
-        shutil.rmtree(self._directory)
+        try:
+            for uid in self.uids:
+                await self.end(uid)
+        finally:
+            if self._process is not None:
+                self._process.kill()
+                await self._process.wait()
+            shutil.rmtree(self._directory)
 
     def address(self) -> str:
         """Return a loopback address that no other pod has."""
@@ -237,10 +239,17 @@ class _RunningPod:
             "directory": root,
             "is_root": os.geteuid() == 0,
             "hostname": spec.get("hostname") or name,
-            "volumes": {volume["name"]: volume["emptyDir"] for volume in spec["volumes"]},
+            "volumes": {volume["name"]: self._volume(volume) for volume in spec["volumes"]},
             "init": [self._container(name, each) for each in spec.get("initContainers", ())],
             "containers": [self._container(name, each) for each in spec["containers"]],
         }
+
+    def _volume(self, volume: Mapping[str, Any]) -> dict[str, Any]:
+        if "emptyDir" in volume:
+            return dict(volume["emptyDir"])
+        claimed = self._directory / "claims" / volume["persistentVolumeClaim"]["claimName"]
+        claimed.mkdir(parents=True, exist_ok=True)
+        return {"claimed": str(claimed)}
 
     def _container(self, pod_name: str, container: Mapping[str, Any]) -> dict[str, Any]:
         message = self._directory / f"{pod_name}-{container['name']}.message"

@@ -85,6 +85,8 @@ def _make_volumes(root: Path, volumes: dict[str, dict[str, Any]]) -> None:
         if volume.get("medium") == "Memory":
             size = f"mode=777,size={volume['sizeLimit']}"
             linux.mount("tmpfs", str(path), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
+        elif "claimed" in volume:
+            linux.mount(volume["claimed"], str(path), None, linux.MS_BIND)
         path.chmod(0o777)
 
 
@@ -176,6 +178,11 @@ def _build_root(root: Path, container: dict[str, Any]) -> str:
         (path / "dev" / name).touch()
         linux.mount(f"/dev/{name}", str(path / "dev" / name), None, linux.MS_BIND)
     (path / "dev" / "fd").symlink_to("/proc/self/fd")
+    (path / "dev" / "pts").mkdir()
+    linux.mount(
+        "devpts", str(path / "dev" / "pts"), "devpts", 0, "newinstance,ptmxmode=0666,mode=620"
+    )
+    (path / "dev" / "ptmx").symlink_to("pts/ptmx")
     message = path / "dev" / "termination-log"
     message.touch()
     linux.mount(container["message_path"], str(message), None, linux.MS_BIND)

@@ -1,13 +1,18 @@
-"""What the emulated API refuses: schemas, quotas, Pod Security, and changes that cannot be made."""
+"""What the emulated API refuses: schemas, admission of pods, and changes that cannot be made."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from aenv_ray.testing.kubernetes_store import Kind, Object, Refused, Store
+from aenv_ray.testing.kubernetes_validation import check_pod
 
 SCHEMA_VERSION: Final = "1.34"
 _RESTRICTED: Final = "restricted"
+VERBS: Final = {
+    "POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete",
+}  # fmt: skip
+"""What a permission calls the methods of HTTP."""
 PODS: Final = ("", "pods")
 
 
@@ -29,18 +34,59 @@ def check_schema(body: Object) -> None:
         return
 
 
+def check_permission(
+    granted: set[tuple[str, str]] | None, verb: str, kind: Kind, account: str
+) -> None:
+    """Refuse what an account may not do.
+
+    Args:
+        granted: Pairs of verb and resource; None for all.
+        verb: Of the request.
+        kind: It is about.
+        account: Who makes it.
+
+    Raises:
+        Refused: In the API server's own words.
+    """
+    if granted is not None and (verb, kind.resource) not in granted:
+        message = (
+            f'{kind.resource} is forbidden: User "{account}" cannot {verb} resource '
+            f'"{kind.resource}" in API group "{kind.group}" in the namespace "{kind.namespace}"'
+        )
+        raise Refused(403, "Forbidden", message)
+
+
+def review(granted: set[tuple[str, str]] | None, body: Object) -> Object:
+    """Return the answer to a SelfSubjectAccessReview."""
+    wanted = body["spec"]["resourceAttributes"]
+    allowed = granted is None or (wanted["verb"], wanted["resource"]) in granted
+    return {**body, "status": {"allowed": allowed}}
+
+
+def lost_race() -> Refused:
+    """Return the answer to one of many creates that count in one ResourceQuota."""
+    message = 'Operation cannot be fulfilled on resourcequotas "team": it was modified'
+    return Refused(409, "Conflict", message)
+
+
 def admit_pod(store: Store, kind: Kind, body: Object) -> None:
     """Refuse a pod that its namespace does not take.
 
     Raises:
         Refused: In the API server's own words.
     """
+    check_pod(body)
     name = body["metadata"].get("name", "")
     start = f'pods "{name}" is forbidden: '
     runtime = body["spec"].get("runtimeClassName")
     classes = store.all(Kind("node.k8s.io", "runtimeclasses", ""))
     if runtime and runtime not in {each["metadata"]["name"] for each in classes}:
         words = f'{start}pod rejected: RuntimeClass "{runtime}" not found'
+        raise Refused(403, "Forbidden", words)
+    priority = body["spec"].get("priorityClassName")
+    priorities = store.all(Kind("scheduling.k8s.io", "priorityclasses", ""))
+    if priority and priority not in {each["metadata"]["name"] for each in priorities}:
+        words = f"{start}no PriorityClass with name {priority} was found"
         raise Refused(403, "Forbidden", words)
     for namespace in store.all(Kind("", "namespaces", "")):
         if namespace["metadata"]["name"] == kind.namespace:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
 from tests.contract.docker_node import DockerNode
+from tests.contract.engines import engine_on
 from tests.contract.kubernetes_double import Double
 from tests.contract.node import Node
 
@@ -57,10 +56,8 @@ def double() -> Iterator[Double]:
 
 
 async def _bench(node: Node, directory: Path) -> AsyncIterator[Bench]:
-    engine = node.engine(HostId(f"host-{uuid.uuid4().hex[:8]}"))
-    yield Bench(engine, directory)
-    await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-    await engine.close()
+    async with engine_on(node) as engine:
+        yield Bench(engine, directory)
 
 
 @pytest.fixture

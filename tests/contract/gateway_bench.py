@@ -18,7 +18,12 @@ from aenv_ray.actors.host_actor import _CONTROL
 from aenv_ray.actors.wire import CallMessage
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake import FakeEngine
-from aenv_ray.errors import AenvError, EnvironmentNotFound, InstanceNotFound
+from aenv_ray.errors import (
+    AenvError,
+    EnvironmentNotFound,
+    FabricUnavailable,
+    InstanceNotFound,
+)
 from aenv_ray.hub import packing
 from aenv_ray.hub.artifact_files import DirectoryFiles
 from aenv_ray.hub.artifacts import ArtifactStore
@@ -26,6 +31,7 @@ from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.hub.services import ServiceRecord
+from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.hub.store import MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
@@ -33,6 +39,7 @@ from aenv_ray.project import Project
 from aenv_ray.serve.app import Gateway
 from aenv_ray.serve.instances import Instances, Made
 from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus, status_of
+from aenv_ray.serve.service_storage import Sites
 from aenv_ray.serve.settings import GatewaySettings
 
 TOOLS = """
@@ -180,14 +187,33 @@ class FakeApps(Apps):
         )
 
 
+class FakeSites(Sites):
+    """Places of storage without machines: what is deleted is noted, unless they are away."""
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+        self.is_away = False
+
+    async def delete(self, record: StorageRecord) -> None:
+        if self.is_away:
+            raise FabricUnavailable("its machine is away")
+        self.deleted.append(record.name)
+
+
 class Bench:
     """One gateway with tokens of everybody."""
 
     def __init__(
-        self, gateway: Gateway, hub: HubCore, fabric: LocalInstances, apps: FakeApps
+        self,
+        gateway: Gateway,
+        hub: HubCore,
+        fabric: LocalInstances,
+        apps: FakeApps,
+        sites: FakeSites,
     ) -> None:
         self.gateway = gateway
         self.apps = apps
+        self.sites = sites
         self.hub = hub
         self.fabric = fabric
 
@@ -254,12 +280,12 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
             )
         )  # fmt: skip
 
-    apps = FakeApps()
+    apps, sites = FakeApps(), FakeSites()
     gateway = Gateway(
         hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock,
-        apps=apps,
+        apps=apps, sites=sites,
     )  # fmt: skip
-    bench = Bench(gateway, hub, fabric, apps)
+    bench = Bench(gateway, hub, fabric, apps, sites)
     try:
         yield bench
     finally:

@@ -33,8 +33,10 @@ class KubernetesNode:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cluster.__exit__()
-        shutil.rmtree(self.root)
+        try:
+            self.cluster.__exit__()
+        finally:
+            shutil.rmtree(self.root)
 
     def add_ray_pod(self) -> str:
         """Make the pod that hosts run in; return its uid."""

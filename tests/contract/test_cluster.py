@@ -13,7 +13,7 @@ from aenv_ray.cluster import api as cluster_api
 from aenv_ray.cluster import lifecycle, manifests
 from aenv_ray.cluster.checks import Doctor, State
 from aenv_ray.cluster.objects import KINDS
-from aenv_ray.cluster.readiness import why
+from aenv_ray.cluster.readiness import Look, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from tests.contract.kubernetes_double import Double
 
@@ -121,6 +121,34 @@ def test_a_cluster_that_does_not_come_up_says_why(double, life, said):
     with pytest.raises(DeadlineExceeded, match="cannot pull nowhere/aenv-ray:1"):
         life.await_ready(0.0)
     assert len(said) == len(set(said))  # each lack is told once
+
+
+def event(double: Double, name: str, about: tuple[str, str], reason: str, message: str) -> None:
+    double.add({"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
+                "metadata": {"name": name, "namespace": "aenv"}, "message": message,
+                "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
+
+
+def test_what_only_events_tell_is_told(double, life):
+    """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
+    life.apply(manifests.load("dev"))
+    event(double, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
+    event(double, "e2", ("StatefulSet", "aenv-redis"), "FailedCreate", "exceeded quota: team")
+    event(double, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
+    event(double, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
+    event(double, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
+    assert life.await_ready(LONG_S).lacks() == []  # what is ready has no complaint
+    ray = double.objects["rayclusters", "aenv", "aenv"]
+    ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
+    double.objects["pods", "aenv", "headgroup-0"]["status"]["conditions"] = []
+    lacks = life.look().lacks()
+    assert "StatefulSet aenv-redis: FailedCreate: exceeded quota: team" in lacks
+    assert "RayCluster aenv: InvalidRayClusterSpec: no such mode" in lacks
+    assert not [line for line in lacks if "long-gone" in line or "of no weight" in line]
+    ray["status"]["observedGeneration"] = 2
+    assert "InvalidRayClusterSpec" not in " ".join(life.look().lacks())
+    double.forbidden.add(("list", "events"))
+    assert "exceeded quota" not in " ".join(life.look().lacks())
 
 
 def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(double, life):
@@ -340,3 +368,13 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
 )  # fmt: skip
 def test_why_a_pod_is_not_ready_is_said_in_words(status, words):
     assert why({"metadata": {"name": "p"}, "status": status}) == words
+
+
+def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready():
+    def told(component):
+        labels = {"app.kubernetes.io/component": component}
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}
+        return any(claim["kind"] in text for text in Look(None, None, [], [claim]).lacks())
+
+    assert not told("storage")
+    assert told("artifacts")

@@ -14,35 +14,19 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.docker import DockerEngine
 from aenv_ray.engines.docker_logs import CUT
 from aenv_ray.engines.docker_network import Bridge
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
-from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.conftest import require
 from tests.contract.docker_node import DockerNode, docker
+from tests.contract.engines import end_of, engine_on, new_host
 
 pytestmark = pytest.mark.docker
-
-
-def new_host() -> HostId:
-    return HostId(f"host-{uuid.uuid4().hex[:8]}")
-
-
-@contextlib.asynccontextmanager
-async def engine_on(node: DockerNode, **options: Any) -> AsyncIterator[DockerEngine]:
-    engine = node.engine(new_host(), **options)
-    try:
-        yield engine
-        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-    finally:
-        await engine.close()
 
 
 @pytest.fixture
@@ -58,14 +42,6 @@ def own_node() -> Iterator[DockerNode]:
     node = DockerNode()
     yield node
     node.end()
-
-
-async def end_of(sandbox: Sandbox) -> str:
-    """Return why a sandbox ended, as soon as it is told."""
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    sandbox.on_end(told.set_result)
-    async with asyncio.timeout(30.0):
-        return await told
 
 
 # --- why it died ---------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from aenv_ray.errors import (
 from aenv_ray.ids import HostId, new_call_id
 from aenv_ray.testing.contract_bench import Bench, call, eventually, request, value_of
 from tests.contract.docker_node import DockerNode, docker, shell_image
+from tests.contract.engines import end_of, new_host
 
 pytestmark = pytest.mark.docker
 
@@ -91,10 +91,6 @@ def graded() -> float:
 """
 
 
-def new_host() -> HostId:
-    return HostId(f"host-{uuid.uuid4().hex[:8]}")
-
-
 def dual_project(bench: Bench, source: str = TOOLS, **deploy: Any) -> Path:
     dual = {"podTemplate": "DualContainer", "network": "none", **deploy}
     return bench.project({"tools.py": source}, {"deployConfig": dual})
@@ -118,14 +114,6 @@ async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]
 @pytest.fixture
 async def pair(bench: Bench) -> Sandbox:
     return await bench.start(dual_project(bench), datasource=shell_image())
-
-
-async def end_of(sandbox: Sandbox) -> str:
-    """Return why a sandbox ended, as soon as it is told."""
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    sandbox.on_end(told.set_result)
-    async with asyncio.timeout(30.0):
-        return await told
 
 
 def second_of(node: DockerNode, sandbox: Sandbox) -> str:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import pytest
 
 from aenv_ray.engines.docker import DockerEngine
 from aenv_ray.errors import SandboxLost
-from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute
 from tests.conftest import require
 from tests.contract.docker_node import DockerNode, base_image, data_dir, shell_image
+from tests.contract.engines import engine_on, new_host
 from tests.contract.own_daemon import OwnDaemon
 
 pytestmark = pytest.mark.docker
@@ -57,10 +56,6 @@ def fill_many_files() -> str:
 """
 
 
-def new_host() -> HostId:
-    return HostId(f"host-{uuid.uuid4().hex[:8]}")
-
-
 def filling(bench: Bench, **deploy: object) -> Path:
     fields = {"network": "none", "ephemeralStorage": f"{LIMIT_MIB}M", **deploy}
     return bench.project({"tools.py": FILL}, {"deployConfig": fields})
@@ -68,10 +63,8 @@ def filling(bench: Bench, **deploy: object) -> Path:
 
 @pytest.fixture
 async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]:
-    engine = docker_node.engine(new_host())
-    yield Bench(engine, tmp_path)
-    await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-    await engine.close()
+    async with engine_on(docker_node) as engine:
+        yield Bench(engine, tmp_path)
     await eventually(lambda: not docker_node.left_over(), "nothing is left")
 
 

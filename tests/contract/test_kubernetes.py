@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,8 +25,10 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.ids import HostId
+from aenv_ray.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
 from aenv_ray.testing.kubernetes_node import SHELL_IMAGE
+from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes_node import RAY_POD, KubernetesNode
 
 pytestmark = pytest.mark.namespaces
@@ -50,29 +49,11 @@ def own_node() -> Iterator[KubernetesNode]:
         yield node
 
 
-@contextlib.asynccontextmanager
-async def engine_on(node: KubernetesNode, **options: Any) -> AsyncIterator[KubernetesEngine]:
-    engine = node.engine(HostId(f"host-{uuid.uuid4().hex[:8]}"), **options)
-    try:
-        yield engine
-        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-    finally:
-        await engine.close()
-
-
 @pytest.fixture
 async def bench(node: KubernetesNode, tmp_path: Path) -> AsyncIterator[Bench]:
     async with engine_on(node) as engine:
         yield Bench(engine, tmp_path)
     await eventually(lambda: not node.left_over(), "nothing is left", WITHIN_S)
-
-
-async def end_of(sandbox: Sandbox) -> str:
-    """Return why a sandbox ended, as soon as it is told."""
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    sandbox.on_end(told.set_result)
-    async with asyncio.timeout(WITHIN_S):
-        return await told
 
 
 # --- what is in the API ---------------------------------------------------------------------------
@@ -126,7 +107,7 @@ async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None
                 sock.recv(1 << 16)
 
         pretending = asyncio.create_task(asyncio.to_thread(pretend))
-        with pytest.raises(ConnectionRefusedError, match="not the instance's pod"):
+        with pytest.raises(ConnectionRefusedError, match="not the instance's sandbox"):
             await enter(address, port, bytes(32), {"kind": "door"})
         await pretending
 
@@ -325,11 +306,17 @@ async def test_a_host_outside_of_any_pod_is_refused(node: KubernetesNode) -> Non
 async def test_every_request_is_one_of_those_that_are_listed(
     bench: Bench, node: KubernetesNode
 ) -> None:
-    sandbox = await bench.start()
+    storage = StorageMount(
+        name="aenv-kept", uid="0" * 16, mount_path="/kept", size_bytes=1 << 30, is_shared=True
+    )
+    sandbox = await bench.start(storage=storage)
+    larger = storage.model_copy(update={"size_bytes": 2 << 30})
+    other = await bench.start(storage=larger)
     await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 100.0)
     await sandbox.close()
     await bench.engine.attach(sandbox.instance_id)
-    await bench.engine.stop([sandbox.instance_id])
+    await bench.engine.stop([sandbox.instance_id, other.instance_id])
+    await bench.engine.delete_storage(larger)
     made = set(node.cluster.calls)
     assert made == {(access.value.verb, access.value.resource) for access in Access}
 

@@ -80,6 +80,49 @@ async def test_objects_have_a_schema_a_name_and_a_uid(
     assert await refusal(client, Access.GET_POD, "one") == "404 NotFound"
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hostname": "Not_a_label"}, "spec.hostname"),
+        ({"activeDeadlineSeconds": 0}, "must be between 1 and 2147483647"),
+        ({"volumes": []}, 'volumeMounts.name: Not found: "home"'),
+        ({"nodeSelector": {"a b": "c"}}, "spec.nodeSelector"),
+        ({"priorityClassName": "none"}, "no PriorityClass with name none was found"),
+        ({"runtimeClassName": "none"}, 'RuntimeClass "none" not found'),
+    ],
+)
+async def test_a_pod_that_only_looks_right_is_refused(
+    client: KubernetesClient, owner: Owner, change: dict[str, Any], words: str
+) -> None:
+    pod = body(owner, "one")
+    pod["spec"] |= change
+    with pytest.raises(ApiRefused) as raised:
+        await client.request(Access.CREATE_POD, body=pod)
+    assert words in raised.value.message
+
+
+async def test_names_labels_and_limits_are_those_that_the_api_server_takes(
+    client: KubernetesClient, owner: Owner
+) -> None:
+    pod = body(owner, "Upper")
+    pod["metadata"]["labels"]["aenv-ray.io/x"] = "not a value"
+    (container,) = pod["spec"]["containers"]
+    container["ports"][0]["name"] = "longer-than-fifteen"
+    container["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "500m"}}
+    with pytest.raises(ApiRefused) as raised:
+        await client.request(Access.CREATE_POD, body=pod)
+    for words in ("metadata.name", "not a value", "longer-than-fifteen", "at most cpu limit"):
+        assert words in raised.value.message
+
+
+async def test_a_create_that_lost_a_race_is_tried_again(
+    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+) -> None:
+    cluster.race(2)
+    made = await client.request(Access.CREATE_POD, body=body(owner, "one"))
+    assert made["metadata"]["name"] == "one"
+
+
 async def test_a_pods_own_deadline_only_comes_earlier(
     client: KubernetesClient, owner: Owner
 ) -> None:

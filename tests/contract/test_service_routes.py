@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import httpx
 import pytest
 
 from aenv_ray import project
+from aenv_ray.config import settings as process_settings
 from aenv_ray.hub.records import Role
 from aenv_ray.project import Project
+from aenv_ray.serve import service_storage
+from aenv_ray.testing.contract_bench import eventually
 from tests.contract.gateway_bench import Bench, a_gateway
 
 pytestmark = pytest.mark.redis
@@ -88,8 +92,10 @@ async def test_a_name_that_is_taken_is_refused(ann: httpx.AsyncClient) -> None:
 async def test_what_cannot_be_is_refused(ann: httpx.AsyncClient) -> None:
     for fields in (
         {"service_name": "No_Name"}, {"replicas": -1}, {"autoscale": "4:1"}, {"autoscale": "x"},
-        {"engine": "nothing"}, {"envName": "/etc"}, {"storage_size": "10Gi"},
-        {"environment_variables": {"A=": "b"}},
+        {"engine": "nothing"}, {"envName": "/etc"}, {"environment_variables": {"A=": "b"}},
+        {"cpu": "many"}, {"memory": "-1"}, {"port": 70_000}, {"image": "other:1"},
+        {"storage_size": "10Gi"}, {"storage_size": "x", "replicas": 1},
+        {"mount_path": "/data", "replicas": 1}, {"enable_storage": False, "storage_size": "1Gi"},
     ):  # fmt: skip
         status, code = await error_of(ann, "POST", "/env-service", **{**CREATE, **fields})
         assert (status, code) == (400, "config_error"), fields
@@ -97,7 +103,7 @@ async def test_what_cannot_be_is_refused(ann: httpx.AsyncClient) -> None:
     assert await error_of(ann, "POST", "/env-service", **missing) == (404, "environment_not_found")
     await made(ann)
     image = await error_of(ann, "PUT", "/env-service/desk", image="other:1")
-    assert image == (400, "config_error")
+    assert image == (400, "config_error")  # the process engine has none
 
 
 async def test_what_rolls_and_what_does_not(bench: Bench, ann: httpx.AsyncClient) -> None:
@@ -178,14 +184,151 @@ async def test_what_serve_lost_is_deployed_again(bench: Bench, ann: httpx.AsyncC
     assert bench.apps.deployed == {"desk": record}
 
 
-async def test_an_environment_that_wants_storage_is_no_service(
+async def test_resources_are_shown_and_change(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """AEnvironment's requests and limits are one number here; its limits go first."""
+    found = await made(ann, cpu_request="1", cpu_limit="2", memory="2Gi", port=9000)
+    assert (found["cpu"], found["memory"], found["port"]) == ("2", "2Gi", 9000)
+    before = bench.apps.deployed["desk"].revision
+    body = {"cpu": "", "memory_limit": "4Gi"}
+    found = (await ann.put("/env-service/desk", json=body)).json()["data"]
+    assert (found["cpu"], found["memory"], found["port"]) == ("", "4Gi", 9000)
+    assert bench.apps.deployed["desk"].revision != before
+    docker = await made(ann, service_name="boxes", engine="docker", image="one:1")
+    assert docker["image"] == "one:1"
+    found = (await ann.put("/env-service/boxes", json={"image": "two:1"})).json()["data"]
+    assert found["image"] == "two:1"
+
+
+async def test_a_version_that_a_service_uses_is_not_deleted(ann: httpx.AsyncClient) -> None:
+    """Also where there are no quotas, and one that is parked."""
+    await made(ann, replicas=0)
+    assert (await ann.delete("/env/probe/1.0.0")).status_code == 409
+    await ann.delete("/env-service/desk")
+    assert (await ann.delete("/env/probe/1.0.0")).status_code == 200
+
+
+# --- storage ---------------------------------------------------------------------------------
+
+KEEPS = {"replicas": 1, "storage_size": "10Gi"}
+
+
+async def test_a_service_keeps_what_it_asks_for(bench: Bench, ann: httpx.AsyncClient) -> None:
+    found = await made(ann, **KEEPS, mount_path="/data/")
+    assert (found["storage_size"], found["mount_path"]) == ("10Gi", "/data")
+    assert found["pvc_name"].startswith("aenv-desk-")
+    storage = bench.apps.deployed["desk"].storage
+    assert storage is not None
+    assert not storage.is_shared
+
+
+async def test_storage_stays_with_an_owner_and_a_name(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """Whoever else has a service of this name finds nothing of it; nor does another service."""
+    first = await made(ann, **KEEPS)
+    assert (await ann.delete("/env-service/desk")).status_code == 200
+    again = await made(ann, **KEEPS | {"storage_size": "20Gi"})
+    assert again["pvc_name"] == first["pvc_name"]
+    assert again["storage_size"] == "20Gi"
+    uid = bench.apps.deployed["desk"].storage
+    await ann.delete("/env-service/desk?deleteStorage=false")
+    async with bench.owner("bob") as bob:
+        others = await made(bob, **KEEPS)
+        assert others["pvc_name"] != first["pvc_name"]
+        await bob.delete("/env-service/desk")
+    named = await made(ann, **KEEPS, service_name="other", pvc_name=first["pvc_name"])
+    assert named["pvc_name"] != first["pvc_name"]
+    await made(ann, replicas=1, enable_storage=True)
+    assert bench.apps.deployed["desk"].storage == uid
+    assert bench.sites.deleted == []
+
+
+async def test_deleted_storage_is_gone(bench: Bench, ann: httpx.AsyncClient) -> None:
+    found = await made(ann, **KEEPS)
+    before = bench.apps.deployed["desk"].storage
+    assert (await ann.delete("/env-service/desk?deleteStorage=true")).status_code == 200
+    await eventually(lambda: bench.sites.deleted == [found["pvc_name"]], "it is deleted", 60.0)
+    # The record of it goes a moment after what it held.
+    await eventually(lambda: _is_free(bench), "its name is free", 60.0)
+    await made(ann, **KEEPS)
+    after = bench.apps.deployed["desk"].storage
+    assert before is not None
+    assert after is not None
+    assert before.uid != after.uid
+
+
+async def _is_free(bench: Bench) -> bool:
+    return not await bench.hub.documents("storage")
+
+
+async def test_a_deletion_that_failed_is_finished_later(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    found = await made(ann, **KEEPS)
+    bench.sites.is_away = True
+    assert (await ann.delete("/env-service/desk?deleteStorage=true")).status_code == 200
+    refused = await error_of(ann, "POST", "/env-service", **CREATE | KEEPS)
+    assert refused == (409, "catalog_conflict")
+    bench.sites.is_away = False
+    await bench.gateway.services.restore()
+    await eventually(lambda: found["pvc_name"] in bench.sites.deleted, "it is deleted", 60.0)
+
+
+async def test_a_storage_has_one_writer(
+    bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(ann, **KEEPS)
+    for change in ({"replicas": 2}, {"autoscale": "1:2"}):
+        answer = await ann.put("/env-service/desk", json=change)
+        assert answer.status_code == 400
+        assert "one writer" in answer.json()["error"]["message"]
+    assert (await ann.put("/env-service/desk", json={"replicas": 0})).status_code == 200
+    kept = bench.apps.deployed["desk"].storage
+    many = process_settings().model_copy(update={"storage_access": "many"})
+    monkeypatch.setattr(service_storage, "settings", lambda: many)
+    assert (await ann.put("/env-service/desk", json={"replicas": 2})).status_code == 200
+    shared = bench.apps.deployed["desk"].storage
+    assert kept is not None
+    assert shared == kept.model_copy(update={"is_shared": True})
+
+
+async def test_a_storage_grows_and_moves_and_never_shrinks(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    await made(ann, **KEEPS)
+    for change in (
+        {"storage_size": "9Gi"}, {"storage_size": "much"}, {"enable_storage": False},
+        {"mount_path": "/proc"}, {"mount_path": "data"},
+    ):  # fmt: skip
+        status, code = await error_of(ann, "PUT", "/env-service/desk", **change)
+        assert (status, code) == (400, "config_error"), change
+    body = {"storage_size": "11Gi", "mount_path": "/data"}
+    found = (await ann.put("/env-service/desk", json=body)).json()["data"]
+    assert (found["storage_size"], found["mount_path"]) == ("11Gi", "/data")
+    await ann.delete("/env-service/desk")
+    smaller = CREATE | KEEPS
+    assert (await error_of(ann, "POST", "/env-service", **smaller))[0] == 400
+    elsewhere = CREATE | {"replicas": 1, "enable_storage": True, "engine": "kubernetes"}
+    assert (await error_of(ann, "POST", "/env-service", **elsewhere))[0] == 400
+    assert bench.apps.deployed == {}
+
+
+async def test_a_service_gets_storage_later(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await made(ann, replicas=1)
+    found = (await ann.put("/env-service/desk", json={"enable_storage": True})).json()["data"]
+    assert found["storage_size"] == "10Gi"
+    assert bench.apps.deployed["desk"].storage is not None
+
+
+async def test_an_environment_that_wants_storage_gets_it(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would write what it means to keep into a sandbox that ends."""
+    """Its own word on the storage's name is nothing: all that come from one template say it."""
     root = tmp_path / "keeper"
     (root / "src").mkdir(parents=True)
-    config = '{"name": "probe", "deployConfig": {"service": {"enableStorage": true}}}'
-    (root / "config.json").write_text(config)
+    service = {
+        "enableStorage": True, "storageSize": "2Gi", "mountPath": "/kept", "storageName": "aenv",
+    }  # fmt: skip
+    config = {"name": "probe", "deployConfig": {"service": service}}
+    (root / "config.json").write_text(json.dumps(config))
     (root / "src" / "tools.py").write_text("")
     keeper = project.load(root)
 
@@ -193,7 +336,11 @@ async def test_an_environment_that_wants_storage_is_no_service(
         return keeper
 
     monkeypatch.setattr(bench.gateway.services, "_resolve", resolve)
-    answer = await ann.post("/env-service", json=CREATE)
-    assert answer.status_code == 400
-    assert "enableStorage" in answer.json()["error"]["message"]
-    assert (await ann.get("/env-service/*/list")).json()["data"] == []
+    found = await made(ann, replicas=1)
+    assert (found["storage_size"], found["mount_path"]) == ("2Gi", "/kept")
+    other = await made(ann, replicas=1, service_name="other")
+    assert other["pvc_name"] != found["pvc_name"]
+    without = await made(ann, service_name="forgetful", enable_storage=False)
+    assert without["pvc_name"] == ""
+    status, _ = await error_of(ann, "POST", "/env-service", **CREATE | {"service_name": "two"})
+    assert status == 400

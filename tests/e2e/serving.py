@@ -70,7 +70,7 @@ def _read_url(process: subprocess.Popen[str]) -> str:
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that another process does."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the other process sets no event
             await asyncio.sleep(0.01)
     assert condition(), what

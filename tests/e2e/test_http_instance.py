@@ -147,8 +147,12 @@ async def test_waiting_names_the_last_answer(instance: HttpInstance) -> None:
     """Invariant 9: every deadline error names what it waited for."""
     await instance.call_function("set_health", {"status": "starting"})
     try:
-        with pytest.raises(DeadlineExceeded, match=r'not healthy within 0\.1 s.*"starting"'):
-            await instance.wait_healthy(0.1)
+        for patience_s in (0.1, 3.0, 60.0):  # a busy machine may not have answered before
+            with pytest.raises(DeadlineExceeded, match=f"not healthy within {patience_s:g} s") as e:
+                await instance.wait_healthy(patience_s)
+            if '"starting"' in str(e.value):
+                break
+        assert '"starting"' in str(e.value)
     finally:
         await instance.call_function("set_health", {"status": "healthy"})
     assert (await instance.wait_healthy(5.0))["data"]["status"] == "healthy"

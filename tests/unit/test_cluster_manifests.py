@@ -17,6 +17,7 @@ import yaml
 import aenv_ray
 from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
 from aenv_ray.errors import ConfigError
+from aenv_ray.runtime.jail_spec import NOBODY
 from tests.cluster_schemas import pod_specs, problems, violations
 from tests.conftest import require
 
@@ -186,6 +187,15 @@ def test_the_image_that_is_named_is_this_version_with_this_ray():
     dockerfile = (KUBERAY / "image" / "Dockerfile").read_text()
     assert f"rayproject/ray:{version('ray')}-py311" in dockerfile
     assert f"aenv-ray:{aenv_ray.__version__}" in SAMPLE.read_text()
+
+
+def test_the_image_lets_sandboxes_in_where_its_python_is():
+    """Pods run as nobody, and Ray's image has Python in a home that its owner alone may enter."""
+    lines = (KUBERAY / "image" / "Dockerfile").read_text().splitlines()
+    opened = lines.index("RUN chmod go+rx /home/ray")
+    tried = next(n for n, line in enumerate(lines) if line.startswith("RUN python3 -P -c"))
+    assert lines.index(f"USER {NOBODY}:{NOBODY}") in range(opened, tried)
+    assert lines[-1] == "USER 1000:100"
 
 
 def test_the_wheel_carries_the_manifests_where_they_are_looked_for():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import threading
@@ -18,10 +19,10 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import Serving
 from aenv_ray.engines.kubernetes_access import Access
 from aenv_ray.engines.kubernetes_client import ApiRefused
-from aenv_ray.engines.kubernetes_door import HostKey
 from aenv_ray.engines.kubernetes_network import keeps, network_mode, selects
 from aenv_ray.engines.kubernetes_place import Owner, Place, parse_pairs, place_of
 from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.engines.proof import HostKey
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
@@ -32,6 +33,7 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 from aenv_ray.runtime.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
 from aenv_ray.testing.kubernetes_rules import check_schema, violations
+from aenv_ray.testing.kubernetes_validation import check_pod
 
 NOW = 1_000_000.0
 
@@ -95,10 +97,31 @@ def test_a_pod_may_live_as_long_as_renewals_can_move_its_deadline(
     assert pod_body(longer, around(), NOW)["spec"]["activeDeadlineSeconds"] == life_s
 
 
+def test_process_1_begins_on_any_python_3() -> None:
+    """An option that an old one does not know would end it before it told its version."""
+    (container,) = pod_body(spec_of(), around(), NOW)["spec"]["containers"]
+    assert container["command"][:2] == ["python3", "-c"]
+    script = ast.parse(container["command"][2], feature_version=(3, 7))
+    assert isinstance(script.body[1], ast.Assign)  # of sys.path, before anything else is imported
+
+
 def test_requests_are_limits() -> None:
     body = pod_body(spec_of(cpu="500m", memory="1Gi"), around(), NOW)
     resources = body["spec"]["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"] == {"cpu": "500m", "memory": str(1 << 30)}
+
+
+def test_pods_share_what_there_is_where_that_is_wanted() -> None:
+    place = Place(requests_share=0.1)
+    deploy = {"cpu": "5m", "memory": "1000M", "ephemeralStorage": "1Gi"}
+    body = pod_body(spec_of(**deploy), around(place), NOW)
+    check_schema(body)
+    check_pod(body)
+    resources = body["spec"]["containers"][0]["resources"]
+    limits, requests = resources["limits"], resources["requests"]
+    assert (limits["cpu"], requests["cpu"]) == ("5m", "1m")
+    assert int(requests["memory"]) * 10 == int(limits["memory"])
+    assert requests["ephemeral-storage"] == limits["ephemeral-storage"]
 
 
 def test_a_root_user_is_said_and_a_named_one_refused() -> None:
@@ -183,6 +206,14 @@ def test_a_start_that_cannot_be_is_said(state: dict[str, Any], words: str) -> No
     assert failure.instance_id == "made-1"
 
 
+def test_a_python_that_nobody_may_start_names_the_user_to_set() -> None:
+    message = 'exec: "python3": permission denied'
+    state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
+    failure = causes.start_failure(pod_with(state), "made-1")
+    assert isinstance(failure, SandboxStartFailed)
+    assert "deployConfig.container.user" in str(failure.hint)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -195,8 +226,15 @@ def test_what_may_still_come_is_no_failure(state: dict[str, Any]) -> None:
     assert causes.start_failure(pod_with(state), "made-1") is None
 
 
-def test_an_image_without_python_is_known_by_its_error() -> None:
-    message = 'exec: "python3": executable file not found in $PATH'
+@pytest.mark.parametrize(
+    "message",
+    [
+        'exec: "python3": executable file not found in $PATH',
+        'finding executable "python3" in PATH: no such file or directory',
+        "Failed to exec python3: ENOENT: No such file or directory",
+    ],
+)
+def test_an_image_without_python_is_known_by_its_error(message: str) -> None:
     state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
     assert isinstance(causes.start_failure(pod_with(state), "made-1"), causes.Unfitting)
 
@@ -272,11 +310,12 @@ def test_a_place_comes_from_settings(tmp_path: Path) -> None:
     settings = Settings(
         data_dir=tmp_path, runtime_dir=tmp_path, docker_config=tmp_path,
         kubernetes_node_selector="pool=a, disk=ssd", kubernetes_pull_secrets="x,y",
-        kubernetes_life="2h", pod_name="ray-1",
+        kubernetes_life="2h", kubernetes_requests=0.5, pod_name="ray-1",
     )  # fmt: skip
     place = place_of(settings)
     assert place.node_selector == {"pool": "a", "disk": "ssd"}
     assert place.pull_secrets == ("x", "y")
+    assert place.requests_share == 0.5
     assert (place.longest_life_s, place.pod_name) == (7200.0, "ray-1")
     with pytest.raises(ConfigError, match="SETTING"):
         parse_pairs("pool", "SETTING")

@@ -1,0 +1,43 @@
+"""Engines on a node for one test each, and how a sandbox on one ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, TypeVar
+
+from aenv_ray.engines.base import Engine, Sandbox
+from aenv_ray.ids import HostId
+
+E_co = TypeVar("E_co", bound=Engine, covariant=True)
+_WITHIN_S = 60.0
+
+
+class HasEngines(Protocol[E_co]):
+    def engine(self, host_id: HostId, **options: Any) -> E_co: ...
+
+
+def new_host() -> HostId:
+    """Return the id of a host that is no other's."""
+    return HostId(f"host-{uuid.uuid4().hex[:8]}")
+
+
+@contextlib.asynccontextmanager
+async def engine_on(node: HasEngines[E_co], **options: Any) -> AsyncIterator[E_co]:
+    """Yield an engine of a host of its own; its sandboxes are stopped afterwards."""
+    engine = node.engine(new_host(), **options)
+    try:
+        yield engine
+        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
+    finally:
+        await engine.close()
+
+
+async def end_of(sandbox: Sandbox) -> str:
+    """Return why a sandbox ended, as soon as it is told."""
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    sandbox.on_end(told.set_result)
+    async with asyncio.timeout(_WITHIN_S):
+        return await told
