@@ -61,7 +61,7 @@ class Cable:
         self.here, self.there = (
             f"10.201.{(network + n) >> 8}.{(network + n) & 255}" for n in (1, 2)
         )
-        self._device = f"aenv{os.getpid()}"
+        self._device = f"cable{os.getpid()}"
         self.holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo made && exec cat"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
