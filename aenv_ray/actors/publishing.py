@@ -197,4 +197,7 @@ async def publish(
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s)
     await store.put(package.data, digest=package.sha256)
-    return await hub.push(entry_of(package, found.functions, owner))
+    entry = await hub.push(entry_of(package, found.functions, owner))
+    if not await store.exists(package.sha256):  # the same bytes were refused to somebody just now
+        await store.put(package.data, digest=package.sha256)
+    return entry

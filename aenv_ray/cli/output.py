@@ -120,7 +120,7 @@ def pairs(values: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
-    """Return aligned rows; on a terminal no line is longer than it is wide."""
+    """Return aligned rows; on a terminal other columns than the first are cut to its width."""
     from rich.cells import cell_len
 
     everything = [list(headings), *rows]
@@ -135,16 +135,19 @@ def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
 
 
 def fitted(widths: Sequence[int], available: int) -> list[int]:
-    """Return column widths that fit, the widest made narrower first, down to `_LEAST` each."""
-    result = list(widths)
-    over = sum(result) + len(_GAP) * (len(result) - 1) - available
-    while over > 0:
+    """Return column widths that fit, the widest made narrower first, down to `_LEAST` each.
+
+    The first column stays whole: it names the row, for further commands.
+    """
+    first, *result = widths
+    over = first + sum(result) + len(_GAP) * len(result) - available
+    while over > 0 and result:
         widest = max(range(len(result)), key=result.__getitem__)
         if result[widest] <= _LEAST:
             break
         result[widest] -= 1
         over -= 1
-    return result
+    return [first, *result]
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

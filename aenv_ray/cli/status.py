@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from aenv_ray.cli import console
 from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
-from aenv_ray.cli.output import moment, show
+from aenv_ray.cli.output import moment, show, size
 from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
+
+_WAYS_OUT: Final = {
+    "starting": "unless an aenv up is at work: aenv up brings it up, aenv down ends what there is",
+    "broken": "aenv up brings it up again, aenv down ends it",
+}
 
 
 def status(
@@ -42,10 +49,22 @@ def status(
         facts["state"] = "up"
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
         facts["state"] = "broken"
-    lines = facts | {"started": moment(facts["started"])} if "started" in facts else facts
-    show(facts, output, lines)
+    show(facts, output, _lines(facts))
+    if facts["state"] in _WAYS_OUT:
+        console.say(_WAYS_OUT[facts["state"]])
     if facts["state"] != "up":
         raise typer.Exit(1)
+
+
+def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what people see."""
+    lines = dict(facts)
+    if "started" in facts:
+        lines["started"] = moment(facts["started"])
+    for name, value in lines.pop("hub", {}).items():
+        is_size = name.endswith("_bytes")
+        lines[name.removesuffix("_bytes")] = size(value) if is_size else value
+    return lines
 
 
 def _local(fabric: LocalFabric) -> dict[str, Any]:

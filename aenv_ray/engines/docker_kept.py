@@ -7,7 +7,7 @@ from typing import Any
 
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.local_storage import LocalDirectory
-from aenv_ray.runtime.container import STORAGE_LOCK
+from aenv_ray.runtime.container import SHARED_STORAGE_LOCK, STORAGE_LOCK
 from aenv_ray.runtime.jail_spec import unlimited_storage
 from aenv_ray.storage import shown_size
 
@@ -16,9 +16,8 @@ def storage_mounts(spec: SandboxSpec, directory: LocalDirectory | None) -> list[
     """Return the daemon's JSON for a container's storage; none where it has none."""
     if spec.storage is None or directory is None:
         return []
-    pairs = [(directory.data, spec.storage.mount_path)]
-    if directory.lock is not None:
-        pairs.append((directory.lock, STORAGE_LOCK))
+    lock = SHARED_STORAGE_LOCK if spec.storage.is_shared else STORAGE_LOCK
+    pairs = ((directory.data, spec.storage.mount_path), (directory.lock, lock))
     return [
         {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": False}
         for source, target in pairs

@@ -2,7 +2,8 @@
 
 Each has a directory of its own name, which nobody but its owner may enter; in it are the data, in a
 directory that a sandbox sees and nothing else, and a lock that a sandbox holds for as long as it
-lives. Whoever has the lock is alone in having the data, whichever engine, host or node made it.
+lives: alone, or with others where the storage is shared. So nobody else has the data, nor deletes
+them, whichever engine, host or node made the sandbox.
 
 What is in the data was written by sandboxes: no link in it is ever followed.
 """
@@ -32,8 +33,8 @@ class LocalDirectory:
     """A storage that is there."""
 
     data: Path
-    lock: Path | None
-    """What a sandbox holds that is alone in having it; None: it shares."""
+    lock: Path
+    """What a sandbox holds that has it."""
 
 
 class LocalStorage:
@@ -73,7 +74,7 @@ class LocalStorage:
                 f"storage {storage.name} cannot be made in {self._root}: {exc.strerror}",
                 hint="AENV_STORAGE_DIR names the directory of all storages",
             ) from exc
-        return LocalDirectory(data, None if storage.is_shared else lock)
+        return LocalDirectory(data, lock)
 
     def delete(self, storage: StorageMount, within_s: float = DELETE_S) -> None:
         """Delete a storage once no sandbox holds it; does nothing where there is none.

@@ -53,7 +53,8 @@ class Plan:
             jail = replace(
                 jail,
                 storage=str(directory.data),
-                storage_lock=str(directory.lock or ""),
+                storage_lock=str(directory.lock),
+                storage_is_shared=spec.storage.is_shared,
                 storage_path=spec.storage.mount_path,
                 storage_size=shown_size(spec.storage.size_bytes),
             )

@@ -75,7 +75,7 @@ on one node, where one script may change several at once.
 ``P:once:<key>``
     string: what was first kept under the key. Lives: the caller's TTL. For: idempotency keys.
 ``P:doc:<kind>``
-    hash: name -> JSON document. Lives: until deleted. For: services.
+    hash: name -> JSON document. Lives: until deleted. For: services and their storage.
 """
 
 from __future__ import annotations

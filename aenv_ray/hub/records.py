@@ -126,6 +126,8 @@ class Lease(_Frozen):
     created_at: float
     deadline: float
     """Seconds since the epoch; a lease is gone some time after it."""
+    ttl_s: float | None = None
+    """What it was made with; None: that is not known."""
     capability: str
     """Unguessable lower-case name that stands for the instance on routes without a token."""
     reason: str = ""

@@ -43,7 +43,8 @@ HOME: Final = "/.aenv"
 """Below it are ``runtime``, ``lib`` and ``run``."""
 RUN: Final = f"{HOME}/run"
 STORAGE_LOCK: Final = f"{HOME}/storage.lock"
-"""There where the instance is alone in having its storage."""
+"""There where the instance is alone in having its storage; where it shares that, the next."""
+SHARED_STORAGE_LOCK: Final = f"{HOME}/storage.shared"
 PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -94,8 +95,9 @@ def main(
         if isinstance(entrance, _Mounted):
             entrance.check()
         _shut_in(directory if serving == "commands" else "")
-        if os.path.exists(STORAGE_LOCK):
-            storage_lock.hold(STORAGE_LOCK)
+        for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
+            if os.path.exists(lock):
+                storage_lock.hold(lock, is_shared=lock == SHARED_STORAGE_LOCK)
         if serving == "public":
             from aenv_ray.runtime import relay
 

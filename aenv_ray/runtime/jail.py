@@ -203,8 +203,7 @@ def _show_storage(target: str, spec: JailSpec) -> None:
     try:
         linux.mount(spec.storage, f"{target}/data", None, linux.MS_BIND)
         linux.deny_devices(f"{target}/data")
-        if spec.storage_lock:
-            linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
+        linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
     except OSError as exc:  # no fault of the jail: it is there for others
         raise StorageUnavailable(f"its storage is not to be had: {exc}") from exc
 

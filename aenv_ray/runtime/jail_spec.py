@@ -39,7 +39,8 @@ class JailSpec:
     storage: str = ""
     """Directory of what outlives its one instance; empty: nothing does."""
     storage_lock: str = ""
-    """File that the instance locks; empty: it shares the storage."""
+    """File that the instance locks for as long as it has the storage."""
+    storage_is_shared: bool = False
     storage_path: str = ""
     """Where the instance sees its storage."""
     storage_size: str = ""

@@ -1,7 +1,8 @@
-"""The lock of a storage that one sandbox alone may have: held from its start to its end.
+"""The lock of a storage: held by each sandbox that has it, from its start to its end.
 
-The kernel gives it back when the process that holds it ends, however it ends; so a storage is never
-written to by two sandboxes, whatever became of those who started them.
+One that is alone in having it excludes all others; those that share it exclude only such a one, and
+whoever would delete it. The kernel gives it back when the process that holds it ends, however it
+does; so a storage has no two such sandboxes, whatever became of those who started them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ WAIT_S: Final = 20.0
 _LOOK_S: Final = 0.05
 
 
-def hold(path: str, wait_s: float = WAIT_S) -> None:
+def hold(path: str, *, is_shared: bool, wait_s: float = WAIT_S) -> None:
     """Take the lock for as long as this process lives.
 
     Args:
         path: Of its file.
+        is_shared: Others may have the storage too.
         wait_s: How long another sandbox may have it still.
 
     Raises:
@@ -32,10 +34,11 @@ def hold(path: str, wait_s: float = WAIT_S) -> None:
     # Open to write, or a network filesystem would lock it on this machine alone. It is not for
     # what tools start: those may outlive this process for a moment.
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     until = time.monotonic() + wait_s
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
                 raise ProjectLoadError(

@@ -335,8 +335,8 @@ class Template:
             if os.environ.get(name) != value:
                 os.environ[name] = value
         sys.argv[1:] = assignment["arguments"]
-        if self._spec.storage_lock:
-            storage_lock.hold(f"{STORAGE}/lock")
+        if self._spec.storage:
+            storage_lock.hold(f"{STORAGE}/lock", is_shared=self._spec.storage_is_shared)
         dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
         if cover is not None:
             cover.put_on()

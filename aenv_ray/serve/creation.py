@@ -223,6 +223,7 @@ class Creator:
                 created_at=began,
                 # Its time begins when it runs.
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
+                ttl_s=spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
                 made_by=self._replicas.name,
             )

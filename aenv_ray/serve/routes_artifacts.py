@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -13,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from aenv_ray import ids
 from aenv_ray.errors import (
+    AenvError,
     ArtifactDamaged,
     ArtifactNotFound,
     ArtifactStoreDenied,
@@ -22,13 +24,15 @@ from aenv_ray.errors import (
     SandboxStartFailed,
     VersionConflict,
 )
-from aenv_ray.hub.records import EnvironmentVersion
+from aenv_ray.hub.records import EnvironmentQuery, EnvironmentVersion
 from aenv_ray.project_config import EnvironmentConfig
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.endpoint import Access, Asked, Endpoint, Nothing, parse_body
 from aenv_ray.serve.http import ClientLeft
 from aenv_ray.serve.shapes import ArtifactObject, EnvironmentObject, PublishRequest, SignStyle
 from aenv_ray.serve.signing import Signature, Signer
+
+logger = logging.getLogger(__name__)
 
 TAG: Final = "publishing"
 UPLOADS: Final = "upload"
@@ -149,7 +153,37 @@ class ArtifactRoutes:
         self, digest: str, owner: str, allow: Sequence[str] = ()
     ) -> EnvironmentVersion:
         archive = await self._store.read(digest, limit_bytes=self._limit)
-        return await self._publish(archive, owner, allow=allow)
+        try:
+            return await self._publish(archive, owner, allow=allow)
+        except ConfigError:
+            # What is refused for what is in it, such as a secret, is not kept either.
+            try:
+                await self._drop(digest, archive)
+            except AenvError as exc:
+                logger.warning("the refused archive %s stays: %s", digest[:12], exc.message)
+            raise
+
+    async def _drop(self, digest: str, archive: bytes) -> None:
+        """Remove an archive from the store, unless it is some version's.
+
+        Somebody else may publish the same bytes, with leave for what looks like a secret, just
+        now: `aenv_ray.actors.publishing.publish` and this each look again after they have acted.
+        """
+        if await self._is_published(digest):
+            return
+        await self._store.delete(digest)
+        if await self._is_published(digest):
+            await self._store.put(archive, digest=digest)
+
+    async def _is_published(self, digest: str) -> bool:
+        cursor: str | None = None
+        while True:
+            page = await self._hub.environments(EnvironmentQuery(limit=1000, cursor=cursor))
+            if any(digest == entry.archive for entry in page.items):
+                return True
+            cursor = page.cursor
+            if cursor is None:
+                return False
 
     async def create(self, asked: Asked[Nothing, ReferenceConfig]) -> bool:
         """Publish what was uploaded for the version, or else its config alone."""

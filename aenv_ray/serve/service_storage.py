@@ -256,6 +256,11 @@ async def placed(
     machine = record.machine
     if not machine:
         nodes = usable(ray_api.alive_nodes())
+        if not nodes:
+            raise FabricUnavailable(
+                f"no node takes the sandbox that is to have storage {mount.name}",
+                hint="aenv doctor tells what the cluster has",
+            )
         here = ray_api.node_id()
         chosen = nodes[here if here in nodes else min(nodes)].machine
         machine = await records.choose_machine(record, chosen)

@@ -378,7 +378,7 @@ def instance_object(
         created_at=timestamp(lease.created_at),
         updated_at=timestamp(lease.created_at),
         ip=lease.capability if is_private and lease.status is InstanceStatus.RUNNING else "",
-        ttl=f"{max(0, round(lease.deadline - lease.created_at))}s",
+        ttl=f"{lease.deadline - lease.created_at if lease.ttl_s is None else lease.ttl_s:.0f}s",
         owner=lease.owner,
         labels=lease.labels,
         engine=lease.engine,

@@ -146,6 +146,32 @@ def test_several_instances_are_made_at_once(aenv):
     assert aenv.out.split() == [one["id"] for one in made]
 
 
+def test_a_service_lives_through_every_command_and_its_storage_beyond(aenv):
+    options = ("--service-name", "notes", "--enable-storage", "--storage-size", "1Gi")
+    resources = ("--cpu", "500m", "--memory", "1Gi", "--port", "8000", "-e", "KEY=secret")
+    made = aenv("service", "create", "probe", *options, "--mount-path", "/data", *resources)
+    assert (made["cpu"], made["memory"], made["port"]) == ("500m", "1Gi", 8000)
+    shown = aenv("service", "get", "notes", form="table")
+    for text in ("500m", "8000", f"1Gi at /data ({made['pvc_name']})"):
+        assert text in shown
+    assert "secret" not in shown
+    changed = aenv("service", "update", "notes", "--storage-size", "2Gi", "--cpu", "")
+    assert (changed["storage_size"], changed["cpu"], changed["memory"]) == ("2Gi", "", "1Gi")
+    aenv("service", "update", "notes", "--replicas", "2", code=3)
+    assert "one writer" in aenv.err
+    aenv("service", "update", "notes", code=2)
+    aenv("service", "update", "notes", "--image", "other:1", code=3)
+    assert "engine docker or kubernetes" in aenv.err
+    assert aenv("service", "delete", "notes", "--yes") == {"id": "notes", "deleted": True}
+    again = aenv("service", "create", "probe", *options[:3])
+    assert (again["pvc_name"], again["storage_size"]) == (made["pvc_name"], "2Gi")
+    aenv("service", "delete", "notes", "--delete-storage", "--yes", form="")
+    assert aenv.out == "notes\n"
+    without = aenv("service", "create", "probe", "--service-name", "notes", "--no-storage")
+    assert without["pvc_name"] == ""
+    aenv("service", "delete", "notes", "--yes")
+
+
 def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
     aenv("get", "nowhere", code=1)
     assert "nowhere" in aenv.err

@@ -60,6 +60,7 @@ def test_the_contract_holds_for_an_ordinary_user() -> None:
         "--basetemp", str(home / "t"),
         "-k", f"({TESTS}) and not Fake and not Without and not Docker",
         "tests/contract/test_engines.py", "tests/contract/test_isolation.py",
+        "tests/contract/test_storage.py",
     ]  # fmt: skip
     try:
         done = subprocess.run(

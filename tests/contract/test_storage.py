@@ -148,8 +148,11 @@ async def test_a_storage_shows_nothing_of_the_node(walled: Bench, walled_node: N
 
 
 @pytest.mark.namespaces
-async def test_a_storage_in_use_is_not_deleted(walled: Bench, walled_node: Node) -> None:
-    storage, project = a_storage(), keeper(walled)
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_storage_in_use_is_not_deleted(
+    walled: Bench, walled_node: Node, is_shared: bool
+) -> None:
+    storage, project = a_storage(is_shared=is_shared), keeper(walled)
     sandbox = await walled.start(project, storage=storage)
     with pytest.raises(FabricUnavailable, match="has it still"):
         LocalStorage(walled_node.data_dir / "storage").delete(storage, within_s=0.0)
@@ -201,9 +204,11 @@ def test_a_lock_that_another_has_is_waited_for_in_vain(tmp_path: Path) -> None:
     from aenv_ray.runtime.faults import ProjectLoadError
 
     (tmp_path / "lock").touch()
-    storage_lock.hold(str(tmp_path / "lock"))
+    lock = str(tmp_path / "lock")
+    for _ in range(2):
+        storage_lock.hold(lock, is_shared=True)
     with pytest.raises(ProjectLoadError, match="another sandbox has its storage"):
-        storage_lock.hold(str(tmp_path / "lock"), wait_s=0.0)
+        storage_lock.hold(lock, is_shared=False, wait_s=0.0)
 
 
 def test_a_storages_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:

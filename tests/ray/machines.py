@@ -81,7 +81,7 @@ class Machines:
             **variables,
         }
         return subprocess.run(
-            [*inside, sys.executable, str(SCRIPT), "--name", name, *arguments],
+            [*inside, sys.executable, str(SCRIPT), "--name", self._named(name), *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -108,9 +108,12 @@ class Machines:
 
     def processes(self, name: str) -> dict[int, str]:
         """Return the processes of a node."""
-        found: dict[int, str] = load_script().processes(name)
-        ours = processes_of(self.root)
-        return {pid: command for pid, command in found.items() if pid in ours}
+        found: dict[int, str] = load_script().processes(self._named(name))
+        return found
+
+    def _named(self, name: str) -> str:
+        """Return the name of a node on this machine, where other tests have clusters as well."""
+        return f"{self.root.name}-{name}"
 
     def sandboxes(self) -> list[int]:
         """Return the pids of the sandboxes of all nodes."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aenv_ray.actors.entrance import init
@@ -24,6 +25,7 @@ from aenv_ray.serve.settings import GatewaySettings
 from tests.conftest import require
 from tests.fixtures.published_client import PublishedClient, published_client
 from tests.ray.cluster import Cluster
+from tests.ray.faults import eventually
 
 PROJECTS = Path(__file__).parents[1] / "fixtures" / "projects"
 START_S = 60.0
@@ -130,6 +132,87 @@ def test_it_manages_instances(published: PublishedClient, pushed: str) -> None:
     assert deleted.returncode == 0, deleted.stdout
     gone = published.cli("instance", "get", instance_id)
     assert gone.returncode != 0 or "Running" not in gone.stdout
+
+
+@pytest.fixture
+def service(published: PublishedClient, pushed: str) -> Iterator[str]:
+    """Return the id of a service that its CLI made, and end it and Serve afterwards."""
+    made = published.cli("service", "create", pushed, "-s", "forecast", "-e", "CLIMATE=mild",
+                         "-o", "json")  # fmt: skip
+    assert made.returncode == 0, made.stdout + made.stderr
+    shown = json_of(made.stdout.partition("successfully")[2])
+    assert isinstance(shown, dict)
+    try:
+        yield str(shown["id"])
+    finally:
+        published.cli("service", "delete", str(shown["id"]), "--yes")
+        from ray import serve
+
+        serve.shutdown()
+
+
+SERVICE = """
+import asyncio, json, logging, os, sys
+from aenv.client.scheduler_client import AEnvSchedulerClient
+
+logging.disable(logging.CRITICAL)
+
+
+async def main():
+    url, key = os.environ["AENV_SYSTEM_URL"] + ":8080", os.environ["AENV_API_KEY"]
+    service = sys.argv[1]
+    async with AEnvSchedulerClient(base_url=url, api_key=key) as client:
+        while (found := await client.get_env_service(service)).status != "Running":
+            await asyncio.sleep(0.5)
+        listed = await client.list_env_services()
+        named = await client.list_env_services(env_name="weather-demo")
+        changed = await client.update_env_service(
+            service, environment_variables={"CLIMATE": "harsh"})
+        print(json.dumps({
+            "found": found.model_dump(mode="json"), "changed": changed.model_dump(mode="json"),
+            "listed": [one.id for one in listed], "named": [one.id for one in named],
+        }))
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(400)
+def test_it_manages_services(published: PublishedClient, service: str) -> None:
+    """Its CLI and its Python class make, find, change and end a service, which answers MCP."""
+    found = published.script(SERVICE, service)
+    assert service in found["listed"]
+    assert service in found["named"]
+    assert (found["found"]["replicas"], found["found"]["available_replicas"]) == (1, 1)
+    assert found["found"]["owner"] == "ada"
+    assert found["found"]["env"]["name"] == "weather-demo"
+    assert found["changed"]["environment_variables"] == {"CLIMATE": "***"}  # values are secrets
+    url = found["found"]["service_url"]
+    eventually(lambda: _climate(published, url) == "harsh", 180.0)  # its replica is replaced
+    listed = published.cli("service", "list", "-o", "json")
+    assert service in listed.stdout, listed.stdout + listed.stderr
+    got = published.cli("service", "get", service, "-o", "json")
+    assert service in got.stdout, got.stdout + got.stderr
+    scaled = published.cli("service", "update", service, "--replicas", "2", "-o", "json")
+    assert '"replicas": 2' in scaled.stdout, scaled.stdout + scaled.stderr
+    image = published.cli("service", "update", service, "--image", "other:1")
+    assert image.returncode != 0
+    assert "version" in image.stdout + image.stderr  # the way out: publish one with the image
+    ended = published.cli("service", "delete", service, "--yes")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert service not in published.cli("service", "list", "-o", "json").stdout
+
+
+def _climate(published: PublishedClient, service_url: str) -> object:
+    """Return what a tool of a service says of its variables."""
+    call = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    answer = httpx.post(
+        f"{service_url}/mcp", timeout=180, headers={"Authorization": f"Bearer {published.api_key}"},
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+    )  # fmt: skip
+    result = answer.json().get("result")
+    return result and json.loads(result["content"][0]["text"])["climate"]
 
 
 def test_without_a_token_it_is_refused(published: PublishedClient, tmp_path: Path) -> None:

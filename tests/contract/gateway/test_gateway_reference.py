@@ -109,12 +109,15 @@ async def test_a_version_in_use_cannot_be_deleted(ann: httpx.AsyncClient) -> Non
 # --- publishing ----------------------------------------------------------------------------------
 
 
-def an_archive(root: Path, name: str = "mine", version: str = "1.0.0", mode: str = "w:gz") -> bytes:
+def an_archive(
+    root: Path, name: str = "mine", version: str = "1.0.0", mode: str = "w:gz", **more: str
+) -> bytes:
     """Return an archive as AEnvironment's CLI makes it."""
     config = {"name": name, "version": version, "deployConfig": {"network": "none"}}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
-        for path, text in [("config.json", json.dumps(config)), ("src/a.py", TOOLS)]:
+        files = {"config.json": json.dumps(config), "src/a.py": TOOLS, **more}
+        for path, text in files.items():
             info = tarfile.TarInfo(path)
             info.size = len(text)
             tar.addfile(info, io.BytesIO(text.encode()))
@@ -138,6 +141,24 @@ async def test_an_archive_is_uploaded_published_and_downloaded(
     again = (await ann.post("/publish", json={"archive": digest})).json()["data"]
     assert again["created_at"] == entry["created_at"]
     assert (await ann.post("/publish", json={"archive": "1" * 64})).status_code == 404
+
+
+async def test_an_archive_with_a_secret_is_refused_and_not_kept(
+    ann: httpx.AsyncClient, bob: httpx.AsyncClient, root: Path
+) -> None:
+    """Invariant 10. Who means it may publish it; then nobody else's refusal takes it away."""
+    sent = an_archive(root, **{".env": "TOKEN=hunter2"})
+    digest = hashlib.sha256(sent).hexdigest()
+    await ann.put(f"/artifacts/{digest}", content=sent)
+    refused = await ann.post("/publish", json={"archive": digest})
+    assert (refused.status_code, "hunter2" in refused.text) == (400, False)
+    assert (await ann.head(f"/artifacts/{digest}")).status_code == 404
+    await ann.put(f"/artifacts/{digest}", content=sent)
+    wish = {"archive": digest, "allow_secrets": [".env"]}
+    entry = (await ann.post("/publish", json=wish)).json()["data"]
+    kept = entry["archive"]
+    assert (await bob.post("/publish", json={"archive": kept})).status_code == 400
+    assert (await ann.head(f"/artifacts/{kept}")).status_code == 200
 
 
 async def test_aenvironments_push_with_the_hubs_storage(
