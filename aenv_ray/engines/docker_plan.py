@@ -17,8 +17,8 @@ from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.engines.docker_images import DockerImages, Image
 from aenv_ray.engines.docker_networks import Networks
 from aenv_ray.engines.docker_serving import Serving
-from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
 from aenv_ray.engines.docker_storage import StorageDriver
+from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.project_config import DeployConfig
