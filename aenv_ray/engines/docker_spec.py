@@ -160,6 +160,8 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     run = around.run_directory
     sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
     mounts = [_bind(around.project_dir, PROJECT), *sockets]
+    if around.resolver_file is not None:
+        mounts.append(_bind(around.resolver_file, "/etc/resolv.conf"))
     if around.kit is not None:
         parts = _kit_mounts(around.kit)
         mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]

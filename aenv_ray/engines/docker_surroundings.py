@@ -54,6 +54,8 @@ class Surroundings:
     second: SecondSurroundings | None = None
     dns: tuple[str, ...] = ()
     """Resolvers instead of the node's."""
+    resolver_file: Path | None = None
+    """Instead of the container's; None for the daemon's own, whose resolver is on the loopback."""
     dns_options: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     """``name:address`` of what it knows without a resolver."""
