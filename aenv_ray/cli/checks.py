@@ -12,11 +12,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
 
@@ -33,26 +32,6 @@ _NAMESPACES_MEND: Final = (
     "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
     "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
-
-
-class Verdict(StrEnum):
-    """What a check found."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It works, with less than there could be."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    mend: str = ""
-    """Command, or setting, that mends it."""
 
 
 def versions() -> Check:
@@ -201,7 +180,7 @@ async def _process(settings: Settings) -> Check:
 
 async def _docker(settings: Settings) -> list[Check]:
     """Check the daemon, and the OCI runtimes of one that answers."""
-    from aenv_ray.cli import docker_runtimes
+    from aenv_ray.cli import checks_docker
     from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 
     try:
@@ -213,7 +192,7 @@ async def _docker(settings: Settings) -> list[Check]:
     except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
         mend = "start Docker, or set DOCKER_HOST: sudo systemctl start docker"
         return [Check(_DOCKER, Verdict.FAILED, _line(exc), mend)]
-    runtimes = docker_runtimes.check(info, settings.docker_runtime)
+    runtimes = checks_docker.check(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from aenv_ray.cli.checks import Check, Verdict
+from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
 

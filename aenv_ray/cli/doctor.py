@@ -13,7 +13,7 @@ from aenv_ray.cli.options import Output
 from aenv_ray.cli.output import Columns, show_rows
 
 if TYPE_CHECKING:
-    from aenv_ray.cli.checks import Check
+    from aenv_ray.cli.findings import Check
 
 _COLUMNS: Final[Columns] = {
     "CHECK": lambda c: c["name"],
@@ -33,7 +33,7 @@ def doctor(output: Output = None) -> None:
       aenv doctor
       aenv doctor -o json
     """
-    from aenv_ray.cli.checks import Verdict
+    from aenv_ray.cli.findings import Verdict
 
     checks = _all_checks()
     show_rows([asdict(check) for check in checks], output, _COLUMNS)

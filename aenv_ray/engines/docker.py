@@ -27,7 +27,7 @@ from aenv_ray.engines.docker_link import Links
 from aenv_ray.engines.docker_plan import Planner
 from aenv_ray.engines.docker_presence import Presence
 from aenv_ray.engines.docker_second import SecondContainers
-from aenv_ray.engines.docker_spec import Surroundings
+from aenv_ray.engines.docker_surroundings import Surroundings
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.engines.local_storage import LocalStorage

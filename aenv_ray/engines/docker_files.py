@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -204,6 +205,16 @@ class DockerFiles:
         """Note what a network's rules let through; it is held."""
         lines = "".join(f"{block} {port}\n" for block, port in sorted(openings))
         (self._networks / chain).write_text(lines)
+
+    def note_resolvers(self, addresses: Iterable[str]) -> Path:
+        """Return a file that names resolvers, for a container to have as its own."""
+        text = "".join(f"nameserver {address}\n" for address in addresses)
+        path = self.directory / "resolv.conf"
+        partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        partial.write_text(text)
+        partial.chmod(0o644)
+        partial.replace(path)
+        return path
 
     # --- keys -------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_credentials import Credentials
 from aenv_ray.engines.docker_files import DockerFiles
 from aenv_ray.engines.docker_images import DockerImages, Image
-from aenv_ray.engines.docker_networks import Networks
+from aenv_ray.engines.docker_networks import Joined, Networks
 from aenv_ray.engines.docker_serving import Serving
-from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
 from aenv_ray.engines.docker_storage import StorageDriver
+from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
-from aenv_ray.project_config import DeployConfig
+from aenv_ray.project_config import DeployConfig, NetworkMode
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class Planner:
                 network_mode=mode,
                 network=network.name,
                 dns=network.dns,
+                resolver_file=await self._resolver_file(runtime, mode, network),
                 dns_options=network.dns_options,
                 hosts=network.hosts,
                 allowed=network.allowed,
@@ -167,6 +168,12 @@ class Planner:
                 hint=f"register it with the daemon: dockerd --add-runtime {runtime}=/path/to/it",
             )
         return runtime
+
+    async def _resolver_file(self, runtime: str, mode: NetworkMode, network: Joined) -> Path | None:
+        """Return what names resolvers that another kernel's own network reaches too."""
+        if not self._has_own_kernel(runtime) or mode is not NetworkMode.INTERNET:
+            return None
+        return await asyncio.to_thread(self._files.note_resolvers, network.dns)
 
     def _has_own_kernel(self, runtime: str) -> bool:
         described = self._runtimes.get(runtime or self._daemons_runtime)

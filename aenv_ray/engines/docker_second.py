@@ -19,7 +19,7 @@ from aenv_ray.engines.docker_containers import Containers
 from aenv_ray.engines.docker_files import DockerFiles, second_name
 from aenv_ray.engines.docker_instance import Instance, await_boot
 from aenv_ray.engines.docker_link import Links
-from aenv_ray.engines.docker_spec import SecondSurroundings, Surroundings
+from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
 from aenv_ray.errors import SandboxStartFailed
 
 SECOND: Final = "its second container: "

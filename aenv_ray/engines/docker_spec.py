@@ -6,7 +6,6 @@ Nothing here speaks with anybody.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from aenv_ray.engines import docker_files as labels
 from aenv_ray.engines import docker_kept, docker_python
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_serving import PUBLIC_PORT, Serving
-from aenv_ray.engines.local_storage import LocalDirectory
+from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
 from aenv_ray.engines.process_plan import instance_environment
 from aenv_ray.models import Isolation
 from aenv_ray.project_config import DeployConfig, NetworkMode
@@ -36,67 +35,6 @@ _BOOT: Final = (
     f"import sys; sys.path.insert(0, '{HOME}/runtime'); sys.path.append('{HOME}/lib'); "
     "from aenv_ray.runtime.container import main; main("
 )
-
-
-@dataclass(frozen=True)
-class SecondSurroundings:
-    """What the second container of an instance gets."""
-
-    name: str
-    image_id: str
-    image_user: str
-    image_path: str
-    image_directory: str
-    kit: Path
-    run_directory: Path
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a container gets that its spec does not say."""
-
-    scope: str
-    host_id: str
-    directory: Path
-    """Of the scope; on a label, so that any janitor finds who looks after a container."""
-    name: str
-    image_id: str
-    image_user: str
-    """``USER`` of the image; "" for none."""
-    image_path: str
-    """``PATH`` of the image; "" for none."""
-    kit: Path | None
-    """The runtime for this image, on this node; None when the image carries it."""
-    run_directory: Path
-    project_dir: Path
-    network: str
-    """What the daemon calls the network to join: ``none``, ``host``, or a name."""
-    network_mode: NetworkMode = NetworkMode.NONE
-    image_directory: str = ""
-    """``WORKDIR`` of the image; "" for none."""
-    serving: Serving = Serving.RUNTIME
-    absence: str = ""
-    """Why it has no tools, where it has none."""
-    server: tuple[str, ...] = ()
-    """What starts the image's own server."""
-    second: SecondSurroundings | None = None
-    dns: tuple[str, ...] = ()
-    """Resolvers instead of the node's."""
-    dns_options: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    """``name:address`` of what it knows without a resolver."""
-    allowed: tuple[str, ...] = ()
-    """What it reaches, for people, where that is a list."""
-    runtime: str = ""
-    """The OCI runtime; "" for the daemon's default."""
-    storage: LocalDirectory | None = None
-    """What of it outlives it."""
-    has_own_kernel: bool = False
-    """The OCI runtime gives containers a kernel of their own."""
-    has_seccomp: bool = True
-    has_user_namespace: bool = False
-    has_quota: bool = False
-    """The daemon can limit what a container writes to its image's directories."""
 
 
 def container_body(spec: SandboxSpec, around: Surroundings) -> dict[str, Any]:
@@ -222,34 +160,20 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     run = around.run_directory
     sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
     mounts = [_bind(around.project_dir, PROJECT), *sockets]
+    if around.resolver_file is not None:
+        mounts.append(_bind(around.resolver_file, "/etc/resolv.conf"))
     if around.kit is not None:
         parts = _kit_mounts(around.kit)
         mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]
     if around.second is not None:
-        mounts.append(_shared_volume(around, deploy))
+        volume = labels.volume_name(around.name)
+        size = storage_bytes(deploy)
+        mounts.append(docker_kept.shared_volume(volume, around.scope, SHARED, size))
     return mounts
 
 
 def _kit_mounts(kit: Path) -> list[dict[str, Any]]:
     return [_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python")]
-
-
-def _shared_volume(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
-    """Return the volume of both containers: in memory and bounded, made with the first of them."""
-    options = f"mode=1777,nosuid,nodev,size={storage_bytes(deploy)}"
-    return {
-        "Type": "volume",
-        "Source": labels.volume_name(around.name),
-        "Target": SHARED,
-        "VolumeOptions": {
-            "NoCopy": True,
-            "Labels": {labels.SCOPE_LABEL: around.scope},
-            "DriverConfig": {
-                "Name": "local",
-                "Options": {"type": "tmpfs", "device": "tmpfs", "o": options},
-            },
-        },
-    }
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:
@@ -335,6 +259,9 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         "open files": str(MAX_FILES),
         "storage": storage,
     }
+    if around.has_own_kernel:
+        limits["processes"] = f"{deploy.container.pids} threads of its kernel: with more it ends"
+        del limits["open files"]
     root_bytes = _root_bytes(deploy)
     if root_bytes:
         how = "disk quota" if around.has_quota else "each file; watched: it ends with more in all"
@@ -355,7 +282,8 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
         network=network,
         allowed=around.allowed,
         read_only_host=True,
-        seccomp=around.has_seccomp,
+        # The daemon's profile is for the node's kernel, which such a container does not reach.
+        seccomp=around.has_seccomp and not around.has_own_kernel,
         no_new_privileges=True,
         limits=limits,
         missing=(*_missing(deploy, around, network), *docker_kept.missing(spec)),
@@ -379,6 +307,8 @@ def _missing(deploy: DeployConfig, around: Surroundings, network: NetworkMode) -
         missing.append("user: its users are those of the node, without any capability")
     if not around.has_seccomp:
         missing.append("seccomp: the daemon has no profile")
+    if around.has_own_kernel:
+        missing.append("open files: its own kernel may not keep their limit")
     if around.serving is Serving.PUBLIC:
         missing.append(
             f"public door: port {PUBLIC_PORT.partition('/')[0]} is open to what runs inside, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import ClassVar
 import pytest
 
 from aenv_ray.engines.base import Engine
+from aenv_ray.engines.docker_network import RESOLVERS
 from aenv_ray.errors import SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
@@ -149,6 +151,15 @@ async def test_a_broken_way_in_ends_the_sandbox_and_its_container(
     with pytest.raises(SandboxLost):
         await call(sandbox, "echo", {"text": "x"})
     await eventually(lambda: not docker_node.left_over(), "its container is gone", 60.0)
+
+
+async def test_names_need_no_resolver_of_the_daemon(bench: Bench) -> None:
+    """That listens on a loopback which is not gVisor's own."""
+    if os.geteuid() != 0:
+        pytest.skip("the rules of the packet filter need root")
+    sandbox = await bench.start(bench.contract_project({"network": "internet"}))
+    shown = (await execute(sandbox, "cat /etc/resolv.conf; touch /etc/resolv.conf")).text()
+    assert shown.split() == [word for one in RESOLVERS for word in ("nameserver", one)]
 
 
 async def test_an_image_with_a_shell_alone_has_commands(bench: Bench) -> None:

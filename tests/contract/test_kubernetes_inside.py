@@ -13,7 +13,7 @@ from aenv_ray.actors.elsewhere import chosen
 from aenv_ray.actors.fresh_sandbox import fresh_sandbox
 from aenv_ray.cli import checks_kubernetes
 from aenv_ray.cli import doctor as doctor_command
-from aenv_ray.cli.checks import Check, Verdict
+from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.cli.main import main
 from aenv_ray.config import Settings, read_settings
 from aenv_ray.engines.kubernetes_access import Access

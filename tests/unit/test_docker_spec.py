@@ -12,13 +12,8 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker_build import split_tag
 from aenv_ray.engines.docker_client import socket_path
 from aenv_ray.engines.docker_kit import ImagePython
-from aenv_ray.engines.docker_spec import (
-    SecondSurroundings,
-    Surroundings,
-    container_body,
-    isolation,
-    second_body,
-)
+from aenv_ray.engines.docker_spec import container_body, isolation, second_body
+from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
 from aenv_ray.project_config import EnvironmentConfig, NetworkMode
@@ -238,3 +233,29 @@ def test_two_containers_are_told_apart_by_their_labels() -> None:
     assert second_labels["aenv.second-of"] == "x-00000001"
     assert first_labels["aenv.volume"] == second_labels["aenv.volume"] == "aenv-x-shared"
     assert "aenv.volume" not in body_of({})["Labels"]
+
+
+def test_a_container_with_its_own_kernel_gets_a_key_by_input_and_no_socket() -> None:
+    body = body_of({}, runtime="runsc", has_own_kernel=True)
+    assert body["OpenStdin"]
+    assert body["StdinOnce"]
+    assert "/.aenv/run" not in [mount["Target"] for mount in body["HostConfig"]["Mounts"]]
+    assert body["Entrypoint"][-1].endswith("main(keyed=True)")
+    assert "aenv.link" in body["Labels"]
+    usual = body_of({})
+    assert "OpenStdin" not in usual
+    assert "aenv.link" not in usual["Labels"]
+    second = second_surroundings()
+    around = surroundings(second=second, has_own_kernel=True, runtime="runsc")
+    beside = second_body(spec({"network": "none"}), around, second)
+    assert beside["OpenStdin"]
+    assert beside["Entrypoint"][-1].endswith(", keyed=True)")
+
+
+def test_facts_of_a_container_with_its_own_kernel_claim_no_more_than_is() -> None:
+    around = surroundings(has_own_kernel=True)
+    facts = isolation(spec({"network": "none"}), around)
+    assert not facts.seccomp
+    assert "open files" not in facts.limits
+    assert any(item.startswith("open files") for item in facts.missing)
+    assert "with more it ends" in facts.limits["processes"]

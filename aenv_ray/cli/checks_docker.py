@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from aenv_ray.cli.checks import Check, Verdict
+from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.engines.docker_link import has_own_kernel
 
 NAME: Final = "docker runtimes"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.cli.checks import Verdict
-from aenv_ray.cli.docker_runtimes import check
+from aenv_ray.cli.checks_docker import check
+from aenv_ray.cli.findings import Verdict
 
 INFO = {
     "DefaultRuntime": "runc",
