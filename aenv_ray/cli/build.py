@@ -15,7 +15,8 @@ from aenv_ray.cli.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.engines.docker_build import BuildPlan, BuiltImage
+    from aenv_ray.engines.docker_build import BuiltImage
+    from aenv_ray.engines.docker_build_plan import BuildPlan
     from aenv_ray.engines.docker_registry import Transfer
     from aenv_ray.project import Project
 
@@ -121,7 +122,7 @@ def _plan(
     platform: str | None,
     build_args: list[str],
 ) -> BuildPlan:
-    from aenv_ray.engines.docker_build import BuildPlan
+    from aenv_ray.engines.docker_build_plan import BuildPlan
     from aenv_ray.engines.docker_reference import compose
 
     config, root = loaded.config, loaded.path

@@ -12,12 +12,13 @@ import io
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from aenv_ray.engines import docker_buildkit, docker_kit, docker_registry
+from aenv_ray.engines.docker_build_plan import BuildPlan
 from aenv_ray.engines.docker_build_report import OnOutput, OnStep, PlainReport, buildkit_feature
 from aenv_ray.engines.docker_buildkit import BuildKit
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient, socket_path
@@ -29,18 +30,6 @@ from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxSt
 from aenv_ray.runtime.container import HOME
 
 _CHUNK_BYTES: Final = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """One image to build."""
-
-    dockerfile: Path
-    context: Path
-    references: Sequence[str]
-    """``registry/namespace/name:tag``; the same image gets all of them."""
-    platform: str | None = None
-    build_args: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from aenv_ray.engines.docker_build_plan import BuildPlan
 from aenv_ray.engines.docker_build_report import BuildKitReport, OnOutput, OnStep
 from aenv_ray.engines.docker_client import DockerClient
-
-if TYPE_CHECKING:
-    from aenv_ray.engines.docker_build import BuildPlan
 
 _FIRST_API: Final = (1, 39)
 """The API of Docker 18.09, the first with BuildKit."""

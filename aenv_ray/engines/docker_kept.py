@@ -1,4 +1,4 @@
-"""What of a container outlives it: how it is mounted, and what is said of it."""
+"""What a container has beside its own: what outlives it, and what it shares with its second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker_files import SCOPE_LABEL
 from aenv_ray.engines.local_storage import LocalDirectory
 from aenv_ray.runtime.container import SHARED_STORAGE_LOCK, STORAGE_LOCK
 from aenv_ray.runtime.jail_spec import unlimited_storage
@@ -29,3 +30,21 @@ def missing(spec: SandboxSpec) -> Sequence[str]:
     if spec.storage is None:
         return ()
     return (unlimited_storage(spec.storage.mount_path, shown_size(spec.storage.size_bytes)),)
+
+
+def shared_volume(name: str, scope: str, target: str, size_bytes: int) -> dict[str, Any]:
+    """Return the volume of both containers: in memory and bounded, made with the first of them."""
+    options = f"mode=1777,nosuid,nodev,size={size_bytes}"
+    return {
+        "Type": "volume",
+        "Source": name,
+        "Target": target,
+        "VolumeOptions": {
+            "NoCopy": True,
+            "Labels": {SCOPE_LABEL: scope},
+            "DriverConfig": {
+                "Name": "local",
+                "Options": {"type": "tmpfs", "device": "tmpfs", "o": options},
+            },
+        },
+    }

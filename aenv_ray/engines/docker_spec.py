@@ -166,30 +166,14 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
         parts = _kit_mounts(around.kit)
         mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]
     if around.second is not None:
-        mounts.append(_shared_volume(around, deploy))
+        volume = labels.volume_name(around.name)
+        size = storage_bytes(deploy)
+        mounts.append(docker_kept.shared_volume(volume, around.scope, SHARED, size))
     return mounts
 
 
 def _kit_mounts(kit: Path) -> list[dict[str, Any]]:
     return [_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python")]
-
-
-def _shared_volume(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
-    """Return the volume of both containers: in memory and bounded, made with the first of them."""
-    options = f"mode=1777,nosuid,nodev,size={storage_bytes(deploy)}"
-    return {
-        "Type": "volume",
-        "Source": labels.volume_name(around.name),
-        "Target": SHARED,
-        "VolumeOptions": {
-            "NoCopy": True,
-            "Labels": {labels.SCOPE_LABEL: around.scope},
-            "DriverConfig": {
-                "Name": "local",
-                "Options": {"type": "tmpfs", "device": "tmpfs", "o": options},
-            },
-        },
-    }
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -51,7 +52,7 @@ TERM_S = 20.0
 """Ray's processes end within this; then the sandboxes' launcher sees it and ends them too."""
 KILL_S = 20.0
 LOOK_S = 0.1
-IDLE_WORKERS_S = 600
+IDLE_WORKERS_MS = 600_000
 """Started workers are kept so long: an actor on one takes 0.4 s, a cold one several."""
 
 
@@ -136,10 +137,16 @@ def bring_up(name: str, address: str | None, port: int) -> None:
             break
         stop(name)
         if attempt == ATTEMPTS or SLOW not in (words or ""):
-            last = " | ".join((words or "it ended at once").strip().splitlines()[-4:])
-            raise Failure(f"Ray did not start: {last}; all of it is in {log}")
+            raise Failure(f"Ray did not start: {reason(words or '')}; all of it is in {log}")
         say("the machine is slow: once more")
     say(f"{name} is up")
+
+
+def reason(words: str) -> str:
+    """Return what tells most of what Ray said: its last error, which need not be its last line."""
+    lines = words.strip().splitlines() or ["it ended at once"]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return errors[-1] if errors else " | ".join(lines[-4:])
 
 
 def check_address(address: str) -> None:
@@ -189,8 +196,7 @@ def ray_command(address: str | None, port: int, environment: Mapping[str, str]) 
         dashboard = environment.get("AENV_DASHBOARD", "1") not in ("0", "false")
         command.append(f"--include-dashboard={str(dashboard).lower()}")
         command.append(f"--ray-client-server-port={environment.get('AENV_CLIENT_PORT') or 10001}")
-        idle_ms = IDLE_WORKERS_S * 1000
-        settings = {"idle_worker_killing_time_threshold_ms": idle_ms}
+        settings = {"idle_worker_killing_time_threshold_ms": IDLE_WORKERS_MS}
         command.append(f"--system-config={json.dumps(settings)}")
         if environment.get("RAY_TMPDIR"):
             command.append(f"--temp-dir={environment['RAY_TMPDIR']}")
@@ -239,25 +245,22 @@ def redis_login() -> tuple[str, str]:
 
 def ensure_token(*, may_make: bool) -> Path:
     """Return the file with the token by which the cluster knows its own, made on the head."""
-    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if path.is_file():
         return path
     if not may_make:
         raise Failure(f"there is no token in {path}: copy that file from the head to this machine")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # another node of this machine, a moment ago
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_hex(32))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(FileExistsError), open(os.open(path, flags, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
     return path
 
 
 def runtime_directory() -> Path:
     """Return where the words of `ray start` are kept: private, and gone with the machine."""
-    given = os.environ.get("AENV_RUNTIME_DIR")
-    shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK | os.X_OK) else Path("/tmp")
-    path = Path(given) if given else shared / f"aenv-{os.getuid()}"
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else "/tmp"
+    path = Path(os.environ.get("AENV_RUNTIME_DIR") or f"{shared}/aenv-{os.getuid()}")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
@@ -278,12 +281,10 @@ def say_next(address: str, *, is_head: bool) -> None:
     if is_head:
         if not os.environ.get("AENV_REDIS_URL"):
             say("it keeps its state in memory; set AENV_REDIS_URL to outlive it (compose.yaml)")
-        say("")
-        say("on each other machine:")
+        say("\non each other machine:")
         say(f"  copy {token} there, readable by you alone")
         say(f"  python clusters/local/node.py worker {address}")
-        say("")
-    say("to use the cluster:")
+    say("\nto use the cluster:")
     say(f"  export RAY_ADDRESS={address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}")
     say("  aenv up      # hub and gateway, once")
     say("  aenv doctor")
@@ -316,8 +317,7 @@ def is_up(name: str, *, is_head: bool | None) -> bool:
     """Whether what a node cannot do without runs; None: head or worker."""
     commands = processes(name).values()
     has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
-    has_raylet = any(map(is_raylet, commands))
-    return has_raylet and (is_head is None or has_gcs == is_head)
+    return any(map(is_raylet, commands)) and (is_head is None or has_gcs == is_head)
 
 
 def status(name: str) -> int:
@@ -359,7 +359,7 @@ def is_raylet(command: str) -> bool:
 
 
 def is_rays(command: str) -> bool:
-    """Whether a process is none of ours, which end sandboxes and themselves after the raylet."""
+    """Whether it is none of ours, which end sandboxes and themselves after the raylet."""
     return "aenv_ray" not in command
 
 

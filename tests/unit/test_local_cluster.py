@@ -15,6 +15,9 @@ import yaml
 
 from tests.ray.machines import LOCAL, SCRIPT, load_script
 
+WORKER = {1: "/ray/raylet/raylet --args"}
+HEAD = {**WORKER, 2: "/ray/gcs/gcs_server --args"}
+
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
@@ -81,17 +84,40 @@ def test_only_the_note_of_the_same_head_is_forgotten(node: ModuleType, tmp_path:
 def test_a_worker_is_told_what_an_address_is(node: ModuleType, address: str) -> None:
     """Under systemd a missing AENV_HEAD is an empty argument."""
     with pytest.raises(node.Failure, match="HOST:PORT"):
-        node.check_address(address)
+        node.start("node", address, foreground=False)
+
+
+def test_of_what_ray_said_the_error_is_told(node: ModuleType) -> None:
+    """Its output and its errors are written by turns: the last line may say nothing."""
+    said = "Traceback …\n  File …\nValueError: port 16380 is taken\nINFO: Local node IP"
+    assert node.reason(said) == "ValueError: port 16380 is taken"
+    assert node.reason("a\nb\nc\nd\ne") == "b | c | d | e"
+    assert node.reason("") == "it ended at once"
 
 
 @pytest.mark.parametrize(("address", "role"), [("other:6380", "head"), (None, "worker")])
 def test_a_node_that_is_up_in_the_other_role_is_left_alone(
     node: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, role: str
 ) -> None:
-    up = {1: "/ray/raylet/raylet --args"} | ({2: "/ray/gcs/gcs_server"} if address else {})
+    up = HEAD if role == "head" else WORKER
     monkeypatch.setattr(node, "processes", lambda name: up)
     with pytest.raises(node.Failure, match=f"up as a {role}"):
         node.bring_up("node", address, 6380)
+
+
+@pytest.mark.parametrize(("address", "up"), [("h:1", WORKER), (None, HEAD)])
+def test_a_node_that_is_up_is_not_started_again(
+    node: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    address: str | None,
+    up: dict[int, str],
+) -> None:
+    monkeypatch.setenv("AENV_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(node, "processes", lambda name: up)
+    monkeypatch.setattr(node, "start_ray", lambda *_: pytest.fail("it was started"))
+    node.ensure_token(may_make=True)
+    node.start("node", address, foreground=False)
 
 
 def test_a_raylet_leaves_before_the_head_ends(

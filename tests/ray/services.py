@@ -1,0 +1,89 @@
+"""What tests of services look at, and load for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import ray
+
+import aenv_ray
+from aenv_ray import serve as services
+from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
+from aenv_ray.serve.service_replica import SERVICE_LABEL
+from tests.ray.faults import eventually
+
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+WIDE_S = 180.0
+"""For what a busy machine takes long to do."""
+
+
+def sandboxes(service: str) -> list[str]:
+    """Return the ids of a service's sandboxes."""
+    return [
+        info.id for info in aenv_ray.list_instances() if info.labels.get(SERVICE_LABEL) == service
+    ]
+
+
+def call(handle: Any, name: str, **arguments: Any) -> Any:
+    result = handle.call_tool.remote(name, arguments).result(timeout_s=WIDE_S)
+    assert not result.is_error, result
+    return result.structured["result"]
+
+
+def settled(service: str, replicas: int) -> None:
+    """Wait until a service has so many healthy replicas and nothing else."""
+
+    def is_settled() -> bool:
+        state = services.state(service)
+        return (
+            state.status is ServiceStatus.RUNNING
+            and state.available_replicas == replicas
+            and len(sandboxes(service)) == replicas
+        )
+
+    eventually(is_settled, WIDE_S, lambda: (services.state(service), sandboxes(service)))
+
+
+def replicas_of(service: str) -> list[Any]:
+    """Return the actors of a service's replicas."""
+    prefix = f"SERVE_REPLICA::{app_name(service)}#{DEPLOYMENT}#"
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        ray.get_actor(one["name"], namespace=one["namespace"])
+        for one in named
+        if one["name"].startswith(prefix)
+    ]
+
+
+@contextmanager
+def load(gateway: httpx.Client, service: str) -> Iterator[list[Any]]:
+    """Call a service without a pause, four at a time; yields what went wrong."""
+    wrong: list[Any] = []
+    done = threading.Event()
+    calls = []
+
+    def one() -> None:
+        message = {
+            "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": {"name": "greeting", "arguments": {}},
+        }  # fmt: skip
+        while not done.is_set():
+            answer = gateway.post(f"/services/{service}/mcp", json=message, headers=ACCEPT)
+            calls.append(answer.status_code)
+            if answer.status_code != 200 or "result" not in answer.json():
+                wrong.append(answer.text)
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(one) for _ in range(4)]
+        try:
+            yield wrong
+        finally:
+            done.set()
+        for each in running:
+            each.result(WIDE_S)
+    assert len(calls) > 8
