@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines import docker_instance
 from aenv_ray.engines.docker import DockerEngine
 from aenv_ray.engines.docker_logs import CUT
 from aenv_ray.engines.docker_network import Bridge
@@ -116,6 +117,18 @@ async def test_an_image_that_ends_at_once_is_a_failed_start_with_its_log(bench: 
     with pytest.raises(SandboxStartFailed, match=r"(?s)code 5.*so long"):
         await bench.start(bench.project({"tools.py": source}, NETLESS))
     assert await bench.running() == set()
+
+
+async def test_one_that_never_becomes_ready_is_a_failed_start_and_is_ended(
+    bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariants 3 and 9: the wait has an end, and says what it waited for."""
+    monkeypatch.setattr(docker_instance, "BOOT_DEADLINE_S", 0.5)
+    source = "import threading\nthreading.Event().wait()\n"
+    with pytest.raises(SandboxStartFailed, match=r"not up after 0\.5 s"):
+        await bench.start(bench.project({"tools.py": source}, NETLESS))
+    assert await bench.running() == set()
+    await eventually(lambda: not docker_node.left_over(), "nothing is left", 60.0)
 
 
 async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: DockerNode) -> None:
