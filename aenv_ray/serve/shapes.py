@@ -225,7 +225,8 @@ def _duration(value: Duration | None, what: str) -> Duration | None:
     try:
         parse_duration_s(value, what=what)
     except ConfigError as exc:
-        raise ValueError(exc.message) from None
+        # An answer has one hint for all that is wrong with a request: this is its field's.
+        raise ValueError(f"{exc.message}: {exc.hint}") from None
     return value
 
 
