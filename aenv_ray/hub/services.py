@@ -79,6 +79,10 @@ class ServiceRecord(BaseModel):
     """What its sandboxes have otherwise than the environment says."""
     storage: StorageMount | None = None
     """What outlives its sandboxes, and the service."""
+    previous: ServiceRecord | None = None
+    """What it was before an update that is not healthy yet, where nothing else can serve."""
+    taken_back: str = ""
+    """Why the last update was taken back; empty: it was not."""
     created_at: float
     """Seconds since the epoch, like `updated_at`."""
     updated_at: float

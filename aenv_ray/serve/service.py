@@ -25,6 +25,7 @@ from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.project import Project
 from aenv_ray.project_config import DeployChanges
 from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus
+from aenv_ray.serve.service_return import Returns, with_return
 from aenv_ray.serve.service_storage import Sites, Storages, StorageWish, check_writers
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Services:
         self._apps = apps
         self._storages = Storages(hub, clock, sites)
         self.records = ServiceRecords(hub)
+        self._returns = Returns(self.records, apps, clock)
         self._resolve = resolve
         self._clock = clock
 
@@ -110,7 +112,8 @@ class Services:
     ) -> ServiceRecord:
         """Change a service. What needs other sandboxes rolls: new ones are healthy first.
 
-        Where a storage has one writer, the old sandbox ends first.
+        Where a storage has one writer, the old sandbox ends first, and what was before comes back
+        when the new one does not become healthy.
 
         Args:
             record: As it is.
@@ -152,6 +155,7 @@ class Services:
             kept, changed = await self._with_new(changed, storage, source)
         if kept is not None:
             await self._storages.keep(kept)
+        changed = with_return(changed, record)
         await self._bring_up(changed, wait=wait)
         return changed
 
@@ -192,6 +196,7 @@ class Services:
 
     async def close(self) -> None:
         """Leave what is done in the background to the next that starts."""
+        await self._returns.close()
         await self._storages.close()
 
     async def restore(self) -> None:
@@ -203,6 +208,8 @@ class Services:
         """
         records = list((await self.records.all()).values())
         for record, state in zip(records, await self.states(records), strict=True):
+            if record.previous is not None:
+                self._returns.watch(record)
             if state.status is not ServiceStatus.TERMINATED:
                 continue
             try:
@@ -213,7 +220,11 @@ class Services:
 
     async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
         """Return how services are."""
-        return await asyncio.to_thread(self._apps.states, records)
+        states = await asyncio.to_thread(self._apps.states, records)
+        return [
+            state.model_copy(update={"reason": state.reason or record.taken_back})
+            for state, record in zip(states, records, strict=True)
+        ]
 
     async def _bring_up(self, record: ServiceRecord, *, wait: bool) -> None:
         await self.records.put(record)
@@ -221,10 +232,17 @@ class Services:
             await asyncio.to_thread(self._apps.deploy, record, wait=wait)
         except RuntimeError as exc:
             reason = (await self.states([record]))[0].reason or str(exc)
+            await self._see_through(record, at_once=True)
             raise FabricUnavailable(
                 f"service {record.id} did not become healthy: {_last_line(reason)}",
                 hint="aenv service get tells its state; what was healthy before goes on",
             ) from exc
+        await self._see_through(record, at_once=wait)
+
+    async def _see_through(self, record: ServiceRecord, *, at_once: bool) -> None:
+        if record.previous is None or (at_once and await self._returns.settle(record)):
+            return
+        self._returns.watch(record)
 
 
 def masked(record: ServiceRecord) -> dict[str, str]:

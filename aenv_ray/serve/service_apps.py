@@ -134,7 +134,8 @@ class ServeApps(Apps):
         # Without a version of ours Serve makes one up each time, and replaces every replica.
         deployment._version = record.revision
         application = deployment.bind(
-            record.model_dump(mode="json"), process_settings().artifacts_url
+            record.model_dump(mode="json", exclude={"previous", "taken_back"}),
+            process_settings().artifacts_url,
         )
         serve.run_many(
             [serve.RunTarget(application, name=app_name(record.id), route_prefix=None)],

@@ -161,6 +161,8 @@ class FakeApps(Apps):
     def __init__(self) -> None:
         self.deployed: dict[str, ServiceRecord] = {}
         self.failure: str | None = None
+        self.broken_by = ""
+        """A variable with which no environment is healthy."""
 
     def deploy(self, record: ServiceRecord, *, wait: bool) -> None:
         del wait
@@ -176,9 +178,12 @@ class FakeApps(Apps):
     def _state(self, record: ServiceRecord) -> ServiceState:
         if record.id not in self.deployed:
             return ServiceState(status=ServiceStatus.TERMINATED)
-        if self.failure is not None:
+        failure = self.failure
+        if self.broken_by in self.deployed[record.id].environment_variables:
+            failure = f"{self.broken_by} is set"
+        if failure is not None:
             return ServiceState(
-                status=ServiceStatus.FAILED, target_replicas=record.replicas, reason=self.failure
+                status=ServiceStatus.FAILED, target_replicas=record.replicas, reason=failure
             )
         return ServiceState(
             status=status_of("RUNNING", record.replicas, record.replicas),

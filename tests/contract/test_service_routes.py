@@ -290,6 +290,43 @@ async def test_a_storage_has_one_writer(
     assert shared == kept.model_copy(update={"is_shared": True})
 
 
+async def test_an_update_that_is_never_healthy_is_taken_back(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """The old sandbox had to end first, so nothing is left that could go on serving."""
+    await made(ann, **KEEPS)
+    before = bench.apps.deployed["desk"].revision
+    bench.apps.broken_by = "BAD"
+    for attempt in ("1", "2"):
+        change = {"environment_variables": {"BAD": attempt}}
+        assert (await ann.put("/env-service/desk", json=change)).status_code == 200
+        await eventually(
+            lambda: bench.apps.deployed["desk"].revision == before, "it is taken back", 60.0
+        )
+        found = (await ann.get("/env-service/desk")).json()["data"]
+        assert (found["status"], found["environment_variables"]) == ("Running", {})
+        assert "was taken back: BAD is set" in found["reason"]
+    await ann.put("/env-service/desk", json={"environment_variables": {"GOOD": "1"}})
+    await eventually(lambda: _is_settled(bench), "the update is seen through", 60.0)
+    found = (await ann.get("/env-service/desk")).json()["data"]
+    assert (found["reason"], found["environment_variables"]) == ("", {"GOOD": "***"})
+
+
+async def _is_settled(bench: Bench) -> bool:
+    return (await bench.gateway.services.records.get("desk")).previous is None
+
+
+async def test_who_starts_next_takes_an_update_back(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await made(ann, **KEEPS)
+    before = bench.apps.deployed["desk"].revision
+    bench.apps.broken_by = "BAD"
+    await ann.put("/env-service/desk", json={"environment_variables": {"BAD": "1"}})
+    await bench.gateway.services.close()
+    if bench.apps.deployed["desk"].revision != before:
+        await bench.gateway.services.restore()
+    await eventually(lambda: bench.apps.deployed["desk"].revision == before, "as before", 60.0)
+
+
 async def test_a_storage_grows_and_moves_and_never_shrinks(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:

@@ -14,7 +14,7 @@ import aenv_ray
 from aenv_ray import serve as services
 from aenv_ray.actors import hub_actor
 from aenv_ray.actors.remote_hub import blocking
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.deployment import deploy, undeploy
 from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
@@ -33,6 +33,8 @@ import threading
 from pathlib import Path
 from aenv_ray.runtime import register_tool
 
+if os.environ.get("BREAK"):
+    raise RuntimeError("it is broken")
 LOG = Path("/kept/log")
 if LOG.parent.exists():
     with open(LOG, "a") as log:
@@ -130,6 +132,13 @@ def test_what_a_service_keeps_outlives_its_replicas(gateway: httpx.Client, root:
     handle = services.deploy(root, **kept, environment_variables={"GREETING": "hi"})
     expected += "start hi\n3\n"
     assert said(handle, "note", text="3") == expected
+
+    with pytest.raises(FabricUnavailable, match="did not become healthy"):
+        services.deploy(root, **kept, environment_variables={"BREAK": "1"})
+    eventually(lambda: services.state("notes").status is ServiceStatus.RUNNING, WIDE_S)
+    assert "taken back" in services.state("notes").reason
+    expected += "start hi\nback\n"
+    assert said(handle, "note", text="back") == expected
 
     assert services.deploy(root, **kept, replicas=0) is None
     gone("notes")
