@@ -110,7 +110,9 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     with gateway(system_url, api_key, timeout) as door, _interrupts():
         maker = _Maker(door, name, wanted, startup_timeout, max_retries)
         made = maker.make(None if skip_health else _expect_healthy)
-        with _released(door, [] if keep_alive else made):
+        # Ctrl-C is how a held instance is meant to end, from the moment that it is shown.
+        end = contextlib.nullcontext() if keep_alive else contextlib.suppress(KeyboardInterrupt)
+        with _released(door, [] if keep_alive else made), end:
             shown = [one.shown() for one in made]
             if count == 1:
                 show(shown[0], output, made[0].id)
@@ -211,12 +213,11 @@ def _expect_healthy(door: Gateway, made: InstanceAnswer) -> None:
 
 
 def _hold(door: Gateway, held: Sequence[InstanceAnswer]) -> None:
-    """Return once all have ended, or somebody wants us to end."""
-    with contextlib.suppress(KeyboardInterrupt):
-        for one in held:
-            while (last := _followed(door, one.id)) is None:
-                time.sleep(_PAUSE_S)
-            console.say(f"{one.id} ended{f': {last}' if last else ''}")
+    """Return once all have ended."""
+    for one in held:
+        while (last := _followed(door, one.id)) is None:
+            time.sleep(_PAUSE_S)
+        console.say(f"{one.id} ended{f': {last}' if last else ''}")
 
 
 def _followed(door: Gateway, instance_id: str) -> str | None:
