@@ -27,6 +27,8 @@ DAEMON_AWAY: Final = (
 """What is told of an end that nobody saw."""
 _KILLED_EXIT: Final = 137
 _TERMINATED_EXIT: Final = 143
+_UNKNOWN_EXIT: Final = 255
+"""What a daemon says of an end that it missed; a process may exit with it, too."""
 
 
 class Containers:
@@ -243,4 +245,6 @@ class Containers:
             return "its main process was killed by SIGKILL"
         if code == _TERMINATED_EXIT:
             return "its main process was ended by SIGTERM, as by a Docker daemon that stops"
+        if code == _UNKNOWN_EXIT:
+            return f"its main process ended, with code {code} or unseen by the daemon"
         return f"its main process exited with code {code}"
