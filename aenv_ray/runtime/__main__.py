@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from aenv_ray.runtime import door
+from aenv_ray.runtime import door, lost_interrupts
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.loader import load_project
@@ -183,6 +183,7 @@ def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Names
         from aenv_ray.runtime import public  # loads the HTTP libraries
     except ImportError as exc:
         raise StartError(f"{exc}; the public door needs fastmcp, starlette and uvicorn") from exc
+    lost_interrupts.catch()
     limit_bytes = args.body_limit_mib * 1024 * 1024
     app = public.build_app(dispatcher, name=args.name, body_limit_bytes=limit_bytes)
     url = _url(listener, args.host)

@@ -22,6 +22,8 @@ _WNOTHREAD: Final = 0x2000_0000
 _waitid: Final = getattr(os, "waitid", None)
 _REAP_MS: Final = 1000
 """How long a killed child may take to end; one that waits for a disk takes longer."""
+_AGAIN_S: Final = 0.01
+"""After this the destructor, or whatever an interrupt was lost in, is mostly over."""
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
@@ -171,6 +173,19 @@ class Call:
                 _kill_children(self._thread[1], self._earlier_children)
         if stop_async is not None:
             stop_async()
+
+    def interrupt_again(self) -> None:
+        """Interrupt a sync function once more: Python dropped the interrupt that was for it."""
+
+        def run() -> None:
+            time.sleep(_AGAIN_S)
+            with self._lock:
+                if self._running and self.stop_reason is not None and self._thread is not None:
+                    _raise_in_thread(self._thread[0], CallInterrupted)
+
+        # Of its own: raised from here, it would hit the code that dropped it again.
+        with contextlib.suppress(RuntimeError):  # the sandbox's limits allow no thread now
+            start_thread(run)
 
     def _leave(self) -> None:
         with self._lock:

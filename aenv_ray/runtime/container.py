@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aenv_ray.runtime import linux, storage_lock
+from aenv_ray.runtime import linux, lost_interrupts, storage_lock
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
@@ -106,6 +106,7 @@ def main(
             registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
+        lost_interrupts.catch()
         entrance.prepare()
     except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()

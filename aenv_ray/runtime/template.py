@@ -41,7 +41,7 @@ from typing import Any, Final, NoReturn
 
 import pydantic_core
 
-from aenv_ray.runtime import jail, jail_spaces, linux, storage_lock
+from aenv_ray.runtime import jail, jail_spaces, linux, lost_interrupts, storage_lock
 from aenv_ray.runtime.calls import kill_tree
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
@@ -134,6 +134,7 @@ class Template:
         _keep_standard_descriptors()
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
+        lost_interrupts.catch()
         self._forks = Forks()  # what was imported until now has told its wishes at forks
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it

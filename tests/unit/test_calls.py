@@ -16,7 +16,15 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.runtime import lost_interrupts
 from aenv_ray.runtime.calls import Call, CallInterrupted, Watchdog, current_call
+
+
+@pytest.fixture(autouse=True)
+def catching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every sandbox; here, too, an interrupt may hit a callback of the collector."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    lost_interrupts.catch()
 
 
 def call(deadline_s: float = 60.0, **options: Any) -> Call:
@@ -81,6 +89,29 @@ def test_except_exception_does_not_swallow_the_interrupt() -> None:
     assert began.wait(10.0)
     one.stop("timeout")
     thread.join(10.0)
+    assert isinstance(ended[0], CallInterrupted)
+
+
+def test_an_interrupt_that_hits_a_destructor_comes_again() -> None:
+    """Invariant 11: Python drops what is raised there."""
+    began = threading.Event()
+
+    class Lingering:
+        def __del__(self) -> None:
+            until = time.monotonic() + 30.0
+            began.set()
+            while time.monotonic() < until:
+                pass
+
+    def litter() -> None:
+        Lingering()
+        spin(began)
+
+    one = call()
+    thread, ended = in_thread(one, litter)
+    assert began.wait(10.0)
+    one.stop("timeout")
+    thread.join(60.0)
     assert isinstance(ended[0], CallInterrupted)
 
 
