@@ -31,6 +31,7 @@ from aenv_ray.hub.leases import SWEEP_AT_ONCE
 from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
+from aenv_ray.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,7 @@ class HubHost:
 
     async def end(self) -> None:
         """Leave Redis; a bundled one that nobody else uses ends. The actor is to be killed next."""
-        self._keeper.cancel()
-        await asyncio.wait({self._keeper})  # it may hold a connection
+        await end_task(self._keeper)  # it may hold a connection
         if self._core is not None:
             await self._core.close()
         if self._server is not None:

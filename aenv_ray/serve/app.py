@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import secrets
@@ -49,6 +48,7 @@ from aenv_ray.serve.service_storage import RaySites, Sites
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.signing import Signer
 from aenv_ray.serve.sweep import Sweep
+from aenv_ray.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +124,7 @@ class Gateway:
         """End that work; what is being made is undone."""
         for task in (self._sweeping, self._restoring):
             if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await end_task(task)
         await self.services.close()
         await self.creator.close()
         self.access_log.flush()

@@ -14,6 +14,7 @@ from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, ServiceNotFound
 from aenv_ray.hub.services import ServiceRecord, ServiceRecords, is_alone
 from aenv_ray.serve.service_apps import Apps, ServiceStatus
+from aenv_ray.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,8 @@ class Returns:
 
     async def close(self) -> None:
         """Stop watching; whoever starts next goes on."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for task in list(self._tasks):
+            await end_task(task)
 
     async def settle(self, record: ServiceRecord) -> bool:
         """Look at an update once; True when it needs no more looking at.

@@ -7,7 +7,6 @@ It lives by a short lease that its replica renews: of a replica that was killed 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
@@ -24,6 +23,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import InstanceInfo
 from aenv_ray.runtime.dispatch import HEALTHY
+from aenv_ray.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +90,7 @@ class ReplicaSandbox:
     async def close(self) -> None:
         """End it."""
         if self._renewing is not None:
-            self._renewing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewing
+            await end_task(self._renewing)
         async with self._making:
             current, self._current = self._current, None
         if current is not None:
