@@ -23,11 +23,8 @@ CAUSE_WAIT_S: Final = 2.0
 _WATCH_S: Final = 0.5
 """How exactly an unanswered call's deadline is kept."""
 _BUSY_CALLS: Final = 16
-"""With this many calls waiting, a request waits for others to go with it: for each of them…"""
-_DELAY_EACH_S: Final = 0.00005
-"""…so long, a small part of the time until all have their answers…"""
-_LONGEST_DELAY_S: Final = 0.004
-"""…and no longer. A batch wakes the sandbox and this loop once, which costs as much as a call."""
+"""With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
+_BUSY_DELAY_S: Final = 0.001
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer one is ended: its host serves others too."""
 _READ_BYTES: Final = 65_536
@@ -298,13 +295,12 @@ class DoorSandbox(Sandbox):
         )
 
     def _write(self, line: bytes) -> None:
-        """Send at once; in a burst, with what comes within a moment, by one system call."""
+        """Send at once; in a burst, with what comes within `_BUSY_DELAY_S`, by one system call."""
         if not self._outbox:
-            waiting = len(self._pending)
-            if waiting < _BUSY_CALLS:
+            if len(self._pending) < _BUSY_CALLS:
                 self._send(line)
                 return
-            self._loop.call_later(min(waiting * _DELAY_EACH_S, _LONGEST_DELAY_S), self._flush)
+            self._loop.call_later(_BUSY_DELAY_S, self._flush)
         self._outbox.append(line)
 
     def _flush(self) -> None:
