@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
 
 if TYPE_CHECKING:
     from aenv_ray.engines.base import Engine, Sandbox
@@ -34,7 +34,7 @@ _NAMESPACES_MEND: Final = (
 )
 
 
-def versions() -> Check:
+def versions() -> Finding:
     """Check that what is installed is what this version was made for."""
     from packaging.requirements import Requirement
 
@@ -53,11 +53,11 @@ def versions() -> Check:
     here = f"Python {platform.python_version()}, Ray {importlib.metadata.version('ray')}"
     if wrong:
         mend = f"{sys.executable} -m pip install --upgrade aenv-ray"
-        return Check("versions", Verdict.FAILED, "; ".join(wrong), mend)
-    return Check("versions", Verdict.OK, here)
+        return Finding("versions", Verdict.FAILED, "; ".join(wrong), mend)
+    return Finding("versions", Verdict.OK, here)
 
 
-def disk(settings: Settings) -> list[Check]:
+def disk(settings: Settings) -> list[Finding]:
     """Check that there is room, and that it is ours."""
     checks = []
     places = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
@@ -68,15 +68,15 @@ def disk(settings: Settings) -> list[Check]:
         found = f"{place}: {free >> 20:,} MiB free"
         mend = f"make room, or set {variable} to another directory"
         if not os.access(existing, os.W_OK | os.X_OK):
-            checks.append(Check(name, Verdict.FAILED, f"{place} cannot be written", mend))
+            checks.append(Finding(name, Verdict.FAILED, f"{place} cannot be written", mend))
         elif free < least:
-            checks.append(Check(name, Verdict.WARNING, found, mend))
+            checks.append(Finding(name, Verdict.WARNING, found, mend))
         else:
-            checks.append(Check(name, Verdict.OK, found))
+            checks.append(Finding(name, Verdict.OK, found))
     return checks
 
 
-def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Check]:
+def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Finding]:
     """Check that ``aenv up`` could listen; `ours`: it does already."""
     checks = []
     for port in wanted:
@@ -86,18 +86,20 @@ def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Check]:
                 sock.bind((host, port))
             except OSError as exc:
                 if ours:
-                    checks.append(Check(f"port {port}", Verdict.OK, "used by aenv up"))
+                    checks.append(Finding(f"port {port}", Verdict.OK, "used by aenv up"))
                     continue
                 option = "--port" if port == wanted[0] else "--mcp-port"
                 checks.append(
-                    Check(f"port {port}", Verdict.WARNING, str(exc.strerror), f"aenv up {option} 0")
+                    Finding(
+                        f"port {port}", Verdict.WARNING, str(exc.strerror), f"aenv up {option} 0"
+                    )
                 )
             else:
-                checks.append(Check(f"port {port}", Verdict.OK, "free"))
+                checks.append(Finding(f"port {port}", Verdict.OK, "free"))
     return checks
 
 
-def redis(settings: Settings) -> Check:
+def redis(settings: Settings) -> Finding:
     """Check the hub's Redis, or that there is a program to run one."""
     if settings.redis_url is None:
         from aenv_ray.hub.redis_server import find_program
@@ -105,12 +107,12 @@ def redis(settings: Settings) -> Check:
         try:
             program, version = find_program()
         except AenvError as exc:
-            return Check("redis", Verdict.FAILED, exc.message, "sudo apt install redis-server")
-        return Check("redis", Verdict.OK, f"{program} {'.'.join(map(str, version))}")
+            return Finding("redis", Verdict.FAILED, exc.message, "sudo apt install redis-server")
+        return Finding("redis", Verdict.OK, f"{program} {'.'.join(map(str, version))}")
     return asyncio.run(_ping(settings.redis_url))
 
 
-async def _ping(url: str) -> Check:
+async def _ping(url: str) -> Finding:
     from aenv_ray.hub.connection import connect, redacted, redis_errors
 
     try:
@@ -121,43 +123,43 @@ async def _ping(url: str) -> Check:
         finally:
             await client.aclose()
     except AenvError as exc:
-        return Check("redis", Verdict.FAILED, exc.message, "correct AENV_REDIS_URL, or unset it")
-    return Check("redis", Verdict.OK, f"{redacted(url)} answers")
+        return Finding("redis", Verdict.FAILED, exc.message, "correct AENV_REDIS_URL, or unset it")
+    return Finding("redis", Verdict.OK, f"{redacted(url)} answers")
 
 
-def ray(settings: Settings) -> Check:
+def ray(settings: Settings) -> Finding:
     """Check that a Ray that is named answers; where none is, one is started when it is needed."""
     from aenv_ray import local_fabric
 
     fabric = local_fabric.read(settings.data_dir)
     address = settings.ray_address or (fabric.ray_address if fabric is not None else "")
     if not address:
-        return Check("ray", Verdict.OK, "none runs; one is started when it is needed")
+        return Finding("ray", Verdict.OK, "none runs; one is started when it is needed")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
-            return Check("ray", Verdict.OK, f"{address} answers")
+            return Finding("ray", Verdict.OK, f"{address} answers")
     except (OSError, ValueError) as exc:
         mend = "correct RAY_ADDRESS, or unset it" if settings.ray_address else "aenv down"
-        return Check("ray", Verdict.FAILED, f"{address}: {exc}", mend)
+        return Finding("ray", Verdict.FAILED, f"{address}: {exc}", mend)
 
 
-def internet() -> Check:
+def internet() -> Finding:
     """Check what projects with requirements need."""
     try:
         with socket.create_connection(_INTERNET, _CONNECT_S):
-            return Check("internet", Verdict.OK, f"{_INTERNET[0]} answers")
+            return Finding("internet", Verdict.OK, f"{_INTERNET[0]} answers")
     except OSError as exc:
-        return Check("internet", Verdict.WARNING, f"{_INTERNET[0]}: {exc}",
+        return Finding("internet", Verdict.WARNING, f"{_INTERNET[0]}: {exc}",
                      "needed only for new requirements.txt and images; use a mirror")  # fmt: skip
 
 
-def engines(settings: Settings) -> list[Check]:
+def engines(settings: Settings) -> list[Finding]:
     """Check each engine by an instance that runs a command."""
     return [asyncio.run(_process(settings)), *asyncio.run(_docker(settings))]
 
 
-async def _process(settings: Settings) -> Check:
+async def _process(settings: Settings) -> Finding:
     from aenv_ray.engines.process import ProcessEngine
     from aenv_ray.ids import HostId
 
@@ -171,14 +173,14 @@ async def _process(settings: Settings) -> Check:
             async with _tried(engine) as sandbox:
                 kind, missing = sandbox.isolation.kind, sandbox.isolation.missing
     except (AenvError, OSError, TimeoutError) as exc:
-        return Check(name, Verdict.FAILED, _line(exc), _NAMESPACES_MEND)
+        return Finding(name, Verdict.FAILED, _line(exc), _NAMESPACES_MEND)
     if kind == "none":
         found = f"works, without isolation: {'; '.join(missing)}"
-        return Check(name, Verdict.WARNING, found, _NAMESPACES_MEND)
-    return Check(name, Verdict.OK, f"works, isolated by {kind}")
+        return Finding(name, Verdict.WARNING, found, _NAMESPACES_MEND)
+    return Finding(name, Verdict.OK, f"works, isolated by {kind}")
 
 
-async def _docker(settings: Settings) -> list[Check]:
+async def _docker(settings: Settings) -> list[Finding]:
     """Check the daemon, and the OCI runtimes of one that answers."""
     from aenv_ray.cli import checks_docker
     from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
@@ -191,19 +193,19 @@ async def _docker(settings: Settings) -> list[Check]:
             await client.close()
     except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
         mend = "start Docker, or set DOCKER_HOST: sudo systemctl start docker"
-        return [Check(_DOCKER, Verdict.FAILED, _line(exc), mend)]
+        return [Finding(_DOCKER, Verdict.FAILED, _line(exc), mend)]
     runtimes = checks_docker.check(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
 
 
-async def _docker_engine(settings: Settings, daemon: str) -> Check:
+async def _docker_engine(settings: Settings, daemon: str) -> Finding:
     from aenv_ray.engines.docker import DockerEngine
     from aenv_ray.ids import HostId
 
     name = _DOCKER
     if settings.docker_image is None:
         found = f"{daemon} answers; no image is named to try it with"
-        return Check(name, Verdict.OK, found, "AENV_DOCKER_IMAGE=python:3.12-slim aenv doctor")
+        return Finding(name, Verdict.OK, found, "AENV_DOCKER_IMAGE=python:3.12-slim aenv doctor")
     try:
         with _short_directory() as root:
             engine = DockerEngine(
@@ -214,8 +216,8 @@ async def _docker_engine(settings: Settings, daemon: str) -> Check:
             async with _tried(engine):
                 pass
     except (AenvError, OSError, TimeoutError) as exc:
-        return Check(name, Verdict.FAILED, _line(exc), f"docker pull {settings.docker_image}")
-    return Check(name, Verdict.OK, f"works, {daemon}, {settings.docker_image}")
+        return Finding(name, Verdict.FAILED, _line(exc), f"docker pull {settings.docker_image}")
+    return Finding(name, Verdict.OK, f"works, {daemon}, {settings.docker_image}")
 
 
 @contextlib.asynccontextmanager

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.engines.docker_link import has_own_kernel
+from aenv_ray.findings import Finding, Verdict
 
 NAME: Final = "docker runtimes"
 _KNOWN: Final = ("crun", "runsc", "kata-runtime")
@@ -18,7 +18,7 @@ def check(
     info: Mapping[str, Any],
     wanted: str | None,
     find: Callable[[str], str | None] = shutil.which,
-) -> Check:
+) -> Finding:
     """Check that the daemon has the runtime that is wanted, and that its programs are there.
 
     Args:
@@ -42,17 +42,17 @@ def check(
     found = ", ".join(words) or "none is told"
     if wanted and wanted not in described:
         found = f"AENV_DOCKER_RUNTIME is {wanted}, which the daemon does not have; it has {found}"
-        return Check(NAME, Verdict.FAILED, found, _registering(wanted, find(wanted)))
+        return Finding(NAME, Verdict.FAILED, found, _registering(wanted, find(wanted)))
     if absent:
         mend = f"install {', '.join(absent)}, or take the daemon's setting away"
-        return Check(NAME, Verdict.WARNING, found, mend)
+        return Finding(NAME, Verdict.WARNING, found, mend)
     programs = {str(one.get("path", "")).rpartition("/")[2] for one in described.values()}
     unused = [
         f"{program} is installed and not registered"
         for program in _KNOWN
         if find(program) and program not in programs and program not in described
     ]
-    return Check(NAME, Verdict.OK, "; ".join([found, *unused]))
+    return Finding(NAME, Verdict.OK, "; ".join([found, *unused]))
 
 
 def _registering(name: str, path: str | None) -> str:

@@ -15,9 +15,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
 
 if TYPE_CHECKING:
     from aenv_ray.engines.base import Sandbox
@@ -46,22 +46,22 @@ def is_here(settings: Settings) -> bool:
     return settings.engine == "kubernetes" or settings.pod_name is not None
 
 
-def engine(settings: Settings) -> list[Check]:
+def engine(settings: Settings) -> list[Finding]:
     """Check the kubernetes engine, here or on a worker; blocks."""
     if settings.pod_name is not None:
         return look_here()
     if settings.ray_address is None:
         found = "this is no pod of a Ray cluster, and RAY_ADDRESS names none to ask"
-        return [Check(ENGINE, Verdict.FAILED, found, _INSIDE_MEND)]
+        return [Finding(ENGINE, Verdict.FAILED, found, _INSIDE_MEND)]
     from aenv_ray.actors.elsewhere import on_a_worker
 
     try:
         return on_a_worker(look_here, _LABEL, _TRY_S + _SCHEDULE_S)
     except AenvError as exc:
-        return [Check(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
+        return [Finding(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
 
 
-def look_here() -> list[Check]:
+def look_here() -> list[Finding]:
     """Check the kubernetes engine with the service account of this process's pod; blocks."""
     from aenv_ray.config import settings
     from aenv_ray.engines.kubernetes_client import KubernetesClient
@@ -69,7 +69,7 @@ def look_here() -> list[Check]:
     return asyncio.run(examine(settings(), KubernetesClient(settings().kubernetes_namespace)))
 
 
-async def examine(settings: Settings, client: KubernetesClient) -> list[Check]:
+async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]:
     """Check permissions, an instance, and what that reaches.
 
     Args:
@@ -84,19 +84,19 @@ async def examine(settings: Settings, client: KubernetesClient) -> list[Check]:
             words = ", ".join(missing)
             found = f"the service account of {socket.gethostname()} may not: {words}"
             mend = f"grant it in a Role of namespace {client.namespace}, as clusters/kuberay does"
-            return [Check(ENGINE, Verdict.FAILED, found, mend)]
+            return [Finding(ENGINE, Verdict.FAILED, found, mend)]
         begun = time.monotonic()
         async with _tried(settings, client) as sandbox:
             took_s = time.monotonic() - begun
             network = await _network(sandbox)
             found = f"works in namespace {client.namespace}, {sandbox.start_mode}, {took_s:.1f} s"
-        return [Check(ENGINE, Verdict.OK, found), network]
+        return [Finding(ENGINE, Verdict.OK, found), network]
     except AenvError as exc:
-        return [Check(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
+        return [Finding(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
     except ApiRefused as exc:
-        return [Check(ENGINE, Verdict.FAILED, f"the Kubernetes API refuses: {exc.message}")]
+        return [Finding(ENGINE, Verdict.FAILED, f"the Kubernetes API refuses: {exc.message}")]
     except (OSError, TimeoutError) as exc:
-        return [Check(ENGINE, Verdict.FAILED, f"{type(exc).__name__}: {exc}")]
+        return [Finding(ENGINE, Verdict.FAILED, f"{type(exc).__name__}: {exc}")]
     finally:
         await client.close()
 
@@ -136,19 +136,19 @@ async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[
         yield sandbox
 
 
-async def _network(sandbox: Sandbox) -> Check:
+async def _network(sandbox: Sandbox) -> Finding:
     """Look whether an instance without network reaches this pod, as nothing of ours may be."""
     from aenv_ray.actors import wire
 
     for word in sandbox.isolation.missing:
         if word.startswith("network: "):
-            return Check(_NETWORK, Verdict.WARNING, word.partition(": ")[2], _POLICIES_MEND)
+            return Finding(_NETWORK, Verdict.WARNING, word.partition(": ")[2], _POLICIES_MEND)
     try:
         address = _own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
     except OSError as exc:
-        return Check(_NETWORK, Verdict.WARNING, f"cannot be looked at from here: {exc}")
+        return Finding(_NETWORK, Verdict.WARNING, f"cannot be looked at from here: {exc}")
     with listener:
         port = listener.getsockname()[1]
         code = _REACH.format(address=address, port=port, wait_s=_REACH_S)
@@ -157,8 +157,8 @@ async def _network(sandbox: Sandbox) -> Check:
         answer = await sandbox.request("aenv/exec", params, deadline_s=8 * _REACH_S)
     if wire.decode("aenv/exec", answer).exit_code == 0:
         found = "NetworkPolicies are there, and nothing enforces them"
-        return Check(_NETWORK, Verdict.WARNING, found, _PLUGIN_MEND)
-    return Check(_NETWORK, Verdict.OK, "an instance without network reaches no Ray pod")
+        return Finding(_NETWORK, Verdict.WARNING, found, _PLUGIN_MEND)
+    return Finding(_NETWORK, Verdict.OK, "an instance without network reaches no Ray pod")
 
 
 def _own_address() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +11,7 @@ import typer
 
 from aenv_ray.cli import console
 from aenv_ray.cli.options import Output, Yes, confirm, variables
-from aenv_ray.cli.output import Columns, show, show_rows
+from aenv_ray.cli.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,11 +26,6 @@ cluster = typer.Typer(
 
 _UP_S: Final = 900.0
 _DOWN_S: Final = 600.0
-_CHECKS: Final[Columns] = {
-    "CHECK": lambda c: c["name"],
-    "": lambda c: c["state"],
-    "FOUND": lambda c: c["found"],
-}
 
 Source = Annotated[
     str,
@@ -243,15 +237,13 @@ def doctor(
     Example:
       aenv cluster doctor production
     """
+    from aenv_ray.cli.findings import show_findings
     from aenv_ray.cluster import checks, manifests
 
     documents = _documents(source, values, setting, image, namespace)
     with _api(context) as api:
         found = checks.Doctor(api, manifests.namespace_of(documents), documents).findings()
-    show_rows([asdict(finding) for finding in found], output, _CHECKS)
-    for finding in found:
-        if finding.mend and finding.state is not checks.State.OK:
-            console.say(f"\n{finding.name}: {finding.found}\n  {finding.mend}")
+    show_findings(found, output)
     if checks.failed(found):
         raise typer.Exit(1)
 

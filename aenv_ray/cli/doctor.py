@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
 from aenv_ray.cli import console
 from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import Columns, show_rows
 
 if TYPE_CHECKING:
-    from aenv_ray.cli.findings import Check
-
-_COLUMNS: Final[Columns] = {
-    "CHECK": lambda c: c["name"],
-    "": lambda c: c["verdict"],
-    "FOUND": lambda c: c["found"],
-}
+    from aenv_ray.findings import Finding
 
 
 def doctor(output: Output = None) -> None:
@@ -33,13 +25,11 @@ def doctor(output: Output = None) -> None:
       aenv doctor
       aenv doctor -o json
     """
-    from aenv_ray.cli.findings import Verdict
+    from aenv_ray.cli.findings import show_findings
+    from aenv_ray.findings import Verdict
 
     checks = _all_checks()
-    show_rows([asdict(check) for check in checks], output, _COLUMNS)
-    for check in checks:
-        if check.mend and check.verdict is not Verdict.OK:
-            console.say(f"\n{check.name}: {check.found}\n  {check.mend}")
+    show_findings(checks, output)
     works = {
         check.name.removeprefix("engine "): check.verdict is not Verdict.FAILED
         for check in checks
@@ -49,7 +39,7 @@ def doctor(output: Output = None) -> None:
         raise typer.Exit(1)
 
 
-def _all_checks() -> list[Check]:
+def _all_checks() -> list[Finding]:
     from aenv_ray import local_fabric
     from aenv_ray.cli import checks, checks_kubernetes
     from aenv_ray.config import settings

@@ -1,26 +1,30 @@
-"""What a check of ``aenv doctor`` found."""
+"""How ``aenv doctor`` and ``aenv cluster doctor`` print what they found."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from aenv_ray.cli import console
+from aenv_ray.cli.output import Columns, Format, show_rows
+from aenv_ray.findings import Finding, Verdict
+
+_COLUMNS: Final[Columns] = {
+    "CHECK": lambda c: c["name"],
+    "": lambda c: c["verdict"],
+    "FOUND": lambda c: c["found"],
+}
 
 
-class Verdict(StrEnum):
-    """What a check found."""
+def show_findings(findings: Sequence[Finding], given: Format | None) -> None:
+    """Print them on standard output, and the ways out on standard error.
 
-    OK = "ok"
-    WARNING = "warning"
-    """It works, with less than there could be."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    mend: str = ""
-    """Command, or setting, that mends it."""
+    Args:
+        findings: One a row.
+        given: The ``-o`` option.
+    """
+    show_rows([asdict(finding) for finding in findings], given, _COLUMNS)
+    for finding in findings:
+        if finding.mend and finding.verdict is not Verdict.OK:
+            console.say(f"\n{finding.name}: {finding.found}\n  {finding.mend}")

@@ -198,7 +198,7 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     """Change a service; new replicas are healthy before old go.
 
     Variables are added to those that it has. Of a storage with one writer the old replica lets go
-    first, and calls wait for the new one.
+    first, and calls wait for the new one; it comes back when that does not get healthy.
 
     Example:
       aenv service update helpdesk --replicas 3

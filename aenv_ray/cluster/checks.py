@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from aenv_ray.cluster import quantities
@@ -13,31 +11,13 @@ from aenv_ray.cluster.api import APPLY, DELETE, ClusterApi, Permission
 from aenv_ray.cluster.lifecycle import Lifecycle
 from aenv_ray.cluster.objects import KINDS, NAME, Document
 from aenv_ray.errors import ConfigError, Forbidden
+from aenv_ray.findings import Finding, Verdict
 
 _OPERATOR: Final = "app.kubernetes.io/name=kuberay-operator"
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _AUTOSCALER: Final = Counter({"cpu": 0.5, "memory": 512.0 * 2**20})
 """Of the container that KubeRay adds to the head, where its options say nothing."""
 _SHOWN: Final = 6
-
-
-class State(StrEnum):
-    """What a check found."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It may do, or could not be looked at."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One of them."""
-
-    name: str
-    state: State
-    found: str
-    mend: str = ""
 
 
 class Doctor:
@@ -61,7 +41,7 @@ class Doctor:
             AenvError: It does not, or it does not know us.
         """
         version = self._api.request("GET", "/version") or {}
-        found = [Finding("API", State.OK, f"{self._api.host}, {version.get('gitVersion', '?')}")]
+        found = [Finding("API", Verdict.OK, f"{self._api.host}, {version.get('gitVersion', '?')}")]
         for name, check in (
             ("KubeRay", self._kuberay),
             ("operator", self._operator),
@@ -75,29 +55,29 @@ class Doctor:
             try:
                 found.append(check())
             except Forbidden as exc:
-                found.append(Finding(name, State.WARNING, f"cannot be looked at: {exc.message}"))
+                found.append(Finding(name, Verdict.WARNING, f"cannot be looked at: {exc.message}"))
         return found
 
     def _kuberay(self) -> Finding:
         try:
             Lifecycle(self._api, self._namespace, lambda _: None).check_kuberay()
         except ConfigError as exc:
-            return Finding("KubeRay", State.FAILED, exc.message, exc.hint or "")
-        return Finding("KubeRay", State.OK, f"{KINDS['RayCluster'].api_version} is known")
+            return Finding("KubeRay", Verdict.FAILED, exc.message, exc.hint or "")
+        return Finding("KubeRay", Verdict.OK, f"{KINDS['RayCluster'].api_version} is known")
 
     def _operator(self) -> Finding:
         rows = self._api.find(KINDS["Deployment"], None, _OPERATOR)
         if not rows:
             return Finding(
-                "operator", State.WARNING, f"no deployment is labelled {_OPERATOR}",
+                "operator", Verdict.WARNING, f"no deployment is labelled {_OPERATOR}",
                 "install KubeRay by its chart: network policies let it through by that label",
             )  # fmt: skip
         row = rows[0]
         where = f"{row['metadata']['namespace']}/{row['metadata']['name']}"
         if not row.get("status", {}).get("readyReplicas"):
             found = f"{where} has no pod that is ready"
-            return Finding("operator", State.FAILED, found, "its pods' events and logs say why")
-        return Finding("operator", State.OK, f"{where} runs")
+            return Finding("operator", Verdict.FAILED, found, "its pods' events and logs say why")
+        return Finding("operator", Verdict.OK, f"{where} runs")
 
     def _permissions(self) -> Finding:
         wanted = dict.fromkeys((*APPLY, *DELETE))
@@ -120,12 +100,12 @@ class Doctor:
 
     def _told(self, name: str, missing: list[Permission], count: int, mend: str) -> Finding:
         if not missing:
-            return Finding(name, State.OK, f"all {count} that are needed")
+            return Finding(name, Verdict.OK, f"all {count} that are needed")
         words = [f"{p.verb} {p.resource}" + (f".{p.group}" if p.group else "") for p in missing]
         more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         where = f" in namespace {self._namespace}"
         found = f"missing{where}: {', '.join(words[:_SHOWN])}{more}"
-        return Finding(name, State.FAILED, found, mend)
+        return Finding(name, Verdict.FAILED, found, mend)
 
     def _storage(self) -> Finding:
         named = {claim["spec"].get("storageClassName") for claim in _claims(self._documents)}
@@ -138,13 +118,13 @@ class Doctor:
         ]
         missing = sorted(named - {None} - known)
         if missing:
-            return Finding("storage", State.FAILED, f"there is no StorageClass {missing[0]}",
+            return Finding("storage", Verdict.FAILED, f"there is no StorageClass {missing[0]}",
                            f"there are: {', '.join(sorted(known)) or 'none'}")  # fmt: skip
         if None in named and not default:
-            return Finding("storage", State.FAILED, "no StorageClass is the default",
+            return Finding("storage", Verdict.FAILED, "no StorageClass is the default",
                            "name one as storageClassName in values.yaml's volumes")  # fmt: skip
         return Finding(
-            "storage", State.OK, f"classes: {', '.join(sorted(named - {None}) or default)}"
+            "storage", Verdict.OK, f"classes: {', '.join(sorted(named - {None}) or default)}"
         )
 
     def _quota(self) -> Finding:
@@ -164,8 +144,8 @@ class Doctor:
                         f"ResourceQuota {quota['metadata']['name']}: {name} is {hard}{in_use}, and "
                         f"the smallest cluster wants {quantities.shown(resource, wanted[resource])}"
                     )
-                    return Finding("quota", State.FAILED, found, "raise it, or lower values.yaml")
-        return Finding("quota", State.OK, "nothing is in the way of the smallest cluster")
+                    return Finding("quota", Verdict.FAILED, found, "raise it, or lower values.yaml")
+        return Finding("quota", Verdict.OK, "nothing is in the way of the smallest cluster")
 
     def _nodes(self) -> Finding:
         nodes = [node["status"].get("allocatable") or {} for node in self._api.find(KINDS["Node"])]
@@ -174,22 +154,22 @@ class Doctor:
                 largest = max((quantities.parse(n.get(resource, 0)) for n in nodes), default=0.0)
                 if number and amount > largest:
                     return Finding(
-                        "nodes", State.FAILED,
+                        "nodes", Verdict.FAILED,
                         f"a pod wants {quantities.shown(resource, amount)} {resource}, and the "
                         f"largest node has {quantities.shown(resource, largest)}",
                         "lower that in values.yaml, or add larger nodes",
                     )  # fmt: skip
-        return Finding("nodes", State.OK, f"{len(nodes)}, each pod fits on one")
+        return Finding("nodes", Verdict.OK, f"{len(nodes)}, each pod fits on one")
 
     def _cluster(self) -> Finding:
         look = Lifecycle(self._api, self._namespace, lambda _: None).look()
         if look.ray is None and not look.pods:
-            return Finding("cluster", State.OK, f"none in namespace {self._namespace} yet")
+            return Finding("cluster", Verdict.OK, f"none in namespace {self._namespace} yet")
         lacks = look.lacks()
         if lacks:
-            return Finding("cluster", State.FAILED, "; ".join(lacks[:_SHOWN]),
+            return Finding("cluster", Verdict.FAILED, "; ".join(lacks[:_SHOWN]),
                            f"aenv cluster status --namespace {self._namespace}")  # fmt: skip
-        return Finding("cluster", State.OK, "everything is ready")
+        return Finding("cluster", Verdict.OK, "everything is ready")
 
 
 def _claims(documents: Sequence[Document]) -> list[dict[str, Any]]:
@@ -220,4 +200,4 @@ def _pods(documents: Sequence[Document]) -> list[tuple[Counter[str], int]]:
 
 def failed(findings: Sequence[Finding]) -> bool:
     """Whether something stands in the way."""
-    return any(finding.state is State.FAILED for finding in findings)
+    return any(finding.verdict is Verdict.FAILED for finding in findings)

@@ -80,7 +80,10 @@ local users = redis.call('SRANDMEMBER', root..'lease:live-ref:'..entry.reference
 local count = redis.call('SCARD', root..'lease:live-ref:'..entry.reference)
 local services = redis.call('HGETALL', root..'doc:service')
 for i = 1, #services, 2 do
-    if cjson.decode(services[i + 1]).reference == entry.reference then
+    local service = cjson.decode(services[i + 1])
+    local before = service.previous  -- which it may have to go back to
+    if service.reference == entry.reference
+            or (type(before) == 'table' and before.reference == entry.reference) then
         count = count + 1
         users[#users + 1] = 'service '..services[i]
     end

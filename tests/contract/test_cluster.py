@@ -11,10 +11,11 @@ import pytest
 
 from aenv_ray.cluster import api as cluster_api
 from aenv_ray.cluster import lifecycle, manifests
-from aenv_ray.cluster.checks import Doctor, State
+from aenv_ray.cluster.checks import Doctor
 from aenv_ray.cluster.objects import KINDS
 from aenv_ray.cluster.readiness import Look, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
+from aenv_ray.findings import Verdict
 from tests.contract.kubernetes_double import Double
 
 LONG_S = 60.0
@@ -314,38 +315,38 @@ def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(double, life):
 
 
 def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
-    def state(name: str) -> tuple[State, str]:
+    def state(name: str) -> tuple[Verdict, str]:
         found = {f.name: f for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
-        return found[name].state, found[name].found
+        return found[name].verdict, found[name].found
 
     for name in ("API", "KubeRay", "operator", "permissions", "grants", "storage", "quota"):
-        assert state(name)[0] is State.OK, state(name)
-    assert state("cluster") == (State.OK, "none in namespace aenv yet")
+        assert state(name)[0] is Verdict.OK, state(name)
+    assert state("cluster") == (Verdict.OK, "none in namespace aenv yet")
 
     double.forbidden |= {("create", "poddisruptionbudgets"), ("watch", "pods")}
     assert state("permissions") == (
-        State.FAILED, "missing in namespace aenv: create poddisruptionbudgets.policy",
+        Verdict.FAILED, "missing in namespace aenv: create poddisruptionbudgets.policy",
     )  # fmt: skip
-    assert state("grants") == (State.FAILED, "missing in namespace aenv: watch pods")
+    assert state("grants") == (Verdict.FAILED, "missing in namespace aenv: watch pods")
 
     double.objects["storageclasses", "", "standard"]["metadata"]["annotations"] = {}
-    assert state("storage") == (State.FAILED, "no StorageClass is the default")
+    assert state("storage") == (Verdict.FAILED, "no StorageClass is the default")
 
     double.add({"apiVersion": "v1", "kind": "ResourceQuota",
                 "metadata": {"name": "team", "namespace": "aenv"},
                 "spec": {"hard": {"requests.memory": "4Gi", "pods": "10"}}})  # fmt: skip
     found = state("quota")
-    assert found[0] is State.FAILED
+    assert found[0] is Verdict.FAILED
     assert "ResourceQuota team: requests.memory is 4Gi, and the smallest cluster wants" in found[1]
 
     double.objects["nodes", "", "one"]["status"]["allocatable"]["memory"] = "1Gi"
-    assert state("nodes")[0] is State.FAILED
+    assert state("nodes")[0] is Verdict.FAILED
     assert "the largest node has 1.0Gi" in state("nodes")[1]
 
     double.forbidden.add(("list", "nodes"))
-    assert state("nodes")[0] is State.WARNING
+    assert state("nodes")[0] is Verdict.WARNING
     double.kuberay = False
-    assert state("KubeRay")[0] is State.FAILED
+    assert state("KubeRay")[0] is Verdict.FAILED
 
 
 @pytest.mark.parametrize(

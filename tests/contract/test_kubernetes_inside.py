@@ -13,11 +13,11 @@ from aenv_ray.actors.elsewhere import chosen
 from aenv_ray.actors.fresh_sandbox import fresh_sandbox
 from aenv_ray.cli import checks_kubernetes
 from aenv_ray.cli import doctor as doctor_command
-from aenv_ray.cli.findings import Check, Verdict
 from aenv_ray.cli.main import main
 from aenv_ray.config import Settings, read_settings
 from aenv_ray.engines.kubernetes_access import Access
 from aenv_ray.engines.kubernetes_client import KubernetesClient
+from aenv_ray.findings import Finding, Verdict
 from aenv_ray.testing.contract_bench import eventually
 from aenv_ray.testing.kubernetes_api import NAMESPACE
 from aenv_ray.testing.kubernetes_node import PYTHON_IMAGE
@@ -146,8 +146,8 @@ def test_the_doctor_fails_where_the_engine_that_is_wanted_does_not_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = [
-        Check("engine process", Verdict.OK, "works"),
-        Check(checks_kubernetes.ENGINE, Verdict.FAILED, "no", "mend it"),
+        Finding("engine process", Verdict.OK, "works"),
+        Finding(checks_kubernetes.ENGINE, Verdict.FAILED, "no", "mend it"),
     ]
     monkeypatch.setattr(doctor_command, "_all_checks", lambda: found)
     monkeypatch.delenv("AENV_ENGINE", raising=False)

@@ -207,6 +207,19 @@ async def test_a_version_that_a_service_uses_is_not_deleted(ann: httpx.AsyncClie
     assert (await ann.delete("/env/probe/1.0.0")).status_code == 200
 
 
+async def test_a_version_that_an_update_may_go_back_to_is_not_deleted(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    await made(ann, **KEEPS)
+    records = bench.gateway.services.records
+    before = await records.get("desk")
+    after = before.model_copy(update={"reference": "probe@2.0.0"})
+    await records.put(after.model_copy(update={"previous": before}))
+    assert (await ann.delete("/env/probe/1.0.0")).status_code == 409
+    await records.put(after)
+    assert (await ann.delete("/env/probe/1.0.0")).status_code == 200
+
+
 # --- storage ---------------------------------------------------------------------------------
 
 KEEPS = {"replicas": 1, "storage_size": "10Gi"}

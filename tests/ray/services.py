@@ -13,9 +13,14 @@ import ray
 
 import aenv_ray
 from aenv_ray import serve as services
+from aenv_ray.actors import hub_actor
+from aenv_ray.actors.remote_hub import blocking
+from aenv_ray.hub.records import Role
+from aenv_ray.serve.deployment import deploy, undeploy
 from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
 from aenv_ray.serve.service_replica import SERVICE_LABEL
-from tests.ray.faults import eventually
+from aenv_ray.serve.settings import GatewaySettings
+from tests.ray.faults import eventually, free_port
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 WIDE_S = 180.0
@@ -58,6 +63,24 @@ def replicas_of(service: str) -> list[Any]:
         for one in named
         if one["name"].startswith(prefix)
     ]
+
+
+@contextmanager
+def a_gateway() -> Iterator[httpx.Client]:
+    """Yield a deployed gateway, with the token of the services' owner."""
+    from ray import serve
+
+    settings = GatewaySettings(port=free_port(), mcp_port=free_port())
+    deploy(settings)
+    secret, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
+    url = f"http://127.0.0.1:{settings.mcp_port}"
+    with httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=WIDE_S
+    ) as http:
+        yield http
+    undeploy()
+    serve.shutdown()
+    hub_actor.end_hub()
 
 
 @contextmanager

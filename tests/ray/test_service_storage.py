@@ -12,20 +12,14 @@ import pytest
 
 import aenv_ray
 from aenv_ray import serve as services
-from aenv_ray.actors import hub_actor
-from aenv_ray.actors.remote_hub import blocking
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.hub.records import Role
-from aenv_ray.serve.deployment import deploy, undeploy
 from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
-from aenv_ray.serve.service_replica import SERVICE_LABEL
-from aenv_ray.serve.settings import GatewaySettings
 from tests.ray.cluster import Cluster
-from tests.ray.faults import eventually, eventually_empty, free_port
+from tests.ray.faults import eventually, eventually_empty
+from tests.ray.services import WIDE_S, a_gateway, sandboxes
 
 pytestmark = [pytest.mark.redis, pytest.mark.namespaces, pytest.mark.timeout(400)]
 
-WIDE_S = 180.0
 SOURCE = """
 import http.server
 import os
@@ -75,26 +69,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(cluster: Cluster) -> Iterator[httpx.Client]:
-    from ray import serve
-
     del cluster
-    settings = GatewaySettings(port=free_port(), mcp_port=free_port())
-    deploy(settings)
-    secret, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
-    url = f"http://127.0.0.1:{settings.mcp_port}"
-    with httpx.Client(
-        base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=WIDE_S
-    ) as http:
+    with a_gateway() as http:
         yield http
-    undeploy()
-    serve.shutdown()
-    hub_actor.end_hub()
-
-
-def sandboxes(service: str) -> list[str]:
-    return [
-        info.id for info in aenv_ray.list_instances() if info.labels.get(SERVICE_LABEL) == service
-    ]
 
 
 def said(handle: Any, name: str, **arguments: Any) -> Any:

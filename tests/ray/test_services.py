@@ -13,16 +13,20 @@ from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 
 from aenv_ray import serve as services
-from aenv_ray.actors import hub_actor
-from aenv_ray.actors.remote_hub import blocking
 from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
-from aenv_ray.hub.records import Role
-from aenv_ray.serve.deployment import deploy, undeploy
 from aenv_ray.serve.service_apps import ServiceStatus
-from aenv_ray.serve.settings import GatewaySettings
 from tests.ray.cluster import Cluster
-from tests.ray.faults import eventually, eventually_empty, free_port
-from tests.ray.services import ACCEPT, WIDE_S, call, load, replicas_of, sandboxes, settled
+from tests.ray.faults import eventually, eventually_empty
+from tests.ray.services import (
+    ACCEPT,
+    WIDE_S,
+    a_gateway,
+    call,
+    load,
+    replicas_of,
+    sandboxes,
+    settled,
+)
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(400)]
 
@@ -103,21 +107,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(cluster: Cluster) -> Iterator[httpx.Client]:
-    """A deployed gateway, with the token of the services' owner."""
-    from ray import serve
-
     del cluster
-    settings = GatewaySettings(port=free_port(), mcp_port=free_port())
-    deploy(settings)
-    secret, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
-    url = f"http://127.0.0.1:{settings.mcp_port}"
-    with httpx.Client(
-        base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=WIDE_S
-    ) as http:
+    with a_gateway() as http:
         yield http
-    undeploy()
-    serve.shutdown()
-    hub_actor.end_hub()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.cli.checks_docker import check
-from aenv_ray.cli.findings import Verdict
+from aenv_ray.findings import Verdict
 
 INFO = {
     "DefaultRuntime": "runc",
