@@ -12,13 +12,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aenv_ray.config import settings
 from tests.contract.kubernetes_node import KubernetesNode
-from tests.ray.faults import eventually, eventually_empty, kill, processes_of
+from tests.ray.faults import eventually, eventually_empty, free_port, kill, processes_of
 from tests.ray.nodes import Console, by_node, raised
 from tests.ray.pod_nodes import SLOTS, PodNodes, Worker
+from tests.ray.services import ACCEPT, WIDE_S
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(600)]
 
@@ -74,6 +76,7 @@ def test_quickstart_leaves_no_pod(
     pods: PodNodes, variables: dict[str, str | None], tmp_path: Path
 ) -> None:
     """Every rollout is solved; when it is done, the API has no pod of them, ready ones included."""
+    before = _pods_made(pods)
     done = subprocess.run(
         [
             sys.executable, "-m", "aenv_ray.cli.main", "quickstart", "--engine", "kubernetes",
@@ -89,8 +92,11 @@ def test_quickstart_leaves_no_pod(
     assert counts == {"rollouts": 16, "infra_failed": 0, "instances_left": 0}
     assert summary["reward_mean"] == 1.0
     assert left == []
-    made = pods.kubernetes.cluster.calls.count(("create", "pods"))
-    assert made > 16, "recent demand kept some ready, which somebody must have ended"
+    assert _pods_made(pods) - before > 16, "recent demand kept some ready, which somebody ended"
+
+
+def _pods_made(pods: PodNodes) -> int:
+    return pods.kubernetes.cluster.calls.count(("create", "pods"))
 
 
 def test_what_a_worker_runs_is_counted_by_the_api(console: Console) -> None:
@@ -150,3 +156,42 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     console.do("aenv_ray.release_many(held)")
     console.do(f"aenv_ray.warm({ENVIRONMENT!r}, 0, engine='kubernetes')")
     assert pods.sandboxes_of(worker) == []
+
+
+@pytest.mark.redis
+def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> None:
+    """Its port is reached through the gateway, its storage is a claim, and both go with it."""
+    data_port = free_port()
+    console.do(
+        "from aenv_ray import serve\n"
+        "from aenv_ray.actors import hub_actor\n"
+        "from aenv_ray.actors.remote_hub import blocking\n"
+        "from aenv_ray.hub.records import Role\n"
+        "from aenv_ray.serve import deployment\n"
+        "from aenv_ray.serve.settings import GatewaySettings\n"
+        f"deployment.deploy(GatewaySettings(port={free_port()}, mcp_port={data_port}))\n"
+        "token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, 'ann'))\n"
+        f"serve.deploy({ENVIRONMENT!r}, name='box', owner='ann', engine='kubernetes',\n"
+        "    port=8123, enable_storage=True, storage_size='1Gi', mount_path='/data')\n"
+    )
+    assert len(pods.sandboxes_of(worker)) == 1
+    (claim,) = pods.kubernetes.cluster.objects("persistentvolumeclaims")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    command = (
+        "echo kept > /data/kept; cd /data; nohup python3 -m http.server 8123 >/dev/null 2>&1 &"
+    )
+    message = {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "execute_command", "arguments": {"command": command}},
+    }  # fmt: skip
+    headers = ACCEPT | {"Authorization": f"Bearer {console.value('token')}"}
+    url = f"http://127.0.0.1:{data_port}/services/box"
+    with httpx.Client(headers=headers, timeout=WIDE_S) as http:
+        answer = http.post(f"{url}/mcp", json=message)
+        assert answer.json()["result"]["isError"] is False, answer.text
+        eventually(lambda: http.get(f"{url}/ports/8123/kept").text == "kept\n", WITHIN_S)
+        assert http.get(f"{url}/ports/8124/").status_code == 404
+    console.do("serve.remove('box', delete_storage=True)")
+    assert pods.sandboxes_of(worker) == []
+    assert pods.kubernetes.cluster.objects("persistentvolumeclaims") == []
+    console.do("deployment.undeploy()\nimport ray.serve\nray.serve.shutdown()\nhub_actor.end_hub()")
