@@ -23,6 +23,8 @@ from tests.contract.docker_node import DockerNode, bare_project, docker, shell_i
 
 pytestmark = pytest.mark.docker
 RUNTIME = "runsc"
+IS_WHOLE = bool(os.environ.get("AENV_WHOLE_CONTRACT"))
+"""Run all of the contract rather than its part: some minutes more."""
 PART = frozenset(
     {
         "test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing",
@@ -55,6 +57,10 @@ def _needs_gvisor() -> None:
 
 class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
     starts_in_s: ClassVar[float] = 20.0
+    known_gaps: ClassVar[dict[str, str]] = {
+        "test_a_tool_that_opens_all_files_does_not_close_the_door": "gVisor lets in connections "
+        "beyond the limit of open files",
+    }
 
     @pytest.fixture
     def make_engine(self, docker_node: DockerNode) -> Callable[[HostId], Engine]:
@@ -63,7 +69,7 @@ class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
 
 
 for _name in dir(TestDockerEngineWithItsOwnKernel):
-    if _name.startswith("test_") and _name not in PART:
+    if _name.startswith("test_") and _name not in PART and not IS_WHOLE:
         setattr(TestDockerEngineWithItsOwnKernel, _name, None)
 assert all(getattr(TestDockerEngineWithItsOwnKernel, name) for name in PART)
 
