@@ -22,7 +22,7 @@ from aenv_ray.ids import HostId
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S: Final = 0.5
-_WATCH_S: Final = 2.0
+WATCH_S: Final = 2.0
 """How often a host looks whether the janitor is there."""
 
 
@@ -104,7 +104,7 @@ class Presence:
 
     async def _watch_janitor(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(WATCH_S)
             try:
                 await self._ensure_janitor()
             except OSError as exc:
