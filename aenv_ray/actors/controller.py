@@ -253,10 +253,10 @@ class Controller:
         return await count_pools(self._hosts, self._ask)
 
     async def count_processes(self) -> int:
-        """Return how many sandbox processes and containers all nodes run, as each node itself says.
+        """Return how many processes, containers and pods of sandboxes run, as each node says.
 
         Raises:
-            FabricUnavailable: A node that is up, or the Docker daemon on it, does not say.
+            FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
         """
         return await count_processes(self._hosts, self._ask)
 

@@ -20,12 +20,12 @@ Ask = Callable[[str, str], Awaitable[Any]]
 
 
 async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
-    """Return how many sandbox processes and containers all nodes run.
+    """Return how many processes, containers and pods of sandboxes all nodes run.
 
     A node that comes and goes with demand has nothing while it has no host.
 
     Raises:
-        FabricUnavailable: A node that is up, or the Docker daemon on it, does not say.
+        FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
     """
     nodes = await asyncio.to_thread(ray_api.alive_nodes)
     names, taking = set(await asyncio.to_thread(ray_api.actor_names)), usable(nodes)

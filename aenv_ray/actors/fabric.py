@@ -291,7 +291,7 @@ class Fabric:
 
     @gated
     def count_processes(self) -> int:
-        """Return how many processes and containers of sandboxes run, as each node itself says."""
+        """Return how many processes, containers and pods of sandboxes run, as each node says."""
         return int(self.wait(self.controller.count_processes.remote(), "counting", 60.0))
 
     @gated

@@ -63,7 +63,7 @@ class Host:
         store: Records of its instances.
         projects_dir: Where projects are unpacked.
         clock: For deadlines.
-        count_processes: Counts this node's sandboxes, by the operating system and the daemon.
+        count_processes: Counts this node's sandboxes, by what runs them.
         on_empty: Told when it has nothing left to do, and is to be ended.
         is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
         requests_path: Where what it is asked to keep ready outlives it; None: nowhere.
@@ -378,10 +378,10 @@ class Host:
         return life.info()
 
     async def count_processes(self) -> int:
-        """Return how many processes and containers of sandboxes this node really runs.
+        """Return how many processes, containers and pods of sandboxes this node really runs.
 
         Raises:
-            FabricUnavailable: Its Docker daemon, which has run some, does not say.
+            FabricUnavailable: Its Docker daemon, or the API, which has run some, does not say.
         """
         return await asyncio.to_thread(self._count_processes)
 

@@ -20,7 +20,7 @@ from aenv_ray.actors.ray_results import write_results_directly
 from aenv_ray.actors.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
-from aenv_ray.engines.census import live_containers, live_processes
+from aenv_ray.engines.census import live_containers, live_pods, live_processes
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.engines.launcher_files import note_owner
 from aenv_ray.engines.process import raylet_pid
@@ -193,7 +193,8 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
 
     def count_sandboxes() -> int:
         containers = live_containers(runtime_dir, scope, settings().docker_host)
-        return len(live_processes(directory)) + len(containers)
+        pods = live_pods(scope, settings())
+        return len(live_processes(directory)) + len(containers) + len(pods)
 
     host = Host(
         host_id,

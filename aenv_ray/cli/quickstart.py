@@ -73,7 +73,7 @@ def quickstart(
         else:
             console.say(_connected(engine))
         finished = shown.run_all(sampling, quiet=quiet)
-        left = shown.instances_left()
+        left = shown.instances_left(ENVIRONMENT, engine)
     summary = finished.model_dump(mode="json") | {"instances_left": left}
     show(summary, form, shown.table(finished, left))
     if sampling.output_failure is not None:

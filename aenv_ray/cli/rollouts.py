@@ -81,10 +81,19 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
     return sampling.summary()
 
 
-def instances_left() -> int:
-    """Count what still runs, by what runs it; what is ending gets a moment."""
-    from aenv_ray.actors import entrance
+def instances_left(environment: str, engine: str | None) -> int:
+    """Count what still runs, by what runs it; what is ending gets a moment.
 
+    Args:
+        environment: Whose sandboxes are not to be kept ready for more rollouts: none follow.
+        engine: That the rollouts asked for.
+    """
+    from aenv_ray.actors import entrance
+    from aenv_ray.actors.warming import warm
+    from aenv_ray.errors import DeadlineExceeded
+
+    with contextlib.suppress(DeadlineExceeded):  # what still starts is counted, and ended later
+        warm(environment, 0, engine=engine)
     connection = entrance.init()
     deadline = time.monotonic() + _SETTLE_S
     while (left := connection.count_processes()) and time.monotonic() < deadline:

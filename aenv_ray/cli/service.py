@@ -49,6 +49,10 @@ Cpu = Annotated[
 Memory = Annotated[
     str | None, typer.Option("--memory", help="Of each sandbox: 4Gi; '' as the environment.")
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", help="process, docker or kubernetes; '' as the environment."),
+]
 Image = Annotated[
     str | None, typer.Option("--image", help="Of sandboxes that are containers, else its own.")
 ]
@@ -85,10 +89,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     replicas: Replicas = None,
     autoscale: Scale = None,
     env: Variables = None,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="process, docker or kubernetes; else the environment's."),
-    ] = None,
+    engine: Engine = None,
     image: Image = None,
     cpu: Cpu = None,
     memory: Memory = None,
@@ -182,6 +183,7 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     ] = None,
     env: Variables = None,
     to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
+    engine: Engine = None,
     image: Image = None,
     cpu: Cpu = None,
     memory: Memory = None,
@@ -209,6 +211,7 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
         "autoscale": autoscale,
         "environment_variables": variables(env or [], "--env") or None,
         "envName": to,
+        "engine": engine,
         "image": image,
         "cpu": cpu,
         "memory": memory,

@@ -1,11 +1,12 @@
 """Counts what the engines really run on this machine, from the operating system and the daemon.
 
 For statements like "nothing is left" our own tables are no witness; the process table is, and the
-Docker daemon's own list.
+lists of the Docker daemon and of the Kubernetes API.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.config import Settings
+from aenv_ray.engines import kubernetes_names
 from aenv_ray.engines.launcher_client import node_path
 from aenv_ray.errors import FabricUnavailable
 
@@ -81,6 +84,26 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
             f"the Docker daemon at {address} does not say what it runs: {exc!r}"
         ) from exc
     return [row["Id"] for row in rows if INSTANCE_LABEL in row["Labels"]]
+
+
+def live_pods(scope: str, settings: Settings) -> list[str]:
+    """Return the pods of a node's instances, by the API's own list, whatever their state.
+
+    Args:
+        scope: The node's, as engines are given it; where the kubernetes engine was never used, no
+            API is asked.
+        settings: Of the node.
+
+    Raises:
+        FabricUnavailable: The API does not answer, so that nobody can say what it runs.
+        ConfigError: A setting of the kubernetes engine is none.
+    """
+    if not node_path(settings.runtime_dir, kubernetes_names.node_scope(scope)).exists():
+        return []
+    from aenv_ray.engines.kubernetes_census import pods_of
+    from aenv_ray.engines.kubernetes_place import place_of
+
+    return asyncio.run(pods_of(place_of(settings)))
 
 
 def _below(

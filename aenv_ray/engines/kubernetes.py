@@ -86,7 +86,7 @@ class KubernetesEngine(Engine):
         self._clock = SystemClock()
         self._client = client or KubernetesClient(place.namespace)
         self._planner = Planner(self._client, place, host_id)
-        self._key = HostKey(node_directory(runtime_dir, f"{scope}/kubernetes") / "key")
+        self._key = HostKey(node_directory(runtime_dir, names.node_scope(scope)) / "key")
         self._kits = Kits(data_dir / "kubernetes")
         self._schedule_s = schedule_s
         self._instances: dict[str, Instance] = {}

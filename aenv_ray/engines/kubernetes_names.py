@@ -38,6 +38,11 @@ def short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+def node_scope(scope: str) -> str:
+    """Return the scope of a node's directory of this engine, which its first use makes."""
+    return f"{scope}/kubernetes"
+
+
 def pod_name(owner_uid: str, instance_id: str) -> str:
     """Return the name of an instance's pod."""
     return f"aenv-{short(f'{owner_uid}/{instance_id}')}"

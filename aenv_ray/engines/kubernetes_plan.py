@@ -50,6 +50,30 @@ def image_of(config: EnvironmentConfig, default: str | None) -> str:
     return reference
 
 
+async def find_owner(client: KubernetesClient, place: Place) -> tuple[Owner, str]:
+    """Return the pod that this process runs in, and the image of its Ray.
+
+    Raises:
+        FabricUnavailable: This is no pod of the namespace.
+        ApiRefused: The API does not show it.
+    """
+    name = place.pod_name or socket.gethostname()
+    try:
+        pod = await client.request(Access.GET_POD, name)
+    except ApiRefused as exc:
+        if exc.status != 404:
+            raise
+        raise FabricUnavailable(
+            f"namespace {client.namespace} has no pod {name}, which this host would run "
+            "in: nothing would end its instances with it",
+            hint="run Ray in pods, and give them POD_NAME and POD_NAMESPACE by the downward "
+            "API, as clusters/kuberay does",
+        ) from exc
+    containers = {c["name"]: c["image"] for c in pod["spec"]["containers"]}
+    ray = next((n for n in _RAY_CONTAINERS if n in containers), next(iter(containers)))
+    return Owner(name, pod["metadata"]["uid"]), containers[ray]
+
+
 class Planner:
     """Finds, once each, what the pods of a host share.
 
@@ -88,22 +112,7 @@ class Planner:
             FabricUnavailable: This is no pod of the namespace.
             ApiRefused: The API does not show it.
         """
-        name = self._place.pod_name or socket.gethostname()
-        try:
-            pod = await self._client.request(Access.GET_POD, name)
-        except ApiRefused as exc:
-            if exc.status != 404:
-                raise
-            raise FabricUnavailable(
-                f"namespace {self._client.namespace} has no pod {name}, which this host would run "
-                "in: nothing would end its instances with it",
-                hint="run Ray in pods, and give them POD_NAME and POD_NAMESPACE by the downward "
-                "API, as clusters/kuberay does",
-            ) from exc
-        containers = {c["name"]: c["image"] for c in pod["spec"]["containers"]}
-        ray = next((n for n in _RAY_CONTAINERS if n in containers), next(iter(containers)))
-        self._own_image = containers[ray]
-        self._owner = Owner(name, pod["metadata"]["uid"])
+        self._owner, self._own_image = await find_owner(self._client, self._place)
         return self._owner
 
     def note_image(self, image: str, node: str) -> None:

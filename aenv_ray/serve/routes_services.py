@@ -233,6 +233,8 @@ class ServiceRoutes:
             changes["replicas"] = body.replicas
         if body.autoscale is not None:
             changes["autoscale"] = Autoscale.parse(body.autoscale) if body.autoscale else None
+        if body.engine is not None:
+            changes["engine"] = body.engine or None
         changed = await self._services.update(
             record,
             wait=False,

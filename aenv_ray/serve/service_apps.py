@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from aenv_ray import errors
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import DeadlineExceeded
 from aenv_ray.hub.services import ServiceRecord, is_alone
@@ -194,8 +195,14 @@ def _state(record: ServiceRecord, application: Any) -> ServiceState:
         status=status,
         available_replicas=available,
         target_replicas=target,
-        reason=reason[-_REASON_CHARS:] if status is ServiceStatus.FAILED else "",
+        reason=cause_in(reason)[-_REASON_CHARS:] if status is ServiceStatus.FAILED else "",
     )
+
+
+def cause_in(text: str) -> str:
+    """Return the error of ours that a traceback in Serve's words ends with, else all of them."""
+    _, found, cause = text.rpartition(f"{errors.__name__}.")
+    return cause if found else text
 
 
 def status_of(application: str, target: int, available: int) -> ServiceStatus:

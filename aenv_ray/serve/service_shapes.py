@@ -87,6 +87,8 @@ class ServiceUpdateRequest(_Resources):
     env_name: Annotated[str | None, Field(alias="envName", max_length=200)] = None
     """Another version of its environment."""
     environment_variables: dict[str, str] | None = Field(default=None, repr=False)
+    engine: str | None = None
+    """A storage stays what it is: a directory, or a claim of Kubernetes."""
     enable_storage: bool | None = None
     """True gives a storage to one that has none."""
 

@@ -38,12 +38,12 @@ class KubernetesNode:
         finally:
             shutil.rmtree(self.root)
 
-    def add_ray_pod(self) -> str:
-        """Make the pod that hosts run in; return its uid."""
+    def add_ray_pod(self, name: str = RAY_POD) -> str:
+        """Make a pod that hosts run in; return its uid."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": RAY_POD},
+            "metadata": {"name": name},
             "spec": {"containers": [{"name": "ray-worker", "image": RAY_IMAGE}]},
             "status": {"phase": "Running"},
         }
@@ -71,7 +71,7 @@ class KubernetesNode:
 
     def sandboxes(self) -> list[dict[str, Any]]:
         """Return the pods of instances, whatever their state."""
-        return [p for p in self.cluster.objects("pods") if p["metadata"]["name"] != RAY_POD]
+        return [p for p in self.cluster.objects("pods") if "labels" in p["metadata"]]
 
     def left_over(self) -> list[str]:
         """Return the pods of instances, by the API and by the process table."""

@@ -162,6 +162,8 @@ def test_a_service_lives_through_every_command_and_its_storage_beyond(aenv):
     aenv("service", "update", "notes", code=2)
     aenv("service", "update", "notes", "--image", "other:1", code=3)
     assert "engine docker or kubernetes" in aenv.err
+    aenv("service", "update", "notes", "--engine", "kubernetes", code=3)
+    assert "a claim" in aenv.err
     assert aenv("service", "delete", "notes", "--yes") == {"id": "notes", "deleted": True}
     again = aenv("service", "create", "probe", *options[:3])
     assert (again["pvc_name"], again["storage_size"]) == (made["pvc_name"], "2Gi")

@@ -199,6 +199,21 @@ async def test_resources_are_shown_and_change(bench: Bench, ann: httpx.AsyncClie
     assert found["image"] == "two:1"
 
 
+async def test_an_engine_changes_as_an_image_does(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """Both at once as well: an image is nothing where nothing is a container."""
+    await made(ann)
+    before = bench.apps.deployed["desk"].revision
+    assert (await error_of(ann, "PUT", "/env-service/desk", engine="none"))[0] == 400
+    body = {"engine": "docker", "image": "one:1"}
+    found = (await ann.put("/env-service/desk", json=body)).json()["data"]
+    assert (found["engine"], found["image"]) == ("docker", "one:1")
+    assert bench.apps.deployed["desk"].revision != before
+    assert (await error_of(ann, "PUT", "/env-service/desk", engine=""))[0] == 400
+    found = (await ann.put("/env-service/desk", json={"engine": "", "image": ""})).json()["data"]
+    assert (found["engine"], found["image"]) == ("", "")
+    assert bench.apps.deployed["desk"].revision == before
+
+
 async def test_a_version_that_a_service_uses_is_not_deleted(ann: httpx.AsyncClient) -> None:
     """Also where there are no quotas, and one that is parked."""
     await made(ann, replicas=0)
@@ -346,7 +361,7 @@ async def test_a_storage_grows_and_moves_and_never_shrinks(
     await made(ann, **KEEPS)
     for change in (
         {"storage_size": "9Gi"}, {"storage_size": "much"}, {"enable_storage": False},
-        {"mount_path": "/proc"}, {"mount_path": "data"},
+        {"mount_path": "/proc"}, {"mount_path": "data"}, {"engine": "kubernetes"},
     ):  # fmt: skip
         status, code = await error_of(ann, "PUT", "/env-service/desk", **change)
         assert (status, code) == (400, "config_error"), change

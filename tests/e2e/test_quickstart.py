@@ -84,9 +84,12 @@ def quickstart(root: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 @pytest.mark.docker
 def test_in_containers_it_says_so_and_counts_them(root: Path) -> None:
-    """Invariant 3: with AENV_ENGINE=docker, what is left is asked of the daemon."""
+    """Invariant 3: with AENV_ENGINE=docker, what is left is asked of the daemon.
+
+    So many rollouts keep a container ready for more; none follow, and it goes as well.
+    """
     done = quickstart(
-        root, "--rollouts", "4", "--concurrency", "2", "--out", "episodes.jsonl",
+        root, "--rollouts", "10", "--concurrency", "4", "--out", "episodes.jsonl",
         AENV_ENGINE="docker", AENV_DOCKER_IMAGE=base_image(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ on this cluster is done by a driver, line by line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,23 @@ class Nodes:
         raylet = node.all_processes["raylet"][0].process.pid
         return Node(node.node_id, node_directory(self._node_directories, scope), raylet)
 
-    def add(self, **variables: str) -> Node:
-        """Add a node, whose processes have these environment variables too."""
-        return self._node(self._cluster.add_node(num_cpus=1, env_vars=variables or None))
+    def add(
+        self,
+        *,
+        slots: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        **variables: str,
+    ) -> Node:
+        """Add a node, whose processes have these environment variables too.
+
+        With `slots`, it takes so many instances, and nodes without any take none.
+        """
+        resources = {} if slots is None else {"resources": {"env_slot": slots}}
+        return self._node(
+            self._cluster.add_node(
+                num_cpus=1, env_vars=variables or None, labels=dict(labels or {}), **resources
+            )
+        )
 
     def close(self) -> None:
         """End all nodes."""

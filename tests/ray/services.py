@@ -66,11 +66,11 @@ def replicas_of(service: str) -> list[Any]:
 
 
 @contextmanager
-def a_gateway() -> Iterator[httpx.Client]:
-    """Yield a deployed gateway, with the token of the services' owner."""
+def a_gateway(settings: GatewaySettings | None = None) -> Iterator[httpx.Client]:
+    """Yield a deployed gateway's data port, with the token of the services' owner."""
     from ray import serve
 
-    settings = GatewaySettings(port=free_port(), mcp_port=free_port())
+    settings = settings or GatewaySettings(port=free_port(), mcp_port=free_port())
     deploy(settings)
     secret, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
     url = f"http://127.0.0.1:{settings.mcp_port}"

@@ -18,7 +18,7 @@ from aenv_ray.errors import (
     SessionLost,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
-from aenv_ray.serve.service_apps import ServiceStatus, status_of
+from aenv_ray.serve.service_apps import ServiceStatus, cause_in, status_of
 from aenv_ray.serve.service_router import ranked
 from aenv_ray.serve.service_sandbox import ReplicaSandbox
 from aenv_ray.serve.service_sessions import Sessions
@@ -233,3 +233,9 @@ def test_serves_words_become_aenvironments(
     application: str, target: int, available: int, status: ServiceStatus
 ) -> None:
     assert status_of(application, target, available) is status
+
+
+def test_of_a_traceback_the_cause_is_told() -> None:
+    ours = "aenv_ray.errors.ConfigError: no\n\nDuring that:\naenv_ray.errors.SandboxLost: it\nwent"
+    assert cause_in(f"failed 3 times.\nTraceback:\n  File x\n{ours}") == "SandboxLost: it\nwent"
+    assert cause_in("a health check failed") == "a health check failed"
