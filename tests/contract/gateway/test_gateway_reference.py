@@ -61,6 +61,10 @@ async def test_a_built_in_environment_is_told_as_one(ann: httpx.AsyncClient) -> 
     assert answer.status_code == 404
     assert "is built in" in answer.json()["message"]
     assert (await ann.get("/env/mini-terminal/1.0.0/exists")).json()["data"]["exists"] is False
+    for path in ("9.9.9", "9.9.9/status", "9.9.9/functions"):
+        error = (await ann.get(f"/env/mini-terminal/{path}")).json()["error"]
+        assert error["message"] == "environment 'mini-terminal' has no version '9.9.9'"
+        assert error["hint"] == "use mini-terminal@1.0.0"
 
 
 async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClient) -> None:
