@@ -39,6 +39,8 @@ async def test_an_instance_as_aenvironments_client_makes_it(ann: httpx.AsyncClie
         listed = (await ann.get(f"/env-instance/{reference}/list")).json()["data"]
         assert [one["id"] for one in listed] == [made["id"]]
         assert listed[0]["ip"] == ""  # the capability is in no listing
+        for fact in ("status", "description", "digest", "archive", "owner", "created_at"):
+            assert listed[0]["env"][fact] == made["env"][fact]
     assert (await ann.get("/env-instance/probe@2.0.0/list")).json()["data"] == []
     ended = await ann.delete(f"/env-instance/{made['id']}")
     assert ended.json()["success"] is True
