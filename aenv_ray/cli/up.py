@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import secrets
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
+from aenv_ray.cli import console, up_token
 from aenv_ray.cli.options import Output
 from aenv_ray.cli.output import show
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _LOCK: Final = "up.lock"
 _HEALTH_S: Final = 10.0
 _RAY_ATTEMPTS: Final = 3
-_OWNER: Final = "admin"
 
 
 class Step(Enum):
@@ -223,7 +223,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     try:
         console.say("starting the hub …")
         hub = hub_actor.ensure_hub()
-        token = fabric.token or new_token(hub)
+        token = fabric.token or asyncio.run(up_token.renewed(hub))
         console.say("starting the gateway …")
         deployment.deploy(
             GatewaySettings(
@@ -246,22 +246,13 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     return fabric
 
 
-def new_token(hub: Any) -> str:
-    """Return a new admin's token."""
-    import asyncio
-
-    from aenv_ray.hub.records import Role
-
-    secret, _ = asyncio.run(hub.create_token(Role.ADMIN, _OWNER, note="aenv up"))
-    return str(secret)
-
-
 def take_down(fabric: LocalFabric) -> None:
     """End what a fabric started, and forget it."""
     from aenv_ray import local_fabric
     from aenv_ray.cli import local_ray
     from aenv_ray.config import settings
 
+    up_token.end(fabric)
     if fabric.owns_ray:
         local_ray.end(fabric, console.say)
     elif fabric.ray_answers():
@@ -290,8 +281,6 @@ def _leave_ray(fabric: LocalFabric) -> None:
 
 def _leased(hub: Any) -> list[Any]:
     """Return the ids of the instances that were made through the gateway."""
-    import asyncio
-
     from aenv_ray.hub.records import LeaseQuery
 
     async def all_of_them() -> list[Any]:

@@ -20,10 +20,11 @@ import pytest
 import uvicorn
 import yaml
 
-from aenv_ray.cli import config_file
+from aenv_ray.cli import config_file, up_token
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
 from aenv_ray.hub.records import Role
+from aenv_ray.local_fabric import LocalFabric, Phase
 from tests.conftest import without_rays_words
 from tests.contract.gateway_bench import Bench, a_gateway
 
@@ -218,6 +219,34 @@ def test_tokens_are_made_shown_once_and_revoked(aenv, served):
     assert made["id"] not in {one["id"] for one in listed}
     aenv("token", "revoke", made["id"], "--yes", "--api-key", served.admin, code=1)
     assert "there is no token" in aenv.err
+
+
+def test_the_token_of_a_fabric_ends_with_it(aenv, served, capsys):
+    """`aenv down` revokes it; where that was killed, the next `aenv up` with this directory."""
+
+    def made() -> str:
+        work = up_token.renewed(served.bench.hub)
+        return asyncio.run_coroutine_threadsafe(work, served.loop).result(60)
+
+    def fabric(token: str) -> LocalFabric:
+        return LocalFabric(
+            id="a", phase=Phase.UP, url=served.url, mcp_url=served.url, token=token,
+            owns_ray=True, started_at=0.0, user="ann",
+        )  # fmt: skip
+
+    def may(token: str) -> bool:
+        return main(["list", "--api-key", token, "-o", "json"]) == 0
+
+    before = {row["id"] for row in aenv("token", "list", "--api-key", served.admin)}
+    first, second = made(), made()
+    assert (may(first), may(second)) == (False, True)
+    up_token.end(fabric(second))
+    up_token.end(fabric(""))
+    up_token.end(fabric(second).model_copy(update={"url": "http://127.0.0.1:1"}))
+    assert not may(second)
+    assert may(served.owner)
+    capsys.readouterr()
+    assert {row["id"] for row in aenv("token", "list", "--api-key", served.admin)} == before
 
 
 def test_hub_and_status_tell_what_runs(aenv, served):
