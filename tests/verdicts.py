@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 TIMEOUTS = 3
 """As many tests of a module reach their timeout; the rest of it waits for the same thing."""
 _PART_LIMIT = 200
+_LAST_LINES = 12
 
 
 class Verdicts:
@@ -21,6 +23,7 @@ class Verdicts:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._timeouts: Counter[str] = Counter()
+        self._broke = ""
 
     @pytest.hookimpl(tryfirst=True)  # before fixtures, which may be what is waited for
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -37,6 +40,23 @@ class Verdicts:
             return  # the process that started this one prints it
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         terminal.write(f"\n{report.nodeid} failed ({report.when}): {_reason(report)}\n", flush=True)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._broke = self._broke or str(excrepr)  # what follows is of the first
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A worker that broke off last leaves its tests undone, and the run would pass."""
+        if self._broke:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def pytest_unconfigure(self) -> None:
+        """Say at the very end, where it is looked for, why a run broke off."""
+        if self._broke and not hasattr(self._config, "workerinput"):
+            last = self._broke.splitlines()[-_LAST_LINES:]
+            sys.stderr.write(
+                "\n".join(["the run broke off; its tests are not all run:", *last, ""])
+            )
 
 
 def _module(nodeid: str) -> str:

@@ -175,7 +175,7 @@ class DockerEngine(Engine):
                 await self._containers.start(name, instance.container_id, link)
                 instance.started.add(name)
             async with self._seconds.beside(instance, spec, around):
-                await await_boot(instance, link)
+                await await_boot(instance, link, partial(self._containers.last_words, name))
             if hides_source:
                 await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(

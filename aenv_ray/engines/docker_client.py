@@ -6,6 +6,7 @@ package would.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import struct
@@ -84,6 +85,7 @@ class DockerClient:
         *,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
+        within_s: float = REQUEST_DEADLINE_S,
     ) -> Any:
         """Make one request and return its JSON answer; None when that is empty.
 
@@ -92,9 +94,11 @@ class DockerClient:
             path: Below the daemon's root.
             params: Query; mappings in it are sent as JSON, as the daemon wants its filters.
             body: Sent as JSON.
+            within_s: How long the whole of it may take.
         """
         with self._reaching():
-            response = await self._http.request(method, path, params=_query(params), json=body)
+            async with asyncio.timeout(within_s):
+                response = await self._http.request(method, path, params=_query(params), json=body)
         if response.status_code >= 400:
             raise _refusal(response.status_code, response.content)
         return json.loads(response.content) if response.content else None
@@ -108,9 +112,22 @@ class DockerClient:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         content: AsyncIterable[bytes] | None = None,
+        opens_in_s: float | None = None,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Make a request that is answered by one JSON object a line, for as long as it takes."""
-        async with self._answer(method, path, params, headers, content) as response:
+        """Make a request that is answered by one JSON object a line, for as long as it takes.
+
+        Args:
+            method: HTTP method.
+            path: Below the daemon's root.
+            params: Query, as for `request`.
+            headers: Beside the usual ones.
+            content: Sent as it is.
+            opens_in_s: How long the answer may take to begin. None: as long as the work that the
+                daemon begins it with, such as to reach a registry.
+        """
+        async with self._answer(
+            method, path, params, headers, content, opens_in_s=opens_in_s
+        ) as response:
             yield self._lines(response)
 
     @contextlib.asynccontextmanager
@@ -121,14 +138,21 @@ class DockerClient:
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str] | None = None,
         content: AsyncIterable[bytes] | None = None,
+        *,
+        opens_in_s: float | None,
+        silence_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Make a request and give its answer unread; reading it may take for ever."""
+        """Make a request and give its answer unread.
+
+        Reading raises after a silence of `silence_s`; None: never.
+        """
         with self._reaching():
             request = self._http.build_request(
                 method, path, params=_query(params), headers=headers, content=content,
-                timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=None),
+                timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=silence_s),
             )  # fmt: skip
-            response = await self._http.send(request, stream=True)
+            async with asyncio.timeout(opens_in_s):
+                response = await self._http.send(request, stream=True)
         try:
             if response.status_code >= 400:
                 raise _refusal(response.status_code, await response.aread())
@@ -146,7 +170,8 @@ class DockerClient:
         """Return the last `lines` of a container's output, stdout and stderr as they came."""
         params = {"stdout": 1, "stderr": 1, "tail": lines}
         with self._reaching():
-            response = await self._http.get(f"/containers/{container}/logs", params=params)
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                response = await self._http.get(f"/containers/{container}/logs", params=params)
         if response.status_code >= 400:
             raise _refusal(response.status_code, response.content)
         return b"".join(_unframed(response.content)[0]).decode(errors="replace").strip()
@@ -154,13 +179,15 @@ class DockerClient:
     async def frames(
         self, path: str, params: Mapping[str, Any]
     ) -> AsyncGenerator[list[bytes], None]:
-        """Yield the frames of a container's output, as many at once as came.
+        """Yield the frames of what there is of a container's output, as many at once as came.
 
         Args:
             path: Below the daemon's root.
             params: Query.
         """
-        async with self._answer("GET", path, params) as response:
+        async with self._answer(
+            "GET", path, params, opens_in_s=REQUEST_DEADLINE_S, silence_s=REQUEST_DEADLINE_S
+        ) as response:
             pending = b""
             with self._reaching():
                 async for piece in response.aiter_raw():
@@ -172,7 +199,7 @@ class DockerClient:
     def _reaching(self) -> Any:
         try:
             yield
-        except httpx.HTTPError as exc:
+        except (httpx.HTTPError, TimeoutError) as exc:
             raise FabricUnavailable(
                 f"the Docker daemon at {self._address} does not answer: "
                 f"{type(exc).__name__}: {exc}".rstrip(": "),

@@ -19,8 +19,17 @@ from aenv_ray.ids import HostId, InstanceId
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
 """What is told of the output of a container that died."""
+LAST_WORDS_S: Final = 10.0
 READERS_S: Final = 5.0
 """A container that ended stays this long for those who still read what it printed."""
+SLOT_S: Final = 60.0
+"""After this a host that waits for a place of the node goes on without: those that hold them are
+stuck, and nothing that it started may wait for them."""
+_SLOT_LOOK_S: Final = 0.02
+REMOVAL_S: Final = 120.0
+"""How long a container may take to go that others want to remove, too."""
+_OTHERS_REMOVAL_S: Final = 5.0
+_AGAIN_S: Final = 0.05
 DAEMON_AWAY: Final = (
     "the Docker daemon was killed or unreachable, and meanwhile or on its return {}"
 )
@@ -52,20 +61,30 @@ class Containers:
         self._scope = scope
         self._host_id = host_id
         self._readers: dict[str, set[asyncio.Event]] = {}
+        # In turn within a host, which also keeps those few that look for a place of the node.
+        self._places = asyncio.Semaphore(docker_files.START_SLOTS)
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Hold one of the node's places for containers that are being made or removed."""
-        waiting = asyncio.ensure_future(asyncio.to_thread(self._files.take_slot))
-        try:
-            slot = await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            waiting.add_done_callback(lambda task: os.close(task.result()))
-            raise
-        try:
-            yield
-        finally:
-            os.close(slot)
+        async with self._places:
+            slot = await self._take_slot()
+            try:
+                yield
+            finally:
+                if slot is not None:
+                    os.close(slot)
+
+    async def _take_slot(self) -> int | None:
+        """Return what holds a place; None when nobody gives one back, and it is done without."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SLOT_S):
+                while True:
+                    slot = self._files.take_slot()
+                    if slot is not None:
+                        return slot
+                    await asyncio.sleep(_SLOT_LOOK_S)
+        return None
 
     async def create(self, name: str, body: dict[str, Any]) -> str:
         """Make a container under a name, instead of a dead one that has it; return its id."""
@@ -140,6 +159,13 @@ class Containers:
         """Return the end of what a container printed."""
         return await self._client.log(name, LOG_LINES)
 
+    async def last_words(self, name: str) -> str:
+        """Return the same of one that is to be ended; "" when the daemon does not tell soon."""
+        with contextlib.suppress(DaemonRefused, FabricUnavailable, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                return await self.log(name)
+        return ""
+
     async def logs(
         self, name: str, *, lines: int | None, ended: asyncio.Future[str] | None
     ) -> AsyncGenerator[bytes, None]:
@@ -178,18 +204,28 @@ class Containers:
         Raises:
             FabricUnavailable: The daemon could not.
         """
-        try:
-            await self._client.request("DELETE", f"/containers/{name}", params={"force": 1, "v": 1})
-        except DaemonRefused as exc:
-            if exc.status == 404:
+        loop, path = asyncio.get_running_loop(), f"/containers/{name}"
+        end = loop.time() + REMOVAL_S
+        while True:
+            try:
+                await self._client.request("DELETE", path, params={"force": 1, "v": 1})
                 return
-            if exc.status != 409:  # somebody else removes it just now
-                raise FabricUnavailable(
-                    f"the Docker daemon could not remove {name}: {exc.message}"
-                ) from exc
-            with contextlib.suppress(DaemonRefused):
-                params = {"condition": "removed"}
-                await self._client.request("POST", f"/containers/{name}/wait", params=params)
+            except DaemonRefused as exc:
+                if exc.status == 404:
+                    return
+                if exc.status != 409 or loop.time() > end:
+                    raise FabricUnavailable(
+                        f"the Docker daemon could not remove {name}: {exc.message}"
+                    ) from exc
+            # Somebody else removes it just now. A removal that fails is told to nobody who waits
+            # for it, so this one asks again.
+            try:
+                await self._client.request(
+                    "POST", f"{path}/wait", params={"condition": "removed"},
+                    within_s=_OTHERS_REMOVAL_S,
+                )  # fmt: skip
+            except (DaemonRefused, FabricUnavailable):
+                await asyncio.sleep(_AGAIN_S)
 
     async def remove_all(self, name: str, *, has_second: bool) -> None:
         """End and remove an instance's containers and what they share; those that are not are none.

@@ -242,11 +242,12 @@ class DockerFiles:
 
     # --- starting ---------------------------------------------------------------------------
 
-    def take_slot(self) -> int:
-        """Wait until this node may make one more container; blocks.
+    def take_slot(self) -> int | None:
+        """Take one of the node's places for containers that are being made.
 
         Returns:
-            A descriptor; closing it gives the slot back, as the end of this process does.
+            A descriptor; closing it gives the slot back, as the end of this process does. None
+            when all are taken.
         """
         first = os.urandom(1)[0] % START_SLOTS
         for number in range(START_SLOTS):
@@ -255,9 +256,7 @@ class DockerFiles:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return fd
             os.close(fd)
-        fd = _open(self._slots / str(first))
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        return fd
+        return None
 
 
 def _open(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,12 +42,20 @@ class Instance:
     burial: asyncio.Task[None] | None = None
 
 
-async def await_boot(instance: Instance, link: Link, what: str = "") -> None:
+def with_log(cause: str, log: str) -> str:
+    """Return a cause with the end of what was printed, if anything was."""
+    return f"{cause}; the end of its log:\n{log}" if log else cause
+
+
+async def await_boot(
+    instance: Instance, link: Link, last_words: Callable[[], Awaitable[str]], what: str = ""
+) -> None:
     """Wait until a container of an instance says that it is up.
 
     Args:
         instance: Its end, of either container, ends the wait.
         link: To the container.
+        last_words: Asked for the end of its log when it neither came up nor died.
         what: Which of the containers, for messages; "" for the first.
 
     Raises:
@@ -64,12 +72,13 @@ async def await_boot(instance: Instance, link: Link, what: str = "") -> None:
             # One that closed without a word is dying; the daemon says how.
             why = message.get("failed") or await asyncio.shield(instance.ended)
     except TimeoutError:
-        why = f"it was not up after {BOOT_DEADLINE_S:g} s"
+        why = with_log(f"it was not up after {BOOT_DEADLINE_S:g} s", await last_words())
     except OSError as exc:
-        why = f"it does not answer ({exc})"
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CAUSE_WAIT_S):
                 why = await asyncio.shield(instance.ended)
+        except TimeoutError:
+            why = with_log(f"it does not answer ({exc})", await last_words())
     finally:
         report.cancel()
         await asyncio.wait([report])

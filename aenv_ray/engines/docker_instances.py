@@ -15,7 +15,7 @@ from aenv_ray.engines import docker_files, docker_janitor
 from aenv_ray.engines.docker_client import DaemonRefused
 from aenv_ray.engines.docker_containers import DAEMON_AWAY, REMOVED, Containers
 from aenv_ray.engines.docker_files import DockerFiles, second_name
-from aenv_ray.engines.docker_instance import Instance
+from aenv_ray.engines.docker_instance import Instance, with_log
 from aenv_ray.engines.docker_second import SECOND
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import InstanceId
@@ -144,8 +144,8 @@ class Instances:
         """Tell that a sandbox ended; the first cause stays."""
         if instance.ended.done():
             return
-        if instance.log and cause not in _EXPECTED:
-            cause = f"{cause}; the end of its log:\n{instance.log}"
+        if cause not in _EXPECTED:
+            cause = with_log(cause, instance.log)
         instance.ended.set_result(cause)
         self.untrack(instance)
         for sandbox in (instance.sandbox, instance.second):

@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aenv_ray.engines import docker_files, docker_janitor
-from aenv_ray.engines.docker_client import DaemonRefused, DockerClient, socket_path
+from aenv_ray.engines.docker_client import (
+    REQUEST_DEADLINE_S,
+    DaemonRefused,
+    DockerClient,
+    socket_path,
+)
 from aenv_ray.engines.docker_files import DockerFiles, is_locked
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import HostId
@@ -17,7 +22,7 @@ from aenv_ray.ids import HostId
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S: Final = 0.5
-_WATCH_S: Final = 2.0
+WATCH_S: Final = 2.0
 """How often a host looks whether the janitor is there."""
 
 
@@ -99,7 +104,7 @@ class Presence:
 
     async def _watch_janitor(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(WATCH_S)
             try:
                 await self._ensure_janitor()
             except OSError as exc:
@@ -115,9 +120,9 @@ class Presence:
         }  # fmt: skip
         while True:
             try:
-                async with self._client.stream("GET", "/events", params={"filters": filters}) as (
-                    events
-                ):
+                async with self._client.stream(
+                    "GET", "/events", params={"filters": filters}, opens_in_s=REQUEST_DEADLINE_S
+                ) as events:
                     if connected.done():
                         await self._on_gap()
                     else:

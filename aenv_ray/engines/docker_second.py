@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from aenv_ray.engines import docker_spec
@@ -83,7 +84,8 @@ class SecondContainers:
                 f"{spec.instance_id} did not start: {SECOND}{exc.message}",
                 instance_id=spec.instance_id,
             ) from exc
-        await await_boot(instance, link, SECOND)
+        last_words = partial(self._containers.last_words, second.name)
+        await await_boot(instance, link, last_words, SECOND)
 
     async def find(self, instance: Instance) -> str | None:
         """Look for the second container of an instance that an earlier host made.

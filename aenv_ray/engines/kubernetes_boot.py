@@ -30,6 +30,8 @@ from aenv_ray.runtime.container import HOME, PROJECT
 
 BOOT_DEADLINE_S: Final = 60.0
 """A container that runs is up within this, or is ended."""
+SENDING_S: Final = 30.0
+"""How long what it serves may be on its way before that."""
 _REPORT_BYTES: Final = 65_536
 
 
@@ -145,6 +147,7 @@ def _told(
         "home": HOME,
         "project": PROJECT,
         "key": key.hex(),
+        "boot_s": BOOT_DEADLINE_S,
         "ends_in_s": ends_in_s,
         "grace_s": grace_s,
         "variables": dict(variables),
@@ -187,7 +190,8 @@ async def boot(
         python = ImagePython((version[0], version[1]), facts["machine"], facts["libc"])
         pieces = [await kits.archive(python), await asyncio.to_thread(pack, parts)]
         words = json.dumps(dict(told)).encode()
-        async with asyncio.timeout(BOOT_DEADLINE_S):
+        # The pod itself tells of one that does not come up, with its log.
+        async with asyncio.timeout(SENDING_S + BOOT_DEADLINE_S):
             size = sum(map(len, pieces))
             head = len(words).to_bytes(8, "big") + words + size.to_bytes(8, "big")
             for piece in (head, *pieces):

@@ -361,7 +361,9 @@ class Launcher:
             if instance.deadline <= now:
                 self._stop(instance.id, "its TTL passed")
             elif instance.status == "starting" and instance.boot_by <= now:
-                self._booted(instance.id, f"it was not up after {BOOT_DEADLINE_S:g} s")
+                why = f"it was not up after {BOOT_DEADLINE_S:g} s"
+                words = self._logs.tail(instance.log).strip()
+                self._booted(instance.id, f"{why}; the end of its log:\n{words}" if words else why)
                 self._stop(instance.id, "it did not come up")
             elif away_since is not None and now - away_since > self._grace_s:
                 self._stop(instance.id, "its host is gone")

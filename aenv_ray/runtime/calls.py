@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.runtime import births
 from aenv_ray.runtime.orphans import LISTS_CHILDREN
 from aenv_ray.runtime.threads import start_thread
 
@@ -227,6 +228,8 @@ def _children_of_this_thread() -> frozenset[int]:
 
 
 def _children_of_thread(native_id: int) -> list[int]:
+    if not LISTS_CHILDREN:
+        return births.of_thread(native_id)
     with contextlib.suppress(OSError):
         listing = Path(f"/proc/self/task/{native_id}/children").read_text()
         return [int(text) for text in listing.split()]
@@ -278,13 +281,8 @@ def _children(pid: int) -> list[int]:
 
 def _children_by_parent(pid: int) -> list[int]:
     """Return the children of a process where the kernel, like gVisor's, lists none."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # After the name, in parentheses, which may hold anything: state, parent.
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [other for other in pids if births.parent_of(other) == pid]
 
 
 class Watchdog:

@@ -29,14 +29,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aenv_ray.runtime import linux, lost_interrupts, storage_lock
+from aenv_ray.runtime import births, linux, lost_interrupts, storage_lock
 from aenv_ray.runtime.dispatch import Dispatcher
 from aenv_ray.runtime.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.handed_over import HandedOver
 from aenv_ray.runtime.keyed_door import read_order
 from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.orphans import Acceptor, reap_adopted
+from aenv_ray.runtime.orphans import LISTS_CHILDREN, Acceptor, reap_adopted
 from aenv_ray.runtime.registry import Registry
 
 HOME: Final = "/.aenv"
@@ -177,6 +177,8 @@ def _shut_in(directory: str) -> None:
     # Process 1 ignores every signal that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     signal.signal(signal.SIGCHLD, reap_adopted)
+    if not LISTS_CHILDREN:
+        births.note()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
     sys.argv[0] = PROJECT

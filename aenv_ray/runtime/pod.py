@@ -44,6 +44,8 @@ _GREETING_S: Final = 10.0
 _START_S: Final = 5.0
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """A host whose node is gone says nothing, and is not a host for hours."""
+_LEAST_S: Final = 0.001
+"""Of a timeout: a socket takes none for not to wait."""
 _READERS_S: Final = 5.0
 """How long an instance that ended waits for those who still read what it printed."""
 _PIECE_BYTES: Final = 65_536
@@ -63,14 +65,14 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
         boot: The connection that brought the order; told one JSON line, ``{"ready": facts}`` or
             ``{"failed": text}``, and closed.
         order: ``home, project`` (directories), ``key`` (hex), ``variables, arguments, serving,
-            absence, directory, server, hide_source, ends_in_s, grace_s``.
+            absence, directory, server, hide_source, boot_s, ends_in_s, grace_s``.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
     keeper = Keeper(listener, bytes.fromhex(order["key"]), order["grace_s"])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     keeper.start(order)
-    report = keeper.await_boot()
+    report = keeper.await_boot(order["boot_s"])
     if "ready" in report and order["hide_source"]:
         for path in Path(order["project"]).iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -132,16 +134,27 @@ class Keeper:
         self._pump.start()
         threading.Thread(target=self._keep_times, daemon=True).start()
 
-    def await_boot(self) -> dict[str, Any]:
-        """Return what the instance's process says of its start."""
-        data = bytearray()
+    def await_boot(self, within_s: float) -> dict[str, Any]:
+        """Return what the instance's process says of its start; one that says nothing is ended.
+
+        Args:
+            within_s: How long it may take.
+        """
+        data, ends = bytearray(), time.monotonic() + within_s
         while not data.endswith(b"\n"):
-            piece = self._link.recv(_PIECE_BYTES)
+            try:
+                self._link.settimeout(max(_LEAST_S, ends - time.monotonic()))
+                piece = self._link.recv(_PIECE_BYTES)
+            except TimeoutError:
+                self._cause = f"it was not up after {within_s:g} s"
+                os.kill(self._pid, signal.SIGKILL)
+                piece = b""
             if not piece:
                 cause = self._bury()
                 tail = self._log.tail.decode(errors="replace").strip()
                 return {"failed": f"{cause}; the end of its log:\n{tail}" if tail else cause}
             data += piece
+        self._link.settimeout(None)
         return dict(json.loads(data))
 
     def open(self) -> None:

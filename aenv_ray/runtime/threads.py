@@ -7,6 +7,9 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from aenv_ray.runtime import births
+from aenv_ray.runtime.orphans import LISTS_CHILDREN
+
 
 def start_thread(target: Callable[[], object]) -> None:
     """Run `target` in a new daemon thread and return when that thread runs.
@@ -28,6 +31,8 @@ def start_thread(target: Callable[[], object]) -> None:
 
 def has_children() -> bool:
     """Whether this thread started processes that still live or wait to be reaped; Linux only."""
+    if not LISTS_CHILDREN:
+        return bool(births.of_thread(threading.get_native_id()))
     with contextlib.suppress(OSError):
         path = f"/proc/self/task/{threading.get_native_id()}/children"
         with open(path, "rb") as file:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ def main() -> None:
     global _peer
     linux.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps pods
+    server = os.getpid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
         listener.listen(64)
@@ -44,7 +46,7 @@ def main() -> None:
                 break
             _peer.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    linux.die_with_parent()
+    _die_with(server)
     _tell({"pod": os.getpid()})
     with _peer.makefile() as lines:
         run_pod(json.loads(lines.readline()))
@@ -92,10 +94,22 @@ def _make_volumes(root: Path, volumes: dict[str, dict[str, Any]]) -> None:
 
 def _start(root: Path, order: dict[str, Any], container: dict[str, Any]) -> int:
     """Start a container; return the pid of the process that stands for it here."""
+    pod = os.getpid()
     pid = os.fork()
     if pid == 0:
+        _die_with(pod)
         _stand_for(root, order, container)
     return pid
+
+
+def _die_with(parent: int) -> None:
+    """End when the parent ends, which it may have done before the kernel was told.
+
+    What is left of a pod keeps its connection open, and the pod would never be seen to end.
+    """
+    linux.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _await(pid: int, container: dict[str, Any]) -> int:
@@ -106,7 +120,6 @@ def _await(pid: int, container: dict[str, Any]) -> int:
 
 def _stand_for(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoReturn:
     """Be the parent of a container's process 1, and end as that does."""
-    linux.die_with_parent()
     linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
     heard, begun = os.pipe()  # closed when the container's own program begins
     first = os.fork()
@@ -143,6 +156,7 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any], begun:
     if container["uid"] and order["is_root"]:
         os.setresuid(container["uid"], container["uid"], container["uid"])
     linux.die_with_parent()  # a change of user forgets it
+    _end_without_reader(begun)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
@@ -154,6 +168,14 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any], begun:
         Path("/dev/termination-log").write_text(text)
         os.write(begun, b"x")
         os._exit(128)
+
+
+def _end_without_reader(pipe: int) -> None:
+    """End when the parent is gone: process 1 of a namespace does not see its pid."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    if poll.poll(0):
+        os._exit(1)
 
 
 def _build_root(root: Path, container: dict[str, Any]) -> str:

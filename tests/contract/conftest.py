@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines import docker_presence
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
 from tests.contract.docker_node import DockerNode
@@ -46,6 +47,12 @@ def docker_node() -> Iterator[DockerNode]:
     node = DockerNode()
     yield node
     node.end()
+
+
+@pytest.fixture
+def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have hosts notice at once that their janitor is gone."""
+    monkeypatch.setattr(docker_presence, "WATCH_S", 0.1)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 _UP_S = 60.0
+_SHIM_END_S = 20.0
+"""A shim that is told to end has ended by then, or is killed."""
 
 
 class OwnDaemon:
@@ -76,11 +79,13 @@ class OwnDaemon:
             process.wait(60)
         for janitor in pids(f"docker_janitor {self.root}"):
             os.kill(janitor, signal.SIGKILL)
-        for shim in pids(f"-address {self.root}"):  # of containers that nobody ended
-            os.kill(shim, signal.SIGTERM)
-        end = time.monotonic() + 20.0
-        while pids(str(self.root)) and time.monotonic() < end:
-            time.sleep(0.02)
+        begun = time.monotonic()
+        while pids(str(self.root)) and (waited := time.monotonic() - begun) < 2 * _SHIM_END_S:
+            # Of containers that nobody ended, or that were on their way when containerd ended.
+            for shim in pids(f"-address {self.root}"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(shim, signal.SIGTERM if waited < _SHIM_END_S else signal.SIGKILL)
+            time.sleep(0.1)
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         for target in sorted((m.split()[1] for m in mounts), reverse=True):
             if target.startswith(str(self.root)):

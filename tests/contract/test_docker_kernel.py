@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from aenv_ray.engines import docker as docker_engine
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.docker_network import RESOLVERS
 from aenv_ray.errors import SandboxLost, SandboxStartFailed
@@ -23,6 +24,8 @@ from tests.contract.docker_node import DockerNode, bare_project, docker, shell_i
 
 pytestmark = pytest.mark.docker
 RUNTIME = "runsc"
+IS_WHOLE = bool(os.environ.get("AENV_WHOLE_CONTRACT"))
+"""Run all of the contract rather than its part: some minutes more."""
 PART = frozenset(
     {
         "test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing",
@@ -35,6 +38,9 @@ PART = frozenset(
         "test_a_timeout_kills_the_command_and_all_it_started",
         "test_code_that_does_not_load_is_a_failed_start_that_says_why",
         "test_a_cancelled_start_leaves_nothing",
+        "test_a_timeout_kills_the_program_that_the_tool_waits_for",
+        "test_a_program_of_an_earlier_call_survives_the_timeout_of_a_later_one",
+        "test_stop_during_calls_ends_them_as_lost",
         "test_fifty_mebibytes_come_back_as_they_went",
         "test_a_full_directory_is_the_tools_own_error",
         "test_a_log_has_what_was_printed",
@@ -55,6 +61,10 @@ def _needs_gvisor() -> None:
 
 class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
     starts_in_s: ClassVar[float] = 20.0
+    known_gaps: ClassVar[dict[str, str]] = {
+        "test_a_tool_that_opens_all_files_does_not_close_the_door": "gVisor lets in connections "
+        "beyond the limit of open files",
+    }
 
     @pytest.fixture
     def make_engine(self, docker_node: DockerNode) -> Callable[[HostId], Engine]:
@@ -63,7 +73,7 @@ class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
 
 
 for _name in dir(TestDockerEngineWithItsOwnKernel):
-    if _name.startswith("test_") and _name not in PART:
+    if _name.startswith("test_") and _name not in PART and not IS_WHOLE:
         setattr(TestDockerEngineWithItsOwnKernel, _name, None)
 assert all(getattr(TestDockerEngineWithItsOwnKernel, name) for name in PART)
 
@@ -84,10 +94,10 @@ for line in open('/proc/net/unix'):
         s = socket.socket(socket.AF_UNIX); s.settimeout(60)
         s.connect(chr(0) + line.split('@')[1].strip())
         s.recv(16, socket.MSG_WAITALL)
-        # A proof by somebody who has no key.
-        s.sendall(bytes(48) + (15).to_bytes(2, 'big') + b'{"kind":"door"}')
-        s.sendall(b'{"jsonrpc":"2.0","id":1,"method":"aenv/reward","params":{}}' + bytes([10]))
         try:
+            # A proof by somebody who has no key.
+            s.sendall(bytes(48) + (15).to_bytes(2, 'big') + b'{"kind":"door"}')
+            s.sendall(b'{"jsonrpc":"2.0","id":1,"method":"aenv/reward","params":{}}' + bytes([10]))
             print(s.recv(100))
         except ConnectionError:
             print(b'')
@@ -141,9 +151,10 @@ async def test_whoever_runs_inside_has_no_key(
 
 
 async def test_a_broken_way_in_ends_the_sandbox_and_its_container(
-    bench: Bench, docker_node: DockerNode
+    bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariants 2 and 3: a call whose sandbox cannot be reached is lost, and nothing stays."""
+    monkeypatch.setattr(docker_engine, "CAUSE_WAIT_S", 1.0)  # the daemon has nothing to tell
     sandbox = await bench.start()
     name = docker_node.container(sandbox.instance_id)
     docker("exec", "--user", "64871", name, "sh", "-c", _BRIDGES.format("kill -9 $n"), check=False)

@@ -175,7 +175,7 @@ async def test_a_second_container_has_the_allow_list_of_the_first(bench: Bench) 
     assert await value_of(pair, "dial", to=f"{PUBLIC} {PORT}") != 0
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("world", "watched_closely")
 async def test_networks_of_lists_that_nobody_uses_are_removed(
     bench: Bench, docker_node: DockerNode
 ) -> None:

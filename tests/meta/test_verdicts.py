@@ -56,9 +56,22 @@ def test_a_module_in_which_all_time_out_is_given_up(command: list[str], tmp_path
         "def test_hangs(n):\n    threading.Event().wait(100)\n"
     )
     done = subprocess.run(
-        [*command, "--timeout", "0.1"],
+        [*command, "--timeout", "1"],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     told = [line for line in done.stdout.splitlines() if " failed (" in line]
     given_up = [line for line in told if "not tried: 3 tests of test_x.py timed out" in line]
     assert (len(told), len(given_up)) == (20, 17)
+
+
+def test_why_a_run_broke_off_is_said_last(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        CONFTEST + "def pytest_runtest_makereport():\n    raise SystemError('the reason')\n"
+    )
+    (tmp_path / "test_x.py").write_text("def test_a(): pass\n")
+    done = subprocess.run(
+        [*command, "-n", "1"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == pytest.ExitCode.INTERNAL_ERROR
+    _, _, reason = done.stderr.rpartition("the run broke off")
+    assert "SystemError: the reason" in reason

@@ -1,0 +1,191 @@
+"""No wait of the docker engine is for ever: silent daemons, stuck neighbours, others' removals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines import docker_client, docker_containers, docker_instance
+from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker_containers import Containers
+from aenv_ray.engines.docker_files import START_SLOTS, DockerFiles
+from aenv_ray.engines.docker_instance import Instance, await_boot
+from aenv_ray.engines.docker_link import SocketLink
+from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
+from aenv_ray.ids import HostId, InstanceId
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ae-", dir="/tmp") as name:  # short, for sockets
+        yield Path(name)
+
+
+@pytest.fixture
+def files(directory: Path) -> DockerFiles:
+    made = DockerFiles(directory)
+    made.prepare()
+    return made
+
+
+# --- a daemon that says nothing ------------------------------------------------------------------
+
+
+@pytest.fixture
+async def silent(directory: Path) -> AsyncIterator[DockerClient]:
+    """A client of a daemon that takes every connection and answers none."""
+    held: list[asyncio.StreamWriter] = []
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    path = directory / "silent.sock"
+    server = await asyncio.start_unix_server(hold, path)
+    client = DockerClient(f"unix://{path}")
+    yield client
+    await client.close()
+    for writer in held:
+        writer.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_silent_daemon_is_an_unavailable_one(
+    silent: DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9."""
+    monkeypatch.setattr(docker_client, "REQUEST_DEADLINE_S", 0.05)
+    with pytest.raises(FabricUnavailable, match="does not answer"):
+        await silent.request("GET", "/info", within_s=0.05)
+    with pytest.raises(FabricUnavailable, match="does not answer"):
+        await silent.log("name", 50)
+    with pytest.raises(FabricUnavailable, match="does not answer"):
+        await anext(silent.frames("/containers/name/logs", {}))
+    with pytest.raises(FabricUnavailable, match="does not answer"):
+        async with silent.stream("GET", "/events", opens_in_s=0.05):
+            pass
+
+
+# --- removals ------------------------------------------------------------------------------------
+
+
+class _Scripted(DockerClient):
+    """Gives the answers that it is given, in their order."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        super().__init__("unix:///nowhere")
+        self._answers = list(answers)
+        self.asked: list[str] = []
+
+    async def request(self, method: str, path: str, **_: Any) -> Any:
+        self.asked.append(f"{method} {path}")
+        answer = self._answers.pop(0)
+        if answer is not None:
+            raise answer
+
+
+def containers(client: DockerClient, files: DockerFiles) -> Containers:
+    return Containers(client, files, "scope", HostId("host"))
+
+
+BUSY = DaemonRefused(409, "removal of container is already in progress")
+DELETE, WAIT = "DELETE /containers/one", "POST /containers/one/wait"
+
+
+async def test_a_removal_that_others_began_and_did_not_finish_is_done(files: DockerFiles) -> None:
+    """Invariant 3: the daemon tells nobody who waits that a removal failed."""
+    client = _Scripted(BUSY, FabricUnavailable("no answer"), BUSY, None, None)
+    await containers(client, files).remove("one")
+    assert client.asked == [DELETE, WAIT, DELETE, WAIT, DELETE]
+
+
+async def test_a_removal_that_others_finish_is_one(files: DockerFiles) -> None:
+    client = _Scripted(BUSY, None, DaemonRefused(404, "no such container"))
+    await containers(client, files).remove("one")
+    assert client.asked == [DELETE, WAIT, DELETE]
+
+
+async def test_a_removal_that_does_not_come_about_is_said(
+    files: DockerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_containers, "REMOVAL_S", -1.0)
+    with pytest.raises(FabricUnavailable, match="could not remove one: removal of container"):
+        await containers(_Scripted(BUSY), files).remove("one")
+    with pytest.raises(FabricUnavailable, match="could not remove one: device is busy"):
+        await containers(_Scripted(DaemonRefused(500, "device is busy")), files).remove("one")
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+async def _hold(some: Containers, let_go: asyncio.Event) -> None:
+    async with some.slot():
+        await let_go.wait()
+
+
+async def test_a_place_is_waited_for_and_given_back_however_the_wait_ends(
+    files: DockerFiles,
+) -> None:
+    others, ours = (containers(_Scripted(), files) for _ in range(2))
+    let_go = asyncio.Event()
+    holding = [asyncio.create_task(_hold(others, let_go)) for _ in range(START_SLOTS)]
+    await asyncio.sleep(0)
+    assert files.take_slot() is None
+    waiting = [asyncio.create_task(_hold(ours, let_go)) for _ in range(3 * START_SLOTS)]
+    await asyncio.sleep(0)
+    for task in waiting[::2]:
+        task.cancel()
+    let_go.set()
+    async with asyncio.timeout(60.0):
+        await asyncio.wait([*holding, *waiting])
+    assert sum(task.cancelled() for task in waiting) == len(waiting[::2])
+    free = [files.take_slot() for _ in range(START_SLOTS)]
+    assert None not in free
+    for fd in free:
+        assert fd is not None
+        os.close(fd)
+
+
+async def test_places_that_nobody_gives_back_hold_nobody_up_for_ever(
+    files: DockerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: a host that was stopped in the middle of its starts still holds them."""
+    monkeypatch.setattr(docker_containers, "SLOT_S", 0.0)
+    with contextlib.ExitStack() as held:
+        for _ in range(START_SLOTS):
+            fd = files.take_slot()
+            assert fd is not None
+            held.callback(os.close, fd)
+        async with asyncio.timeout(60.0), containers(_Scripted(), files).slot():
+            pass
+
+
+# --- boots ---------------------------------------------------------------------------------------
+
+
+async def test_one_that_does_not_come_up_tells_the_end_of_its_log(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: what it waited for, and what there is to see of it."""
+    monkeypatch.setattr(docker_instance, "BOOT_DEADLINE_S", 0.05)
+    instance = Instance(InstanceId("one-1"), "one", asyncio.get_running_loop().create_future())
+    link = SocketLink(directory)
+    await link.prepare("id")
+
+    async def last_words() -> str:
+        return "loading weights"
+
+    with pytest.raises(SandboxStartFailed) as raised:
+        await await_boot(instance, link, last_words, "its second container: ")
+    assert raised.value.message.splitlines() == [
+        "one-1 did not start: its second container: it was not up after 0.05 s; "
+        "the end of its log:",
+        "loading weights",
+    ]

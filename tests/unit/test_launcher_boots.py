@@ -1,0 +1,49 @@
+"""What the launcher tells of an instance that does not come up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.clock import FakeClock
+from aenv_ray.engines import launcher as launcher_module
+from aenv_ray.engines.launcher import BOOT_DEADLINE_S, Launcher
+from aenv_ray.engines.launcher_files import InstanceFiles
+from aenv_ray.engines.launcher_records import Instance
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        (b"loading\nstill looking\n", "; the end of its log:\nloading\nstill looking"),
+        (b"", ""),
+    ],
+    ids=["printed", "silent"],
+)
+def test_an_instance_that_does_not_come_up_tells_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bytes, told: str
+) -> None:
+    """Invariant 9: what it waited for, and what there is to see of it."""
+    InstanceFiles(tmp_path).prepare()
+    clock = FakeClock()
+    monkeypatch.setattr(launcher_module, "kill_stragglers", lambda _: None)  # of this process
+    launcher = Launcher(tmp_path, clock)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(launcher._peers, "send", lambda _, message: sent.append(message))
+    instance = Instance(
+        id="one", host="host", template="key", deadline=clock.now() + 600.0, item={},
+        boot_by=clock.now() + BOOT_DEADLINE_S, reply=(Any, 1),
+    )  # fmt: skip
+    launcher._instances["one"] = instance
+    output = launcher._logs.open(instance.log)
+    os.write(output, printed)
+    launcher._sweep()
+    assert sent == []
+    clock.advance(BOOT_DEADLINE_S)
+    launcher._sweep()
+    os.close(output)
+    failed = next(message["failed"] for message in sent if "failed" in message)
+    assert failed == f"it was not up after {BOOT_DEADLINE_S:g} s{told}"
