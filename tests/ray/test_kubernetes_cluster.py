@@ -195,3 +195,36 @@ def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> 
     assert pods.sandboxes_of(worker) == []
     assert pods.kubernetes.cluster.objects("persistentvolumeclaims") == []
     console.do("deployment.undeploy()\nimport ray.serve\nray.serve.shutdown()\nhub_actor.end_hub()")
+
+
+@pytest.mark.redis
+def test_a_worker_has_a_published_version_of_the_head(
+    pods: PodNodes, worker: Worker, console: Console, tmp_path: Path
+) -> None:
+    """The directory of archives is the head's alone."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tools.py").write_text("# none\n")
+    (tmp_path / "config.json").write_text('{"name": "published", "version": "1.0.0"}')
+    console.do(
+        "from pathlib import Path\n"
+        "from aenv_ray import project\n"
+        "from aenv_ray.actors import hub_actor, references\n"
+        "from aenv_ray.actors.elsewhere import on_a_worker\n"
+        "from aenv_ray.actors.remote_hub import blocking\n"
+        "from aenv_ray.config import settings\n"
+        "from aenv_ray.hub.artifacts import open_artifact_store\n"
+        "from aenv_ray.hub.records import EnvironmentVersion\n"
+        "async def publish(source):\n"
+        "    store, archive = open_artifact_store(settings()), source.archive()\n"
+        "    digest = await store.put(archive)\n"
+        "    await hub_actor.ensure_hub().push(EnvironmentVersion(name='published',\n"
+        "        version='1.0.0', digest=source.digest, archive=digest,\n"
+        "        archive_bytes=len(archive), config={}))\n"
+        f"source = project.load(Path({str(tmp_path)!r}))\n"
+        "blocking(publish(source))\n"
+        "def look(): return str(references.resolve('published', aenv_ray.init).path)\n"
+    )
+    found = console.value("on_a_worker(look, ('aenv-ray.io/engine', 'kubernetes'), 60)")
+    digest = console.value("source.digest")
+    assert found == str(pods.nodes.root / worker.pod / "projects" / digest)
+    console.do("hub_actor.end_hub()")
