@@ -7,7 +7,7 @@ import itertools
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pydantic_core
 
@@ -236,7 +236,7 @@ class DoorSandbox(Sandbox):
         if on_progress is not None:
             # Tokens are the connection's: two calls may well have chosen the same one.
             waiting.token = f"p{request_id}"
-            data = pydantic_core.from_json(params)
+            data = _readable(params)
             data["_meta"] = {**data.get("_meta", {}), "progressToken": waiting.token}
             params = pydantic_core.to_json(data)
         self._pending[request_id] = waiting
@@ -316,3 +316,19 @@ class DoorSandbox(Sandbox):
         self._hang_up()
         if self._ending is not None:
             self._ending.cancel()
+
+
+def _readable(params: bytes) -> dict[str, Any]:
+    """Return a call's parameters.
+
+    Raises:
+        ToolInputInvalid: They can be written as JSON, but not read.
+    """
+    try:
+        data: dict[str, Any] = pydantic_core.from_json(params)
+    except ValueError as exc:
+        raise errors.ToolInputInvalid(
+            f"the arguments cannot be read: {exc}",
+            hint="nest them less deeply, and write long numbers as text",
+        ) from None
+    return data

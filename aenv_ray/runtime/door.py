@@ -23,7 +23,7 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.faults import INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR
+from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, unread
 from aenv_ray.runtime.host_link import HOST
 from aenv_ray.runtime.relief import Relief
 from aenv_ray.runtime.results import to_json
@@ -268,7 +268,7 @@ class Connection:
         try:
             message = pydantic_core.from_json(line)
         except ValueError as exc:
-            self._refuse(None, PARSE_ERROR, f"not JSON: {exc}")
+            self._send(to_json(unread(line, exc)) + b"\n")
             return None
         if isinstance(message, dict) and "method" not in message and "id" in message:
             HOST.on_answer(message)

@@ -5,6 +5,7 @@ The codes are those of the caller's error tree; the island does not import that 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 # JSON-RPC 2.0 reserves -32768..-32000; MCP clients show `message` to people.
@@ -23,6 +24,8 @@ every JSON-RPC error as a broken environment and gives up after five.
 """
 
 _RPC_CODES = {"tool_not_found": INVALID_PARAMS, "tool_input_invalid": INVALID_PARAMS}
+_REQUEST = re.compile(rb'\{"jsonrpc":"2\.0","id":([0-9]{1,18}),')
+"""How our hosts begin a request."""
 
 
 class Fault(Exception):
@@ -63,6 +66,24 @@ def fault_result(fault: Fault) -> dict[str, Any]:
         "isError": True,
         "_meta": {"aenv/error": fault.data()},
     }
+
+
+def unread(line: bytes, error: ValueError) -> dict[str, Any]:
+    """Return the answer to a line that cannot be parsed.
+
+    A host writes no bad JSON, but arguments may be nested too deeply, or have a number with too
+    many digits. That is the fault of one call, which its id tells, and not the connection's.
+    """
+    head = _REQUEST.match(line)
+    if head is None:
+        told = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
+        return {"jsonrpc": "2.0", "id": None, "error": told}
+    fault = Fault(
+        "tool_input_invalid",
+        f"the arguments cannot be read: {error}",
+        "nest them less deeply, and write long numbers as text",
+    )
+    return {"jsonrpc": "2.0", "id": int(head[1]), "error": fault.rpc_error()}
 
 
 class ProjectLoadError(Exception):

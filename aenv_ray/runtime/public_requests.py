@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pydantic_core
 from starlette.requests import Request
@@ -12,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.runtime.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.results import to_json
+
+BODY_S: Final = 60.0
+"""For the next piece of a request's body."""
 
 
 class BadRequest(Exception):
@@ -134,7 +138,7 @@ def _structured(text: str, kinds: set[str]) -> Any:
 
 
 class BodyLimit:
-    """Refuses requests with too large a body, announced or not, with 413."""
+    """Refuses requests with too large a body, announced or not, with 413; one that stalls, 408."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
         self._app = app
@@ -149,11 +153,18 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._limit_bytes:
             await BadRequest(413, self._message).response()(scope, receive, send)
             return
-        received = 0
+        received, is_whole = 0, False
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_whole
+            if is_whole:  # what comes now is the client's going away
+                return await receive()
+            try:
+                async with asyncio.timeout(BODY_S):
+                    message = await receive()
+            except TimeoutError:
+                raise BadRequest(408, f"no more of the body came for {BODY_S:g} s") from None
+            is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit_bytes:
                 raise BadRequest(413, self._message)

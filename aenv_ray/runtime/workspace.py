@@ -29,6 +29,9 @@ _LOOK_S: Final = 0.02
 """How often it is looked whether a program has ended, where the kernel does not tell."""
 MISSING_PROGRAM: Final = 127
 """What a shell reports for a program that does not exist."""
+NOT_RUN: Final = 126
+"""What it reports for one that is there and cannot run: no executable, too long a command."""
+MOST_MODE: Final = 0o7777
 
 
 def exec_command(
@@ -47,7 +50,7 @@ def exec_command(
 
     Returns:
         ``exit_code, stdout, stderr`` (base64), ``truncated, duration_s``. A program that fails or
-        does not exist is a result.
+        does not exist, or cannot run, is a result.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     if not argv:
@@ -63,11 +66,13 @@ def exec_command(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as exc:
+    except OSError as exc:
         if cwd is not None and not os.path.isdir(cwd):
             raise Fault("file_access_error", f"working directory {cwd!r}: {exc.strerror}") from exc
-        message = f"{argv[0]}: {exc.strerror}\n".encode()
-        return _exec_result(MISSING_PROGRAM, b"", message, False, started)
+        message = f"{argv[0]}: {exc.strerror}\n".encode(errors="replace")
+        is_missing = isinstance(exc, FileNotFoundError | PermissionError | NotADirectoryError)
+        code = MISSING_PROGRAM if is_missing else NOT_RUN
+        return _exec_result(code, b"", message, False, started)
     except ValueError as exc:
         raise Fault("tool_input_invalid", f"command: {exc}") from exc
     try:
@@ -220,8 +225,10 @@ def write_file(
         path: Relative to the work directory, or absolute.
         data: Base64 of the bytes.
         append: Add to the end instead.
-        mode: Permission bits. None: what the umask gives, or what the file has.
+        mode: Permission bits, up to 7777 octal. None: what the umask gives, or what the file has.
     """
+    if mode is not None and not 0 <= mode <= MOST_MODE:
+        raise Fault("tool_input_invalid", f"mode {mode:o} is not from 0 to {MOST_MODE:o}")
     payload = _decode(data)
     target = Path(path)
     try:
@@ -265,7 +272,10 @@ def list_files(path: str = ".") -> dict[str, Any]:
     try:
         with os.scandir(path) as scan:
             for entry in scan:
-                status = entry.stat(follow_symlinks=False)
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # it went meanwhile
+                    continue
                 entries.append(
                     {
                         "name": entry.name.encode(errors="surrogateescape").decode(

@@ -237,6 +237,7 @@ def _responses(door: _Door) -> Json:
         responses[str(status)] = _failure(" or ".join(sorted(names)), door.fault)
     if door.body is not None:
         form = "Error" if door.fault == "Error" else "DoorError"
+        responses["408"] = _failure("the body does not come", form)
         responses["413"] = _failure("the body is larger than 64 MiB", form)
     if door.is_passed_on:
         responses["default"] = {"description": "What the server in the instance answers"}

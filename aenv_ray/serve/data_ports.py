@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 import h11
 import pydantic_core
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
-from aenv_ray.errors import AenvError, PortUnreachable, ToolNotFound
+from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
 from aenv_ray.runtime.async_calls import Departure
 from aenv_ray.serve.data_calls import DataCall, DataCalls
 from aenv_ray.serve.data_targets import Target
 from aenv_ray.serve.deps import Deps
 
 PIECE_BYTES: Final = 256 * 1024
+_MOST_KNOWN: Final = 1000
+"""Environments whose ports are remembered."""
 _CALL_S: Final = 75.0
 """Longer than the runtime waits for a server that takes no bytes."""
 OWN_HEADERS: Final = frozenset(
@@ -31,6 +36,23 @@ OWN_HEADERS: Final = frozenset(
 )
 """Headers of the gateway's own connection; its tokens are not for the sandbox."""
 _HOP: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+_BEFORE_PATH: Final = 5
+"""Pieces of a URL's path before the one inside: ``/instances/{id}/ports/{port}/``."""
+
+
+class PortConvertor(Convertor[int]):
+    """Reads a port in a route; a number that is none is no route."""
+
+    regex = "[0-9]{1,5}"
+
+    def convert(self, value: str) -> int:  # noqa: D102
+        return int(value)
+
+    def to_string(self, value: int) -> str:  # noqa: D102
+        return str(value)
+
+
+register_url_convertor("port", PortConvertor())
 
 
 class PortStream:
@@ -103,7 +125,7 @@ class PortDoor:
         self._find = find
         self._calls = calls
         self._deps = deps
-        self._declared: dict[str, tuple[int, ...]] = {}
+        self._declared: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         request = Request(scope, receive)
@@ -136,12 +158,25 @@ class PortDoor:
         if declared is None:
             source = await self._deps.resolve(info.reference)
             declared = self._declared[info.reference] = source.config.deploy.ports
+            if len(self._declared) > _MOST_KNOWN:
+                self._declared.popitem(last=False)
         if port not in declared:
             known = ", ".join(map(str, declared)) or "none"
             raise ToolNotFound(
                 f"{info.reference} declares no port {port}, but {known}",
                 hint="add it to deployConfig.ports and publish the environment anew",
             )
+
+
+def target_of(request: HTTPConnection) -> str:
+    """Return path and query for the server inside, escaped as the client wrote them."""
+    path = str(request.path_params.get("path", ""))
+    pieces = bytes(request.scope.get("raw_path") or b"").split(b"/", _BEFORE_PATH)
+    written = pieces[_BEFORE_PATH].decode("latin-1") if len(pieces) > _BEFORE_PATH else ""
+    if unquote(written) != path:  # what comes before it was escaped where it need not be
+        written = quote(path)
+    query = bytes(request.scope.get("query_string") or b"").decode("latin-1")
+    return f"/{written}?{query}" if query else f"/{written}"
 
 
 class _Exchange:
@@ -163,9 +198,9 @@ class _Exchange:
         loop = asyncio.get_running_loop()
         answer, left = loop.create_task(self._answer()), loop.create_task(self._send_body())
         try:
-            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                answer.result()
+            done, _ = await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         except h11.RemoteProtocolError as exc:
             raise PortUnreachable(f"port {port} does not answer in HTTP: {exc}") from exc
         finally:
@@ -175,12 +210,13 @@ class _Exchange:
 
     def _head(self, port: int) -> bytes:
         request = self._request
-        path = "/" + request.path_params.get("path", "")
-        target = path + (f"?{request.url.query}" if request.url.query else "")
-        headers = [(k, v) for k, v in request.headers.items() if k not in OWN_HEADERS]
-        headers += [("host", f"127.0.0.1:{port}"), ("connection", "close")]
-        head = h11.Request(method=request.method, target=target, headers=headers)
-        return self._http.send(head) or b""
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in OWN_HEADERS]
+        headers += [(b"host", b"127.0.0.1:%d" % port), (b"connection", b"close")]
+        try:
+            head = h11.Request(method=request.method, target=target_of(request), headers=headers)
+            return self._http.send(head) or b""
+        except h11.LocalProtocolError as exc:
+            raise ConfigError(f"the request cannot be passed on: {exc}") from None
 
     async def _send_body(self) -> None:
         """Send the request's body; return when the client has left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from aenv_ray.runtime.public_requests import BodyLimit
@@ -14,7 +14,7 @@ from aenv_ray.serve.data_http import door_app
 from aenv_ray.serve.data_mcp import McpDoor
 from aenv_ray.serve.data_ports import PortDoor
 from aenv_ray.serve.data_sandbox import SandboxDoor
-from aenv_ray.serve.data_sockets import SocketDoor
+from aenv_ray.serve.data_sockets import port_routes
 from aenv_ray.serve.data_targets import ADDRESS_HEADER, INSTANCE_HEADER, Targets
 from aenv_ray.serve.deps import Deps
 
@@ -42,9 +42,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
         Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),
         Route(f"{instance}/files", sandbox.write, methods=["PUT"]),
-        WebSocketRoute(f"{instance}/ports/{{port:int}}/{{path:path}}", SocketDoor(ports).serve),
-        Route(f"{instance}/ports/{{port:int}}", ports),
-        Route(f"{instance}/ports/{{port:int}}/{{path:path}}", ports),
+        *port_routes(instance, ports),
         # Without headers: the answer says which are missing.
         Route("/mcp", addressed_mcp),
         Route("/functions/{path:path}", functions),

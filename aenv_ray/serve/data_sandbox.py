@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
@@ -17,6 +18,8 @@ from aenv_ray.serve.limits import read_body
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read from the sandbox at once; a reader that is slow holds no more in memory."""
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
 
 
 class SandboxDoor:
@@ -108,13 +111,12 @@ def _number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not text.isdecimal():
-        raise ConfigError(f"{name} {text!r} is no number of bytes")
+    if not _NUMBER.fullmatch(text):
+        raise ConfigError(f"{name} {text[:40]!r} is no number of bytes")
     return int(text)
 
 
 def _octal(text: str) -> int:
-    try:
-        return int(text, 8)
-    except ValueError:
-        raise ConfigError(f"mode {text!r} is no octal number", hint="write it as 644") from None
+    if not _MODE.fullmatch(text):
+        raise ConfigError(f"mode {text[:40]!r} is no octal mode", hint="write it as 644")
+    return int(text, 8)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Final
 
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake
@@ -15,7 +17,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from aenv_ray.errors import AenvError, PortUnreachable
-from aenv_ray.serve.data_ports import OWN_HEADERS, PortDoor, PortStream
+from aenv_ray.serve.data_ports import OWN_HEADERS, PortDoor, PortStream, target_of
 from aenv_ray.serve.envelope import failure
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -46,6 +48,19 @@ class SocketDoor:
                     await websocket.close(1011, exc.message[:120])
 
 
+def port_routes(base: str, ports: PortDoor) -> list[BaseRoute]:
+    """Return the routes to the ports of what `base` names, for HTTP and for WebSockets."""
+    port = f"{base}/ports/{{port:port}}"
+    routes: list[Route | WebSocketRoute] = [
+        WebSocketRoute(f"{port}/{{path:path}}", SocketDoor(ports).serve),
+        Route(port, ports),
+        Route(f"{port}/{{path:path}}", ports),
+    ]
+    for route in routes:  # a path inside may hold any character, an escaped end of line too
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return list(routes)
+
+
 class _Tunnel:
     """One WebSocket: a client's, and ours to the server inside."""
 
@@ -55,10 +70,9 @@ class _Tunnel:
         self._writing = asyncio.Lock()
         self._parts: list[bytes] = []
         self._is_text = False
-        port, path = websocket.path_params["port"], websocket.path_params.get("path", "")
-        query = f"?{websocket.url.query}" if websocket.url.query else ""
+        port = websocket.path_params["port"]
         self._protocol = ClientProtocol(
-            parse_uri(f"ws://127.0.0.1:{port}/{path}{query}"),
+            parse_uri(f"ws://127.0.0.1:{port}{target_of(websocket)}"),
             subprotocols=[Subprotocol(name) for name in websocket.scope["subprotocols"]] or None,
             max_size=MAX_MESSAGE_BYTES,
         )
@@ -138,7 +152,7 @@ class _Tunnel:
             data = b"".join(self._parts)
             self._parts.clear()
             if self._is_text:
-                await self._websocket.send_text(data.decode())
+                await self._websocket.send_text(data.decode(errors="replace"))
             else:
                 await self._websocket.send_bytes(data)
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -10,6 +12,7 @@ from starlette.requests import Request
 
 from aenv_ray.clock import Clock
 from aenv_ray.errors import RateLimited
+from aenv_ray.runtime.public_requests import BODY_S
 
 _MOST_TOKENS: Final = 10_000
 
@@ -60,13 +63,14 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Return a request's body.
 
     Raises:
-        HTTPException: 413, it is larger than `limit_bytes`; what comes after is not read.
+        HTTPException: 413, it is larger than `limit_bytes`; what comes after is not read. 408, see
+            `pieces_of`.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
     pieces, size = [], 0
-    async for piece in request.stream():
+    async for piece in pieces_of(request):
         size += len(piece)
         if size > limit_bytes:
             raise too_large(limit_bytes)
@@ -79,3 +83,22 @@ def too_large(limit_bytes: int) -> HTTPException:
     return HTTPException(
         413, f"the body is larger than {limit_bytes:,} bytes", headers={"Connection": "close"}
     )
+
+
+async def pieces_of(request: Request) -> AsyncIterator[bytes]:
+    """Yield a request's body as it comes.
+
+    Raises:
+        HTTPException: 408, nothing came for `BODY_S`; the connection closes after it.
+    """
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(BODY_S):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            message = f"no more of the body came for {BODY_S:g} s"
+            raise HTTPException(408, message, headers={"Connection": "close"}) from None
+        if piece is None:
+            return
+        yield piece

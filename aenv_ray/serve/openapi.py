@@ -130,7 +130,8 @@ def _responses(endpoint: Endpoint, schemas: Json) -> Json:
     for error in (*endpoint.errors, *always):
         statuses.setdefault(error.http_status, []).append(error.code)
     if endpoint.body is not None or endpoint.upload:
-        statuses.setdefault(413, []).append(ConfigError.code)
+        for status in (408, 413):  # it does not come, or is too large
+            statuses.setdefault(status, []).append(ConfigError.code)
     for status, codes in sorted(statuses.items()):
         answer: Json = {
             "description": " or ".join(sorted(set(codes))),

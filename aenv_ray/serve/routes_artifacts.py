@@ -29,6 +29,7 @@ from aenv_ray.project_config import EnvironmentConfig
 from aenv_ray.serve.control import Control
 from aenv_ray.serve.endpoint import Access, Asked, Endpoint, Nothing, parse_body
 from aenv_ray.serve.http import ClientLeft
+from aenv_ray.serve.limits import pieces_of
 from aenv_ray.serve.shapes import ArtifactObject, EnvironmentObject, PublishRequest, SignStyle
 from aenv_ray.serve.signing import Signature, Signer
 
@@ -238,7 +239,7 @@ class ArtifactRoutes:
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
     try:
-        async for piece in request.stream():
+        async for piece in pieces_of(request):
             yield piece
     except ClientDisconnect:
         raise ClientLeft from None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_ray import ids
@@ -30,7 +30,7 @@ from aenv_ray.serve.data_functions import FunctionDoor
 from aenv_ray.serve.data_http import door_app
 from aenv_ray.serve.data_mcp import McpDoor
 from aenv_ray.serve.data_ports import PortDoor
-from aenv_ray.serve.data_sockets import SocketDoor
+from aenv_ray.serve.data_sockets import port_routes
 from aenv_ray.serve.data_targets import Target
 from aenv_ray.serve.deps import Deps, Principal
 from aenv_ray.serve.endpoint import Asked, Endpoint
@@ -136,11 +136,8 @@ def data_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     limit = deps.settings.max_body_bytes
     functions = door_app(FunctionDoor(targets.of_request, calls).serve, limit)
     ports = PortDoor(targets.sandbox_of_request, DataCalls(deps.fabric), deps)
-    port = "/services/{id}/ports/{port:int}"
     return [
-        WebSocketRoute(f"{port}/{{path:path}}", SocketDoor(ports).serve),
-        Route(port, ports),
-        Route(f"{port}/{{path:path}}", ports),
+        *port_routes("/services/{id}", ports),
         Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),
         Route("/services/{id}/{path:path}", _Below(functions)),
     ]

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http import auto
 
+from aenv_ray.serve.patience import Patience
+
 _MOST_BYTES: Final = 64 * 1024
 """Kept for the loop's next turn; more is written at once, so that flow control sees it."""
 
@@ -18,8 +20,10 @@ _MOST_BYTES: Final = 64 * 1024
 def answers_at_once() -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol, over a `Gathering` transport."""
     base: Any = auto.AutoHTTPProtocol
+    # That on h11, for where httptools is not installed, has a limit of its own, for bytes alone.
+    bases: Any = (Patience, base) if hasattr(base, "on_headers_complete") else (base,)
 
-    class HttpProtocol(base):  # type: ignore[misc]  # the one that is installed
+    class HttpProtocol(*bases):  # type: ignore[misc]  # the one that is installed
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(Gathering(transport, self.loop))
 

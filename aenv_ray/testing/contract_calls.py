@@ -119,6 +119,20 @@ class CallTests:
         with pytest.raises(ToolInputInvalid, match="echo"):
             await call(sandbox, "echo", arguments)
 
+    @pytest.mark.parametrize("reports", [False, True], ids=["alone", "with progress"])
+    async def test_arguments_that_cannot_be_read_fail_their_own_call_alone(
+        self, bench: Bench, reports: bool
+    ) -> None:
+        """What an agent sends must not end its sandbox: that would void the episode."""
+        sandbox = await bench.start()
+        deep: list[Any] = []
+        for _ in range(220):  # more than a reader takes, and less than a writer refuses
+            deep = [deep]
+        on_progress = (lambda *_: None) if reports else None
+        with pytest.raises(ToolInputInvalid, match="cannot be read"):
+            await call(sandbox, "echo", {"text": deep}, on_progress=on_progress)
+        assert await value_of(sandbox, "echo", text="still here") == "still here"
+
     async def test_the_agents_door_does_not_reach_rewards(self, bench: Bench) -> None:
         """Invariant 8."""
         sandbox = await bench.start()

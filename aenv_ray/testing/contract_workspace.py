@@ -63,6 +63,14 @@ class WorkspaceTests:
         assert result.exit_code == 127
         assert b"/no/such/program" in result.stderr
 
+    async def test_a_program_that_cannot_run_is_a_result(self, bench: Bench) -> None:
+        sandbox = await bench.start()
+        program = {"path": "no-program", "data": _text(b"\0\0\0\0"), "mode": 0o755}
+        await request(sandbox, "aenv/write_file", {"arguments": program})
+        result = await execute(sandbox, ["./no-program"])
+        assert result.exit_code == 126
+        assert b"no-program" in result.stderr
+
     async def test_stdin_variables_and_directory_reach_the_command(self, bench: Bench) -> None:
         sandbox = await bench.start()
         stdin = bytes(range(256)) * 4096
@@ -167,6 +175,13 @@ class WorkspaceTests:
         sandbox = await bench.start()
         arguments = {"path": "x", "data": "no base64!"}
         with pytest.raises(ToolInputInvalid, match="base64"):
+            await request(sandbox, "aenv/write_file", {"arguments": arguments})
+
+    @pytest.mark.parametrize("mode", [-1, 0o10000, 10**30])
+    async def test_a_mode_that_is_none_is_refused(self, bench: Bench, mode: int) -> None:
+        sandbox = await bench.start()
+        arguments = {"path": "x", "data": _text(b"x"), "mode": mode}
+        with pytest.raises(ToolInputInvalid, match="mode"):
             await request(sandbox, "aenv/write_file", {"arguments": arguments})
 
     async def test_a_listing_names_every_kind_of_entry(self, bench: Bench) -> None:

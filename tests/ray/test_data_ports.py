@@ -101,6 +101,31 @@ async def test_http_reaches_a_declared_port(gateway: GatewayBench, env: Environm
             assert len(answer.content) > 3 * len(body)
 
 
+async def test_a_path_and_headers_arrive_as_they_were_written(
+    gateway: GatewayBench, env: Environment
+) -> None:
+    """Escaped characters stay escaped: decoded, some would end the head, or be none of HTTP."""
+    port = f"/instances/{env.instance_id}/ports/8123"
+    token = gateway.token(Role.OWNER)
+    headers = [
+        (b"authorization", f"Bearer {token}".encode()),
+        (b"x-name", "caf\u00e9".encode("latin-1")),
+    ]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for path in ("/a%20b", "/%C3%A9?q=%C3%A9", "/a%2Fb%3Fc", "/a%0D%0AX-Evil:%201", "/a//b"):
+            answer = await http.get(port + path, headers=headers)
+            assert answer.status_code == 201, answer.text
+            told = json.loads(answer.text.encode("latin-1").decode())
+            assert told["path"] == path
+            assert told["headers"]["x-name"] == "caf\u00e9"
+            assert "x-evil" not in told["headers"]
+        # What comes before the path may be escaped, too.
+        answer = await http.get(port.replace("/ports", "%2Fports") + "/x%20y", headers=headers)
+        assert answer.json()["path"] == "/x%20y"
+        answer = await http.get(f"{port}{'9' * 5000}/", headers=headers)
+        assert answer.status_code == 404
+
+
 async def test_other_ports_and_other_people_are_refused(
     gateway: GatewayBench, env: Environment
 ) -> None:

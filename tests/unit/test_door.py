@@ -179,3 +179,20 @@ def test_a_connection_without_any_thread_is_closed(monkeypatch: pytest.MonkeyPat
         Connection(theirs, Dispatcher(Registry())).start()
         ours.settimeout(WAIT_S)
         assert ours.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 300 + "]" * 300, "9" * 5000], ids=["too deep", "too many digits"]
+)
+def test_arguments_that_cannot_be_read_fail_their_own_call_alone(bench: Bench, value: str) -> None:
+    """An agent's arguments must not end its sandbox: that would void the episode."""
+    bench.go.set()
+    line = (
+        '{"jsonrpc":"2.0","id":77,"method":"tools/call","params":'
+        f'{{"name":"wait","arguments":{{"label":{value}}}}}}}\n'
+    )
+    bench.sock.sendall(line.encode())
+    answered, data = bench.answer()
+    assert (answered, data["code"]) == (77, "tool_input_invalid")
+    assert bench.answer_to("after") == "after"
+    assert bench.ran == ["after"]

@@ -1,0 +1,174 @@
+"""What a client without a token can make the server wait for, or keep, has limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from aenv_ray.runtime import public_requests
+from aenv_ray.runtime.public_requests import BodyLimit
+from aenv_ray.serve import limits, patience
+from aenv_ray.serve.listener import Listener, listen
+
+LONG_S = 120.0
+"""For what comes soon."""
+SHORT_S = 0.2
+
+
+class Server:
+    """One that answers, on a port of its own."""
+
+    def __init__(self) -> None:
+        self._sock = listen("127.0.0.1", 0, shared=False)
+        self.go = asyncio.Event()
+        self._listener = Listener(self._make, [self._sock], self._close)
+        self._listener.start(LONG_S)
+
+    async def _make(self):  # type: ignore[no-untyped-def]
+        routes = [
+            Route("/", self._answer),
+            Route("/later", self._answer_later),
+            Route("/body", self._read, methods=["POST"]),
+            Route("/door", BodyLimit(self._read_as_door, 10**6), methods=["POST"]),
+            WebSocketRoute("/echo", self._echo),
+        ]
+        return Starlette(routes=routes)
+
+    async def _close(self) -> None:
+        pass
+
+    async def _answer(self, request: Request) -> Response:
+        return Response(b"here")
+
+    async def _answer_later(self, request: Request) -> Response:
+        await asyncio.sleep(4 * SHORT_S)  # longer than heads are waited for
+        return Response(b"late")
+
+    async def _read(self, request: Request) -> Response:
+        return Response(await limits.read_body(request, 10**6))
+
+    async def _read_as_door(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        try:
+            response = Response(await Request(scope, receive).body())
+        except public_requests.BadRequest as exc:
+            response = exc.response()
+        await response(scope, receive, send)
+
+    async def _echo(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        await asyncio.sleep(4 * SHORT_S)
+        await websocket.send_text("still here")
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self._sock.getsockname(), timeout=LONG_S)
+
+    def told(self, *pieces: bytes) -> bytes:
+        """Return what the server answers until it closes."""
+        with self.connect() as sock:
+            for piece in pieces:
+                sock.sendall(piece)
+            return rest_of(sock)
+
+    def stop(self) -> None:
+        self._listener.stop()
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    told = b""
+    while data := sock.recv(65536):
+        told += data
+    return told
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (patience, "HEAD_S"),
+        (limits, "BODY_S"),
+        (public_requests, "BODY_S"),
+    ):
+        monkeypatch.setattr(module, name, SHORT_S)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "begun"),
+    [(b"", b""), (b"", b"\r\n"), (b"", b"GET / HT"), (b"", GET[:-2]), (GET, GET[:-2])],
+)
+def test_a_head_that_does_not_end_is_not_waited_for(
+    hasty: None, server: Server, before: bytes, begun: bytes
+) -> None:
+    """Invariant 9: also after an answered request."""
+    assert server.told(before, begun).count(b"here") == before.count(b"GET")
+
+
+def test_a_head_without_end_fills_no_memory(server: Server) -> None:
+    """The client is told, though it has not done."""
+    piece = b"X-Long: " + b"x" * 100_000
+    with server.connect() as sock:
+        sock.sendall(GET[:-2])
+        told = b""
+        try:
+            while not told:
+                sock.sendall(piece)
+                sock.setblocking(False)
+                try:
+                    told = sock.recv(65536)
+                except BlockingIOError:
+                    pass
+                finally:
+                    sock.settimeout(LONG_S)
+        except ConnectionError:
+            return  # it closed, before its word was read
+    assert told.startswith(b"HTTP/1.1 431 ")
+
+
+def test_requests_under_way_and_behind_them_have_their_time(hasty: None, server: Server) -> None:
+    """What waits for our answer does not keep us waiting."""
+    later = b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n"
+    told = server.told(later + GET + LAST[:20], LAST[20:])
+    assert (told.count(b"late"), told.count(b"here")) == (1, 2)
+
+
+@pytest.mark.parametrize("path", [b"/body", b"/door"])
+def test_a_body_that_stops_is_answered(hasty: None, server: Server, path: bytes) -> None:
+    """Invariant 9: 408, and what has come whole is taken."""
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+    assert server.told(head + b"Connection: close\r\n\r\n", b"half").endswith(b"\r\n\r\nhalf")
+    for part in (b"", b"ha"):
+        with server.connect() as sock:
+            sock.sendall(head + b"\r\n" + part)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_websocket_is_no_head(hasty: None, server: Server) -> None:
+    """It may be silent for as long as it likes."""
+    key = base64.b64encode(os.urandom(16))
+    told = server.told(
+        b"GET /echo HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
+    )
+    assert b" 101 " in told
+    assert b"still here" in told
