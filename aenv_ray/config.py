@@ -19,6 +19,7 @@
 | ``AENV_KUBERNETES_REQUESTS`` | share of their limits that pods ask for | ``1`` |
 | ``AENV_KUBERNETES_LIFE`` | how far renewals can move a pod's deadline | ``24h`` |
 | ``POD_NAME`` | the pod that this process runs in | the machine's name |
+| ``RAY_USAGE_STATS_KUBERAY_IN_USE`` | set by KubeRay: this process runs in one of its pods | none |
 | ``AENV_REDIS_URL`` | the hub's Redis: ``redis://``, ``rediss://``, sentinel, cluster | bundled |
 | ``AENV_REDIS_PREFIX`` | of the hub's keys: hubs that share a Redis differ in it | ``aenv`` |
 | ``AENV_ARTIFACTS_URL`` | published archives: directory or fsspec URL | ``artifacts`` there |
@@ -70,6 +71,7 @@ class Settings(BaseModel):
     kubernetes_requests: float = Field(default=1.0, gt=0.0, le=1.0)
     kubernetes_life: str = "24h"
     pod_name: str | None = None
+    is_in_kuberay: bool = False
     redis_url: str | None = Field(default=None, repr=False)
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     artifacts_url: str | None = Field(default=None, repr=False)
@@ -118,6 +120,7 @@ def read_settings() -> Settings:
             kubernetes_requests=environment.get("AENV_KUBERNETES_REQUESTS") or 1.0,
             kubernetes_life=environment.get("AENV_KUBERNETES_LIFE") or "24h",
             pod_name=environment.get("POD_NAME") or None,
+            is_in_kuberay=bool(environment.get("RAY_USAGE_STATS_KUBERAY_IN_USE")),
             redis_url=environment.get("AENV_REDIS_URL") or None,
             redis_prefix=environment.get("AENV_REDIS_PREFIX") or "aenv",
             artifacts_url=environment.get("AENV_ARTIFACTS_URL") or None,

@@ -42,7 +42,10 @@ class ServiceConfig(_ProjectSection):
 
 
 class ContainerConfig(_ProjectSection):
-    """``deployConfig.container``: what an instance gets where it is a container."""
+    """``deployConfig.container``: what an instance gets where it is a container.
+
+    Nobody else reads it: an unknown field is a mistake, which might loosen what was to be tight.
+    """
 
     image: str | None = None
     """Image to run in. None: the ``image`` artifact, else ``AENV_DOCKER_IMAGE``."""
@@ -59,6 +62,19 @@ class ContainerConfig(_ProjectSection):
     door: Literal["runtime", "public", "commands"] | None = None
     """Who answers calls: our runtime with the project's code, the image's own server on port 8081,
     or our runtime without code. None: by what the image and the project have."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any) -> Any:
+        fields = cls.model_fields.items()
+        known = {name for key, field in fields for name in (key, field.alias) if name}
+        unknown = sorted(data.keys() - known) if isinstance(data, dict) else []
+        if unknown:
+            raise ConfigError(
+                f"deployConfig.container has no {', '.join(map(repr, unknown))}",
+                hint=f"it has {', '.join(field.alias or key for key, field in fields)}",
+            )
+        return data
 
 
 class DeployConfig(_ProjectSection):

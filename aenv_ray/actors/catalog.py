@@ -6,19 +6,23 @@ like any other.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray import ids, project
 from aenv_ray.actors import hub_actor, ray_api
+from aenv_ray.actors.elsewhere import on_the_head
 from aenv_ray.actors.remote_hub import RemoteHub, blocking
 from aenv_ray.config import Settings, settings
-from aenv_ray.errors import CatalogConflict, ConfigError, EnvironmentNotFound
+from aenv_ray.errors import ArtifactNotFound, CatalogConflict, ConfigError, EnvironmentNotFound
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 from aenv_ray.project import Project
+
+_HEAD_S: Final = 120.0
 
 
 def published(
@@ -125,7 +129,7 @@ class Catalog:
             )
         directory = self._projects / entry.digest
         if not directory.is_dir():
-            data = await self._store.read(entry.archive)
+            data = await self._archive(entry.archive)
             directory = project.unpack(data, entry.digest, self._projects)
         found = project.load(directory)
         if found.digest != entry.digest:
@@ -134,3 +138,34 @@ class Catalog:
                 hint=f"remove it, and it is fetched again: rm -r {directory}",
             )
         return found
+
+    async def _archive(self, digest: str) -> bytes:
+        """Return an archive; where this node's own directory has none, the head's may.
+
+        In a cluster the gateway writes it, on the head, and a directory may be the head's alone.
+
+        Raises:
+            ArtifactNotFound: Neither has it.
+        """
+        try:
+            return await self._store.read(digest)
+        except ArtifactNotFound:
+            if not (self._store.is_directory and ray_api.is_connected()) or ray_api.is_on_head():
+                raise
+        what = f"archive {digest[:12]} of the head"
+        return await asyncio.to_thread(
+            on_the_head, _read_here, digest, what=what, timeout_s=_HEAD_S
+        )
+
+
+def _read_here(digest: str) -> bytes:
+    """Return an archive that this node has."""
+
+    async def read() -> bytes:
+        store = open_artifact_store(settings())
+        try:
+            return await store.read(digest)
+        finally:
+            store.close()
+
+    return asyncio.run(read())

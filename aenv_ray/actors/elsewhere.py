@@ -1,4 +1,4 @@
-"""Work that only a worker of the cluster can do, asked for from anywhere in it."""
+"""Work that only a worker of the cluster can do, or only its head, asked for from anywhere."""
 
 from __future__ import annotations
 
@@ -53,6 +53,25 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
     finally:
         if not was_connected:
             ray_api.leave()
+
+
+def on_the_head(work: Callable[..., T], *arguments: Any, what: str, timeout_s: float) -> T:
+    """Return what a function returns on Ray's head, where this process is connected; blocks.
+
+    Args:
+        work: Importable there.
+        arguments: Its own.
+        what: What it does, for messages.
+        timeout_s: For all of it.
+
+    Raises:
+        FabricUnavailable: The head gives no answer in time.
+        AenvError: What the work raises.
+    """
+    task = ray_api.cheap_task(work).options(**ray_api.on_head())
+    asked = task.remote(*arguments)
+    result: T = ray_api.wait(asked, what, timeout_s, lambda _: None, look_s=timeout_s)
+    return result
 
 
 def chosen(nodes: list[dict[str, Any]], label: tuple[str, str]) -> str | None:

@@ -172,6 +172,12 @@ def _facts(node: dict[str, Any]) -> NodeFacts:
     )
 
 
+def is_on_head() -> bool:
+    """Whether this process runs on Ray's head."""
+    facts = alive_nodes().get(node_id())
+    return facts is not None and facts.is_head
+
+
 def on_head() -> dict[str, Any]:
     """Return the options that keep an actor, and its restarts, on Ray's head.
 

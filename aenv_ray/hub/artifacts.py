@@ -66,6 +66,11 @@ class ArtifactStore:
         """Where it is, for people; nothing secret."""
         return self._files.name
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory, which other machines may have too, or not."""
+        return isinstance(self._files, DirectoryFiles)
+
     async def put(
         self,
         data: bytes | AsyncIterable[bytes],

@@ -48,6 +48,7 @@ class KeyedDoor:
         self._linking = threading.Lock()
         self._places = threading.BoundedSemaphore(_MOST_GREETED)
         self._report = b""
+        self._has_failed = False
         self._told = threading.Event()
         self._acceptor: Acceptor | None = None
 
@@ -60,8 +61,9 @@ class KeyedDoor:
         A failure is told before this returns, unless the host does not come.
         """
         self._report = json.dumps(report).encode() + b"\n"
+        self._has_failed = "ready" not in report
         threading.Thread(target=self._accept, name="aenv-keyed-door", daemon=True).start()
-        if "ready" not in report:
+        if self._has_failed:
             self._told.wait(bridge.PATIENCE_S)
 
     def accept(self) -> socket.socket:
@@ -89,7 +91,12 @@ class KeyedDoor:
                     return
                 if purpose.get("kind") == "boot":
                     sock.sendall(self._report)
-                    self._told.set()
+                    if self._has_failed:
+                        # The end of process 1 ends who passes this on: the host hangs up first.
+                        with contextlib.suppress(OSError):
+                            sock.recv(1)
+                        self._told.set()
+                        return
                 sock.settimeout(None)
                 with self._linking:
                     hand_over(self._link, sock)

@@ -247,7 +247,7 @@ async def placed(
     own = settings()
     if medium_of(engine) == "claim" or own.storage_dir is not None:
         return mount, ()
-    if own.pod_name is not None:
+    if own.pod_name is not None or own.is_in_kuberay:
         raise ConfigError(
             "the disk of a Ray pod ends with the pod, and a service's storage with it",
             hint='use engine "kubernetes", or set AENV_STORAGE_DIR to a directory that all pods '

@@ -176,8 +176,9 @@ class _RunningPod:
             os.chmod(root, 0o755)  # its user must come through
             reader, writer = await asyncio.open_unix_connection(self._server, limit=1 << 20)
             writer.write(json.dumps(self._order(name, root)).encode() + b"\n")
-            async for line in reader:
-                self._hear(json.loads(line))
+            with contextlib.suppress(ConnectionResetError):  # killed before it read its order
+                async for line in reader:
+                    self._hear(json.loads(line))
             writer.close()
 
     def _hear(self, message: Mapping[str, Any]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.docker_files import second_name
@@ -116,6 +117,29 @@ async def pair(bench: Bench) -> Sandbox:
     return await bench.start(dual_project(bench), datasource=shell_image())
 
 
+on_kept = pytest.mark.asyncio(loop_scope="module")
+"""Of tests of one instance that leave it as they find it: to start two containers takes longest."""
+
+
+@pytest.fixture(scope="module")
+def kept_node(docker_node: DockerNode) -> Iterator[DockerNode]:
+    """Yield a node of the kept pair alone: other tests look whether theirs has nothing left."""
+    del docker_node  # there is a daemon
+    node = DockerNode()
+    yield node
+    node.end()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kept(
+    kept_node: DockerNode, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Sandbox]:
+    async with bench_on(kept_node, tmp_path_factory.mktemp("kept"), new_host()) as bench:
+        sandbox = await bench.start(dual_project(bench), datasource=shell_image())
+        yield sandbox
+        await bench.engine.stop([sandbox.instance_id])
+
+
 def second_of(node: DockerNode, sandbox: Sandbox) -> str:
     return second_name(node.container(sandbox.instance_id))
 
@@ -123,33 +147,37 @@ def second_of(node: DockerNode, sandbox: Sandbox) -> str:
 # --- what it reaches -----------------------------------------------------------------------------
 
 
-async def test_environment_code_runs_commands_in_the_second_container(pair: Sandbox) -> None:
-    result = await value_of(pair, "run", command="pwd; ls /bin/busybox; echo bad >&2; exit 4")
+@on_kept
+async def test_environment_code_runs_commands_in_the_second_container(kept: Sandbox) -> None:
+    result = await value_of(kept, "run", command="pwd; ls /bin/busybox; echo bad >&2; exit 4")
     assert result == {"exit_code": 4, "out": "/srv\n/bin/busybox\n", "err": "bad\n"}
-    assert await value_of(pair, "arun", command="echo $WORD") == "given\n"
-    assert (await request(pair, "aenv/reward", {})) == 0.0
-    await value_of(pair, "run", command="touch solved")
-    assert (await request(pair, "aenv/reward", {})) == 1.0
+    assert await value_of(kept, "arun", command="echo $WORD") == "given\n"
+    assert (await request(kept, "aenv/reward", {})) == 0.0
+    await value_of(kept, "run", command="touch solved")
+    assert (await request(kept, "aenv/reward", {})) == 1.0
 
 
+@on_kept
 async def test_environment_code_reads_and_writes_files_of_the_second_container(
-    pair: Sandbox,
+    kept: Sandbox,
 ) -> None:
-    assert await value_of(pair, "copy", text="süß") == "5 süß"
+    assert await value_of(kept, "copy", text="süß") == "5 süß"
     big = "x" * 3_000_000
-    assert await value_of(pair, "acopy", data=big) == big
-    assert await value_of(pair, "share", text="hello\n") == "hello\nback\n"
+    assert await value_of(kept, "acopy", data=big) == big
+    assert await value_of(kept, "share", text="hello\n") == "hello\nback\n"
 
 
-async def test_failures_in_the_second_container_are_ordinary_exceptions(pair: Sandbox) -> None:
-    words = await value_of(pair, "complain")
+@on_kept
+async def test_failures_in_the_second_container_are_ordinary_exceptions(kept: Sandbox) -> None:
+    words = await value_of(kept, "complain")
     assert words == ["TimeoutError", "OSError", "OSError", "ValueError"]
 
 
-async def test_many_calls_use_the_second_container_at_once(pair: Sandbox) -> None:
+@on_kept
+async def test_many_calls_use_the_second_container_at_once(kept: Sandbox) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(value_of(pair, name, command=f"echo {n}"))
+            group.create_task(value_of(kept, name, command=f"echo {n}"))
             for n in range(20)
             for name in ("run", "arun")
         ]
@@ -159,23 +187,25 @@ async def test_many_calls_use_the_second_container_at_once(pair: Sandbox) -> Non
     ]
 
 
-async def test_stopping_a_call_kills_its_command_in_the_second_container(pair: Sandbox) -> None:
+@on_kept
+async def test_stopping_a_call_kills_its_command_in_the_second_container(kept: Sandbox) -> None:
     """Invariant 11."""
     with pytest.raises(ToolTimeout):
-        await call(pair, "run", {"command": "sleep 4321"}, timeout_s=0.5)
+        await call(kept, "run", {"command": "sleep 4321"}, timeout_s=0.5)
 
     async def nothing_sleeps() -> bool:
-        found = await value_of(pair, "run", command="cat /proc/[0-9]*/cmdline | head -c 9999")
+        found = await value_of(kept, "run", command="cat /proc/[0-9]*/cmdline | head -c 9999")
         return "sleep\x004321" not in found["out"]
 
     await eventually(nothing_sleeps, "the command is gone")
 
 
+@on_kept
 async def test_the_second_container_has_fewer_rights_and_shares_the_first_ones_network(
-    pair: Sandbox, docker_node: DockerNode
+    kept: Sandbox, kept_node: DockerNode
 ) -> None:
     """Invariants 7 and 8: no daemon, no door, no project, no capability, no neighbours."""
-    names = [docker_node.container(pair.instance_id), second_of(docker_node, pair)]
+    names = [kept_node.container(kept.instance_id), second_of(kept_node, kept)]
     first, second = json.loads(docker("inspect", *names))
     assert second["HostConfig"]["NetworkMode"] == f"container:{first['Id']}"
     assert second["HostConfig"]["CapDrop"] == ["ALL"]
@@ -186,9 +216,9 @@ async def test_the_second_container_has_fewer_rights_and_shares_the_first_ones_n
     assert targets == {"/shared", *inside}
     sources = [mount["Source"] for each in (first, second) for mount in each["Mounts"]]
     assert not any(word in source for source in sources for word in ("docker.sock", "containerd"))
-    listing = await value_of(pair, "run", command="ls /sys/class/net")
+    listing = await value_of(kept, "run", command="ls /sys/class/net")
     assert listing["out"].split() == ["lo"]
-    assert "; second: sha256:" in pair.start_mode
+    assert "; second: sha256:" in kept.start_mode
 
 
 async def test_the_second_container_gets_no_variable_of_the_instance(bench: Bench) -> None:

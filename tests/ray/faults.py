@@ -173,7 +173,12 @@ class Driver:
 
     def __init__(self, source: str, environment: Mapping[str, str | None]) -> None:
         prelude = "import json, os, sys, ray, aenv_ray\n"
-        prelude += f"def say(value):\n    print({_SAYS!r} + json.dumps(value), flush=True)\n"
+        # Written at once, and on a line of its own whatever Ray's threads are printing meanwhile.
+        prelude += (
+            "def say(value):\n"
+            f"    sys.stdout.write('\\n' + {_SAYS!r} + json.dumps(value) + '\\n')\n"
+            "    sys.stdout.flush()\n"
+        )
         merged = {**os.environ, **environment}
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],

@@ -34,6 +34,7 @@ class PodNodes:
     def __init__(self, root: Path, kubernetes: KubernetesNode) -> None:
         self.kubernetes = kubernetes
         self.nodes = Nodes(root, root / "r")
+        self._root = root
         self._config = root / "kube.json"
         self._config.write_text(json.dumps(_kube_config(kubernetes.cluster.url)))
 
@@ -45,6 +46,7 @@ class PodNodes:
             labels={"aenv-ray.io/engine": "kubernetes"},
             KUBECONFIG=str(self._config),
             POD_NAME=pod,
+            AENV_DATA_DIR=str(self._root / pod),
             AENV_ENGINE="kubernetes",
             AENV_KUBERNETES_NAMESPACE=NAMESPACE,
             AENV_KUBERNETES_IMAGE=PYTHON_IMAGE,

@@ -176,6 +176,19 @@ def test_the_head_runs_no_instance_and_owns_what_has_one_address():
         assert group["rayStartParams"] == {}  # KubeRay takes resources in one place alone
 
 
+def test_rays_autoscaler_knows_what_a_worker_brings():
+    """It reads the RayCluster, and not what KubeRay makes of it."""
+    from ray.autoscaler._private.kuberay import autoscaling_config
+
+    ray = the(manifests.load("dev"), "RayCluster", "aenv")
+    found = autoscaling_config._derive_autoscaling_config_from_ray_cr(ray)
+    types = found["available_node_types"]
+    assert types[found["head_node_type"]]["resources"]["CPU"] == 0
+    assert types["kubernetes"]["resources"]["env_slot"] == 32
+    assert (types["kubernetes"]["min_workers"], types["kubernetes"]["max_workers"]) == (1, 3)
+    assert found["idle_timeout_minutes"] == 5.0
+
+
 def test_the_image_that_is_named_is_this_version_with_this_ray():
     from importlib.metadata import version
 

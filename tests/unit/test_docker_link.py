@@ -134,16 +134,19 @@ async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: soc
     assert await loop.sock_recv(bridged, 1) == b""
 
 
-async def test_a_failed_start_is_told_before_its_process_ends(
+async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
     name: str, bridged: socket.socket
 ) -> None:
+    """Its end would end the program that passes it on, with what is still on its way there."""
     door = KeyedDoor(name, KEY)
     bridged.setblocking(False)
     telling = asyncio.create_task(asyncio.to_thread(door.tell, {"failed": "no such tool"}))
     await prove(bridged, KEY, {"kind": "boot"})
-    await telling
     answer = await asyncio.get_running_loop().sock_recv(bridged, 100)
     assert answer == b'{"failed": "no such tool"}\n'
+    assert not telling.done()
+    bridged.shutdown(socket.SHUT_WR)
+    await telling
 
 
 def test_the_key_comes_once_and_on_standard_input_alone(name: str) -> None:

@@ -67,6 +67,15 @@ def test_a_malformed_config_says_where_and_what(
         assert word in whole
 
 
+def test_an_unknown_field_of_a_container_is_refused(tmp_path: Path) -> None:
+    """Nobody else reads those, and a slip of the pen would take a wall away in silence."""
+    deploy = {"deployConfig": {"container": {"readonlyRoot": True, "image": "some"}}}
+    (tmp_path / "config.json").write_text(json.dumps({"name": "x", "version": "1.0.0", **deploy}))
+    with pytest.raises(ConfigError, match=r"container has no 'readonlyRoot'$") as raised:
+        project.read_config(tmp_path / "config.json")
+    assert str(raised.value.hint).endswith("capAdd, pids, readOnlyRoot, door")
+
+
 def test_fields_of_other_tools_are_kept(tmp_path: Path) -> None:
     data = {
         "name": "x", "theirs": {"a": [1]},

@@ -117,7 +117,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, NodeFacts]:
 
 
 def given_settings(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
-    own = SimpleNamespace(**{"storage_dir": None, "pod_name": None, **fields})
+    own = SimpleNamespace(
+        **{"storage_dir": None, "pod_name": None, "is_in_kuberay": False, **fields}
+    )
     monkeypatch.setattr(service_storage, "settings", lambda: own)
 
 
@@ -151,12 +153,13 @@ async def test_what_all_machines_have_ties_it_to_none(
     assert await placed(Kept()) == (MOUNT, ())
 
 
+@pytest.mark.parametrize("in_pod", [{"pod_name": "worker-1"}, {"is_in_kuberay": True}])
 async def test_a_pods_own_disk_is_refused(
-    nodes: dict[str, NodeFacts], monkeypatch: pytest.MonkeyPatch
+    nodes: dict[str, NodeFacts], monkeypatch: pytest.MonkeyPatch, in_pod: dict[str, Any]
 ) -> None:
     """What is kept there would end with the pod."""
     del nodes
-    given_settings(monkeypatch, pod_name="worker-1")
+    given_settings(monkeypatch, **in_pod)
     with pytest.raises(ConfigError, match="ends with the pod"):
         await placed(Kept())
 
