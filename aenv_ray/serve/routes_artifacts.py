@@ -191,10 +191,11 @@ class ArtifactRoutes:
         body = asked.body
         reference = f"{body.name}@{body.version}"
         ids.split_reference(reference)
-        upload = (await self._hub.documents(UPLOADS)).get(reference)
-        if upload is not None and upload["owner"] == asked.principal.owner:
+        name = _upload_name(reference, asked.principal.owner)
+        upload = (await self._hub.documents(UPLOADS)).get(name)
+        if upload is not None:
             entry = await self._published(upload["archive"], asked.principal.owner)
-            await self._hub.delete_document(UPLOADS, reference)
+            await self._hub.delete_document(UPLOADS, name)
             if entry.reference != reference:
                 raise ConfigError(f"the archive was of {entry.reference}, and is published as that")
         else:
@@ -224,8 +225,8 @@ class ArtifactRoutes:
         await self._signer.check("PUT", asked.request.url.path, asked.query)
         digest = await self._store.put(_body(asked.request), limit_bytes=self._limit)
         reference = f"{asked.path['name']}@{asked.path['version']}"
-        document = {"archive": digest, "owner": asked.query.owner}
-        await self._hub.put_document(UPLOADS, reference, document)
+        name = _upload_name(reference, asked.query.owner)
+        await self._hub.put_document(UPLOADS, name, {"archive": digest})
         return ArtifactObject(digest=digest, size_bytes=await self._store.size(digest))
 
     async def get_signed(self, asked: Asked[Signature, None]) -> Response:
@@ -235,6 +236,11 @@ class ArtifactRoutes:
         if not entry.archive:
             raise EnvironmentNotFound(f"{entry.reference} was published without its source")
         return await self._sent(entry.archive)
+
+
+def _upload_name(reference: str, owner: str) -> str:
+    """Return what an upload waits under: another owner's of the same version is another one."""
+    return f"{reference} {owner}"
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

@@ -178,6 +178,9 @@ async def test_aenvironments_push_with_the_hubs_storage(
         assert sent.status_code == 200
         other = url.replace("/mine/", "/other/")
         assert (await nobody.put(other, content=b"")).status_code == 403
+        # What another owner uploads for the same version does not come between.
+        foreign = (await bob.post("/env/mine/1.0.0/sign?style=write")).json()["data"]
+        assert (await nobody.put(foreign, content=b"none")).status_code == 200
     assert (await ann.post("/env/", json=config)).json()["data"] is True
     entry = (await ann.get("/env/mine/1.0.0")).json()["data"]
     assert entry["archive_bytes"] > 0
