@@ -103,7 +103,10 @@ class Catalog:
             try:
                 return await self.project_of(await self._hub.environment(name, version))
             except EnvironmentNotFound as exc:
-                raise EnvironmentNotFound(exc.message, hint=otherwise.hint) from None
+                if not await self._hub.versions(name):
+                    raise otherwise from None  # it is known, and what is built in is all there is
+                hint = f"{exc.hint}; built in: {otherwise.hint}"
+                raise EnvironmentNotFound(exc.message, hint=hint) from None
         return await self.project_of(await self._hub.environment(name, version))
 
     async def project_of(self, entry: EnvironmentVersion) -> Project:

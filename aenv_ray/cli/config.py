@@ -162,6 +162,10 @@ def export(
     ] = Path("cli_config_export.json"),
     show_secrets: Secrets = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", "-f", "-o", help="Of what is printed: the path, or settings."),
+    ] = None,
 ) -> None:
     """Write all settings to a file for `aenv config load`.
 
@@ -176,14 +180,14 @@ def export(
     data = config_file.find().effective
     if not show_secrets:
         data = config_file.without_secrets(data)
-    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     if str(output) == "-":
-        print(text, end="")
+        show(data, Format.JSON if form in {None, Format.TABLE} else form)
         return
+    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already", hint="overwrite it with --force")
     write_private(output, text)
-    print(output.absolute())
+    _show_path(output, form)
 
 
 @config.command("path")

@@ -14,6 +14,7 @@ from aenv_ray.cli import console
 from aenv_ray.cli.instance_create import create
 from aenv_ray.cli.options import (
     ApiKey,
+    AsData,
     Output,
     SystemUrl,
     Timeout,
@@ -219,6 +220,7 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Last lines only. Default: all kept.")
     ] = None,
+    output: AsData = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
@@ -234,15 +236,21 @@ def logs(
     """
     from aenv_ray.cli.options import knows_gateway
 
+    as_data = None if output is Format.TABLE else output
+    if follow and as_data is not None:
+        raise typer.BadParameter("what goes on has no end to write", param_hint="--follow with -o")
     if not knows_gateway(system_url):
-        _print(_logs_over_ray(instance_id, tail, follow))
+        _print(_logs_over_ray(instance_id, tail, follow), instance_id, as_data)
         return
     with gateway(system_url, api_key, timeout) as door:
-        _print(door.logs(instance_id, tail, follow))
+        _print(door.logs(instance_id, tail, follow), instance_id, as_data)
 
 
-def _print(pieces: Iterator[str]) -> None:
+def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> None:
     with contextlib.closing(pieces):  # type: ignore[type-var]  # all are generators
+        if as_data is not None:
+            show({"id": instance_id, "text": "".join(pieces)}, as_data)
+            return
         for piece in pieces:
             sys.stdout.write(piece)
             sys.stdout.flush()

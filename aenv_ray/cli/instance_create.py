@@ -7,18 +7,24 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from aenv_ray.cli import console
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, gateway, variables
+from aenv_ray.cli.options import (
+    ApiKey,
+    EnvironmentHere,
+    Output,
+    SystemUrl,
+    gateway,
+    reference_here,
+    variables,
+)
 from aenv_ray.cli.output import show
 from aenv_ray.errors import (
     AenvError,
-    ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
     SandboxStartFailed,
@@ -34,10 +40,7 @@ _HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 
 
 def create(  # noqa: PLR0913, PLR0917  # each is an option
-    environment: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME[@VERSION]]", help="Default: that of ./config.json."),
-    ] = None,
+    environment: EnvironmentHere = None,
     datasource: Annotated[
         str, typer.Option("--datasource", "-d", help="Given to it as AENV_DATASOURCE.")
     ] = "",
@@ -106,7 +109,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         "count": count,
     }
     wanted = {key: value for key, value in options.items() if value is not None}
-    name = environment or _reference_here()
+    name = environment or reference_here("instance")
     with gateway(system_url, api_key, timeout) as door, _interrupts():
         maker = _Maker(door, name, wanted, startup_timeout, max_retries)
         made = maker.make(None if skip_health else _expect_healthy)
@@ -121,17 +124,6 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
             if not keep_alive:
                 console.say("held until Ctrl-C or its TTL; --keep-alive leaves it running")
                 _hold(door, made)
-
-
-def _reference_here() -> str:
-    from aenv_ray import project
-
-    if not Path(project.CONFIG_NAME).is_file():
-        raise ConfigError(
-            "name an environment: there is no config.json here",
-            hint="aenv instance create NAME@VERSION; aenv list shows what there is",
-        )
-    return project.read_config(Path(project.CONFIG_NAME)).reference
 
 
 class _Maker:

@@ -24,6 +24,13 @@ Output = Annotated[
     Format | None,
     typer.Option("--output", "-o", help="Default: the config file's, else table."),
 ]
+AsData = Annotated[
+    Format | None, typer.Option("--output", "-o", help="json or yaml. Default: text, as it is.")
+]
+EnvironmentHere = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME[@VERSION]]", help="Default: that of ./config.json."),
+]
 SystemUrl = Annotated[
     str | None,
     typer.Option("--system-url", help="Gateway. Default: AENV_SYSTEM_URL, config file, aenv up."),
@@ -108,6 +115,25 @@ def reference(name: str, version: str | None) -> tuple[str, str | None]:
     if written not in (None, version):
         raise ConfigError(f"{name} and --version {version} name different versions")
     return bare, version
+
+
+def reference_here(noun: str) -> str:
+    """Return the environment that the ``config.json`` of this directory names.
+
+    Args:
+        noun: What is made of it, whose command the hint names.
+
+    Raises:
+        ConfigError: There is none, or it is malformed.
+    """
+    from aenv_ray import project
+
+    if not Path(project.CONFIG_NAME).is_file():
+        raise ConfigError(
+            "name an environment: there is no config.json here",
+            hint=f"aenv {noun} create NAME@VERSION; aenv list shows what there is",
+        )
+    return project.read_config(Path(project.CONFIG_NAME)).reference
 
 
 def variables(items: Iterable[str], option: str, *, what: str = "KEY=VALUE") -> dict[str, str]:

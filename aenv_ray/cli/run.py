@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from aenv_ray.cli import console
+from aenv_ray.cli.options import AsData
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.cli.local_server import LocalServer
+    from aenv_ray.cli.output import Format
     from aenv_ray.project import Project
 
 _POLL_S: Final = 0.5
@@ -53,8 +55,11 @@ def run(
         list[str] | None,
         typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable; may be repeated."),
     ] = None,
+    output: AsData = None,
 ) -> None:
     """Serve a project on this machine until Ctrl-C.
+
+    With -o json or yaml it prints where, once it answers; all else is on standard error.
 
     It answers as an instance does: /mcp for tools, /task/reward, /functions/* and /health, but
     without Ray and without isolation. Its variables are those of config.json, then -e. It runs in
@@ -79,6 +84,7 @@ def run(
         inspector_port=inspector_port,
         variables=variables,
         log_level="DEBUG" if context.obj.debug else "INFO",
+        output=output,
     )
     with _interrupts():
         try:
@@ -142,6 +148,8 @@ class _Runner:
     inspector_port: int
     variables: dict[str, str]
     log_level: str
+    output: Format | None = None
+    """How it is told on standard output where the project is served; None: not there."""
     _server: LocalServer | None = None
     _announced: bool = False
     _inspector: subprocess.Popen[bytes] | None = None
@@ -209,7 +217,17 @@ class _Runner:
             self._announced = True
             self.port = self._server.port  # a restart keeps the one that was free
             self._announce(self._server, self._server.url)
+            self._tell(self._server, self._server.url)
         return code
+
+    def _tell(self, server: LocalServer, url: str) -> None:
+        """Print once, for programs, where the project is served; a restart keeps the place."""
+        from aenv_ray.cli.output import Format, show
+
+        if self.output not in {None, Format.TABLE}:
+            facts = {"environment": self.project.reference, "url": url, "mcp_url": f"{url}/mcp"}
+            show(facts | {"tools": server.tools()}, self.output)
+            self.output = None
 
     def _announce(self, server: LocalServer, url: str) -> None:
         if not self.quiet:

@@ -95,7 +95,11 @@ def sample(
             engine=engine,
             environment_variables=variables(env or [], "--env"),
         )
-        finished = shown.run_all(run, quiet=quiet)
+        try:
+            finished = shown.run_all(run, quiet=quiet)
+        except KeyboardInterrupt:
+            console.say(f"what ended is in {out}; the same command with --resume goes on")
+            raise
     show(finished.model_dump(mode="json"), output, shown.table(finished))
     if run.output_failure is not None:
         raise run.output_failure

@@ -11,15 +11,18 @@ import typer
 from aenv_ray.cli import console
 from aenv_ray.cli.options import (
     ApiKey,
+    AsData,
+    EnvironmentHere,
     Output,
     SystemUrl,
     Timeout,
     Yes,
     confirm,
     gateway,
+    reference_here,
     variables,
 )
-from aenv_ray.cli.output import Columns, moment, printable, show, show_rows
+from aenv_ray.cli.output import Columns, Format, moment, printable, show, show_rows
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ _UP: Final = frozenset({"Running", "Pending"})
 
 @service.command()
 def create(  # noqa: PLR0913, PLR0917  # each is an option
-    environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    environment: EnvironmentHere = None,
     service_name: Annotated[
         str | None,
         typer.Option("--service-name", "-s", help="Its id: a-z, 0-9 and -. Else made up."),
@@ -98,7 +101,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     storage_size: Size = None,
     mount_path: Mount = None,
     owner: Annotated[
-        str | None, typer.Option("--owner", help="Whose it is; else the token's owner.")
+        str | None, typer.Option("--owner", help="Default: the config file's, else the token's.")
     ] = None,
     wait: Wait = 120.0,
     output: Output = None,
@@ -113,15 +116,18 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
       aenv service create agent --service-name helpdesk --autoscale 1:4
       aenv service create notes -s notes --enable-storage --storage-size 10Gi
     """
+    from aenv_ray.cli import config_file
+
+    name = environment or reference_here("service")
     with gateway(system_url, api_key, timeout) as door:
         made = door.services.create(
-            environment,
+            name,
             service_name=service_name,
             replicas=replicas,
             autoscale=autoscale,
             environment_variables=variables(env or [], "--env") or None,
             engine=engine,
-            owner=owner,
+            owner=owner or config_file.find().values.owner,
             image=image,
             cpu=cpu,
             memory=memory,
@@ -233,6 +239,7 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="The last lines of each replica.")
     ] = None,
+    output: AsData = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
@@ -243,7 +250,11 @@ def logs(
       aenv service logs helpdesk --tail 20
     """
     with gateway(system_url, api_key, timeout) as door:
-        sys.stdout.write(printable(door.services.logs(service_id, tail), keep="\n\t"))
+        text = door.services.logs(service_id, tail)
+    if output in {None, Format.TABLE}:
+        sys.stdout.write(printable(text, keep="\n\t"))
+    else:
+        show({"id": service_id, "text": text}, output)
 
 
 @service.command()

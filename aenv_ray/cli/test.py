@@ -14,6 +14,8 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray.cli import console
+from aenv_ray.cli.options import AsData
+from aenv_ray.cli.output import Format, show
 from aenv_ray.errors import ConfigError
 
 _COMMAND_NOT_FOUND: Final = 127
@@ -26,12 +28,14 @@ def run_tests(
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
     ] = Path(),
+    output: AsData = None,
 ) -> None:
     """Run a project's own test script.
 
     That is testConfig.script of its config.json, run by the shell in the project's directory. It
     sees src/ on PYTHONPATH, the variables of config.json, and this python first on PATH. Exits
-    with 0 when the script does, else with 1.
+    with 0 when the script does, else with 1. With -o json or yaml, what the script prints goes to
+    standard error.
 
     Example:
       aenv test ./todo
@@ -45,15 +49,22 @@ def run_tests(
             f"{loaded.path / project.CONFIG_NAME} has no testConfig.script",
             hint='set it, for example: "testConfig": {"script": "python -m pytest -q tests"}',
         )
-    code = _run_script(script, loaded.path, loaded.config.deploy.variables)
+    as_data = output not in {None, Format.TABLE}
+    code = _run_script(script, loaded.path, loaded.config.deploy.variables, is_quiet=as_data)
+    if as_data:
+        facts = {"environment": loaded.reference, "script": script, "exit_code": code}
+        show(facts | {"passed": not code}, output)
     if code:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with code {code}"
         console.error(f"test script {script!r} {how}", _hint(script, code))
         raise typer.Exit(1)
 
 
-def _run_script(script: str, directory: Path, variables: dict[str, str]) -> int:
-    """Run the script to its end; its input and output are those of this process."""
+def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_quiet: bool) -> int:
+    """Run the script to its end; its input and output are those of this process.
+
+    With `is_quiet` its output goes to standard error.
+    """
     from aenv_ray.cli.local_server import die_with_parent
 
     source = directory / "src" if (directory / "src").is_dir() else directory
@@ -75,6 +86,7 @@ def _run_script(script: str, directory: Path, variables: dict[str, str]) -> int:
         shell=True,
         cwd=directory,
         env=environment,
+        stdout=sys.stderr.fileno() if is_quiet else None,
         preexec_fn=in_child,  # noqa: PLW1509  # we have one thread
     )
     try:

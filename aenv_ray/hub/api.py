@@ -39,6 +39,7 @@ class Hub(ABC):
 
         Raises:
             VersionConflict: The version exists with other content.
+            ConfigError: Its config and schemas are too long to be listed.
         """
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentInUse, EnvironmentNotFound, VersionConflict
@@ -14,6 +14,8 @@ from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, Environmen
 _ONLY_STATE = frozenset({"status", "updated_at"})
 _NAMED_VERSIONS = 5
 """How many versions a hint names."""
+MAX_ENTRY_BYTES: Final = 1024 * 1024
+"""Of what is kept of a version besides its archive: every listing reads it."""
 
 
 class Environments(HubBase, ABC):
@@ -23,10 +25,17 @@ class Environments(HubBase, ABC):
         ids.split_reference(entry.reference)
         now = self._clock.now()
         entry = entry.model_copy(update={"created_at": now, "updated_at": now})
+        text = entry.model_dump_json(exclude=set(_ONLY_STATE))
+        if len(text) > MAX_ENTRY_BYTES:
+            raise ConfigError(
+                f"config.json of {entry.reference} and the schemas of its functions are "
+                f"{len(text):,} characters, more than the {MAX_ENTRY_BYTES:,} that are kept",
+                hint="put what is long into a file of the project",
+            )
         outcome, *kept = await self._run(
             catalog_scripts.PUSH,
             to_json({**_indexes(entry), "content": catalog.content_digest(entry)}),
-            entry.model_dump_json(exclude=set(_ONLY_STATE)),
+            text,
             _state(entry.status, now),
         )
         if outcome != "kept":

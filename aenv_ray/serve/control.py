@@ -85,10 +85,13 @@ class Control:
             for lease in leases
         ]
 
-    def listed(self, request: Request, lease: Lease) -> InstanceObject:
-        """Return an instance as lists show it, without its capability."""
+    async def listed(self, request: Request, lease: Lease) -> InstanceObject:
+        """Return an instance as lists show it: without its capability, and the configuration."""
+        entry = await self.environments.find(lease.reference)
+        if entry is not None:
+            entry = entry.model_copy(update={"config": {}, "artifacts": ()})
         url = self.mcp_url(request, lease.id)
-        return instance_object(lease, mcp_url=url, entry=None, is_private=False)
+        return instance_object(lease, mcp_url=url, entry=entry, is_private=False)
 
     def mcp_url(self, request: Request, instance_id: str) -> str:
         """Return where MCP clients reach an instance."""

@@ -12,10 +12,10 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,6 +35,13 @@ _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MINE = secrets.token_hex(6)
 """What the ids that this process makes begin with."""
 _NUMBERS = itertools.count(1)
+_BEGINNINGS: Final = frozenset(
+    {"http.response.start", "websocket.http.response.start", "websocket.accept"}
+)
+_SWITCHED: Final = 101
+"""HTTP's status of a WebSocket."""
+_REFUSED: Final = 403
+"""What the server answers to one that is closed before it was accepted."""
 
 
 class Observer:
@@ -70,10 +77,7 @@ class Front:
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Serve one request, or one WebSocket from its handshake to its end."""
         request_id = _request_id(scope)
         scope["aenv.request_id"] = request_id
         scope["app"] = self._app  # by which Starlette's routes know to raise, not to answer in text
@@ -83,14 +87,19 @@ class Front:
 
         async def noting(message: Message) -> None:
             nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            kind = message["type"]
+            if kind in _BEGINNINGS:
+                status = message.get("status", _SWITCHED)
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
                 ]
-            elif message["type"] == "http.response.body":
-                sent += len(message.get("body", b""))
+            elif kind == "websocket.close":
+                status = status or _REFUSED
+            else:
+                sent += len(
+                    message.get("body") or message.get("bytes") or message.get("text") or b""
+                )
             await send(message)
 
         self._under_way += 1
@@ -103,7 +112,7 @@ class Front:
         except Exception as exc:
             if status:
                 raise  # the answer has begun: the connection breaks, which the client sees
-            await on_error(Request(scope), exc)(scope, receive, noting)
+            await on_error(HTTPConnection(scope), exc)(scope, receive, noting)
         finally:
             self._under_way -= 1
             self._observer.ended(scope, status or 499, time.perf_counter() - began, sent)
@@ -116,7 +125,7 @@ def _request_id(scope: Scope) -> str:
     return f"{_MINE}{next(_NUMBERS):08x}"
 
 
-def on_error(request: Request, error: Exception) -> Response:
+def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Return the answer to a request that failed.
 
     Our errors are told as they are. Anything else is our bug: it is logged with the request's id,
@@ -126,9 +135,10 @@ def on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, AenvError):
         return failure(error)
     if isinstance(error, HTTPException):
+        method = request.scope.get("method", "GET")
         hint = {404: "GET /openapi.json lists all routes"}.get(error.status_code)
         return failure(
-            ConfigError(f"{request.method} {request.url.path}: {error.detail}", hint=hint),
+            ConfigError(f"{method} {request.url.path}: {error.detail}", hint=hint),
             status=error.status_code,
             headers=error.headers,
         )

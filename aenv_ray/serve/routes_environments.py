@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -158,8 +159,10 @@ class EnvironmentRoutes:
         try:
             return await self._hub.environment(name, version)
         except EnvironmentNotFound:
-            if name not in project.builtins():
+            if name not in project.builtins() or await self._hub.versions(name):
                 raise
+            if version is not None:  # one that is not built in either is told as that
+                await asyncio.to_thread(project.resolve, f"{name}@{version}")
             raise EnvironmentNotFound(
                 f"{name} is built in, and nobody published it",
                 hint="instances are made of it by its name; GET /instances/{id} of one shows it",

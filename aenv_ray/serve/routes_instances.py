@@ -183,7 +183,7 @@ class InstanceRoutes:
 
     async def _page(self, asked: Asked[Any, Any], query: LeaseQuery) -> Response:
         page = await self._deps.hub.leases(query)
-        items = [self._control.listed(asked.request, lease) for lease in page.items]
+        items = [await self._control.listed(asked.request, lease) for lease in page.items]
         headers = {"X-Total-Count": str(page.total)}
         if page.cursor is not None:
             headers["X-Next-Cursor"] = page.cursor

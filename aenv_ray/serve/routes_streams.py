@@ -72,6 +72,13 @@ class StreamRoutes:
         )
 
     async def _changes(self, asked: Asked[Any, None], lease: Lease) -> AsyncIterator[bytes]:
+        try:
+            async for change in self._watched(asked, lease):
+                yield change
+        except AenvError as exc:  # the hub went away: the answer has begun
+            yield _sse("error", to_wire(exc))
+
+    async def _watched(self, asked: Asked[Any, None], lease: Lease) -> AsyncIterator[bytes]:
         said: tuple[Any, ...] | None = None
         silent_s = 0.0
         while True:
@@ -91,12 +98,9 @@ class StreamRoutes:
                 lease = await self._control.deps.hub.lease(lease.id)
             except InstanceNotFound:
                 lease = lease.model_copy(update={"status": InstanceStatus.TERMINATED})
-            except AenvError as exc:
-                yield _sse("error", to_wire(exc))
-                return
 
     async def _event(self, request: Request, lease: Lease) -> bytes:
-        return _sse("status", self._control.listed(request, lease))
+        return _sse("status", await self._control.listed(request, lease))
 
 
 def _sse(event: str, data: Any) -> bytes:

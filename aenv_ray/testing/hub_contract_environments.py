@@ -59,6 +59,12 @@ class EnvironmentsContract(ABC):
     def hub(self) -> Hub:
         """Return an empty hub that reads the clock of the test."""
 
+    async def test_what_is_too_long_to_list_is_refused(self, hub: Hub) -> None:
+        """An entry is read by every listing."""
+        with pytest.raises(ConfigError, match="more than the"):
+            await hub.push(entry(description="x" * 2_000_000))
+        assert (await hub.environments(EnvironmentQuery())).total == 0
+
     async def test_what_was_pushed_comes_back_whole(self, hub: Hub) -> None:
         pushed = await hub.push(entry())
         given = entry().model_copy(update={"created_at": START_S, "updated_at": START_S})

@@ -174,6 +174,22 @@ def test_a_service_lives_through_every_command_and_its_storage_beyond(aenv):
     aenv("service", "delete", "notes", "--yes")
 
 
+def test_a_service_is_of_the_project_here_and_of_the_configs_owner(aenv, tmp_path, monkeypatch):
+    """As AEnvironment's: without a name that of config.json, and the owner of the settings."""
+    monkeypatch.chdir(tmp_path)
+    aenv("service", "create", code=3)
+    assert "no config.json here" in aenv.err
+    (tmp_path / "config.json").write_text('{"name": "probe", "version": "1.0.0"}')
+    aenv("config", "set", "owner", "bob")
+    aenv("service", "create", "-s", "here", code=1)
+    assert "cannot act for 'bob'" in aenv.err
+    aenv("config", "set", "owner", "ann")
+    made = aenv("service", "create", "-s", "here")
+    assert (made["env"]["name"], made["owner"]) == ("probe", "ann")
+    assert set(aenv("service", "logs", "here")) == {"id", "text"}
+    aenv("service", "delete", "here", "--yes")
+
+
 def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
     aenv("get", "nowhere", code=1)
     assert "nowhere" in aenv.err

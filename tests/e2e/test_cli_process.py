@@ -121,6 +121,15 @@ def test_output_passes_unchanged_and_a_failure_is_1_with_the_script_and_its_code
     assert error.endswith("failed with code 5")
 
 
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_result_is_data_for_programs_and_nothing_else_is(make_project, code):
+    ran = aenv("test", make_project(f"echo loud; exit {code}"), "-o", "json")
+    told = json.loads(ran.stdout)
+    assert (told["exit_code"], told["passed"]) == (code, not code)
+    assert ran.returncode == bool(code)
+    assert ran.stderr.startswith("loud\n")
+
+
 def test_a_missing_command_has_a_hint(make_project):
     ran = aenv("test", make_project("no-such-command-here --flag"))
     assert ran.returncode == 1

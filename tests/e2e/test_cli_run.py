@@ -141,6 +141,23 @@ def test_the_new_project_is_served_as_the_template_promises(todo, aenv_run):
     assert request(url, "/task/reward", {})["data"] == 0.0
 
 
+def test_where_it_is_served_is_data_for_programs(todo):
+    command = [*AENV, "run", str(todo), "-p", "0", "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line == "}\n":
+                break
+        told = json.loads(text)
+        assert (told["environment"], told["tools"]) == ("todo@1.0.0", ["guess"])
+        assert request(told["url"], "/health")["data"]["status"] == "healthy"
+        process.terminate()
+        assert process.stdout.read() == ""
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_server_and_exits_with_0(todo, aenv_run, number):
     running = aenv_run(str(todo), "-p", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -102,6 +103,10 @@ def test_the_command_prints_the_log_of_an_instance_of_a_running_ray(
 
     done = aenv("logs", handle.instance_id, "--tail", "1")
     assert (done.returncode, done.stdout) == (0, "two\n"), done.stderr
+    told = json.loads(aenv("logs", handle.instance_id, "-o", "json").stdout)
+    assert told["id"] == handle.instance_id
+    assert told["text"].endswith("two\n")
+    assert aenv("logs", handle.instance_id, "-o", "json", "--follow").returncode == 2
     unknown = aenv("logs", "probe-00000000")
     assert unknown.returncode == 1
     assert "there is no instance probe-00000000" in unknown.stderr

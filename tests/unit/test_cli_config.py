@@ -171,6 +171,9 @@ def test_an_export_can_be_loaded_and_holds_no_secret(file, tmp_path, capsys):
     data = json.loads(file.read_text())
     assert (data["owner"], data["kept"]) == ("alice", 1)
     assert data["hub_config"]["api_key"] == "mine", "merged deeply"
+    capsys.readouterr()
+    assert main(["config", "export", "--output", str(target), "--force", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(target)}
     assert main(["config", "export", "--output", "-", "--show-secrets"]) == 0
     assert '"mine"' in capsys.readouterr().out
 

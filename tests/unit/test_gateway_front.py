@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
 from aenv_ray.serve.http import Front, Observer
@@ -72,3 +75,50 @@ async def test_a_request_id_that_could_forge_a_log_line_is_replaced() -> None:
     async with client(SandboxLost("x")) as http:
         answer = await http.get("/fail", headers={"X-Request-ID": "a b"})
     assert answer.headers["x-request-id"] != "a b"
+
+
+class Noted(Observer):
+    """Keeps how requests ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, int]] = []
+
+    def ended(self, scope: Any, status: int, seconds: float, sent: int) -> None:
+        self.ends.append((status, sent))
+
+
+@pytest.mark.parametrize(
+    ("path", "limit", "ended"), [("/echo", 9, (101, 8)), ("/none", 9, (403, 0)), ("/echo", 0, None)]
+)
+async def test_a_websocket_is_noted_as_a_request_is(
+    path: str, limit: int, ended: tuple[int, int] | None
+) -> None:
+    """It has an id, its line in the log, and its share of what may be under way."""
+
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text("four")
+        await websocket.send_bytes(b"more")
+        await websocket.close()
+
+    noted = Noted()
+    front = Front(Router(routes=[WebSocketRoute("/echo", echo)]), noted, limit)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "websocket", "path": path, "headers": [(b"x-request-id", b"mine")],
+        "query_string": b"", "root_path": "", "subprotocols": [], "scheme": "ws",
+    }  # fmt: skip
+    await front(scope, receive, send)
+    if ended is None:
+        assert sent[0]["status"] == 503
+        ended = (503, len(sent[1]["body"]))
+    assert noted.ends == [ended]
+    if ended[0] != 403:
+        assert (b"x-request-id", b"mine") in sent[0]["headers"]

@@ -39,6 +39,8 @@ async def test_an_instance_as_aenvironments_client_makes_it(ann: httpx.AsyncClie
         listed = (await ann.get(f"/env-instance/{reference}/list")).json()["data"]
         assert [one["id"] for one in listed] == [made["id"]]
         assert listed[0]["ip"] == ""  # the capability is in no listing
+        for fact in ("status", "description", "digest", "archive", "owner", "created_at"):
+            assert listed[0]["env"][fact] == made["env"][fact]
     assert (await ann.get("/env-instance/probe@2.0.0/list")).json()["data"] == []
     ended = await ann.delete(f"/env-instance/{made['id']}")
     assert ended.json()["success"] is True
@@ -61,6 +63,10 @@ async def test_a_built_in_environment_is_told_as_one(ann: httpx.AsyncClient) -> 
     assert answer.status_code == 404
     assert "is built in" in answer.json()["message"]
     assert (await ann.get("/env/mini-terminal/1.0.0/exists")).json()["data"]["exists"] is False
+    for path in ("9.9.9", "9.9.9/status", "9.9.9/functions"):
+        error = (await ann.get(f"/env/mini-terminal/{path}")).json()["error"]
+        assert error["message"] == "environment 'mini-terminal' has no version '9.9.9'"
+        assert error["hint"] == "use mini-terminal@1.0.0"
 
 
 async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClient) -> None:
