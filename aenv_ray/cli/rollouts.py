@@ -90,9 +90,10 @@ def instances_left(environment: str, engine: str | None) -> int:
     """
     from aenv_ray.actors import entrance
     from aenv_ray.actors.warming import warm
-    from aenv_ray.errors import DeadlineExceeded
+    from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
-    with contextlib.suppress(DeadlineExceeded):  # what still starts is counted, and ended later
+    # What still starts, or is on a host that is away, is counted, and ends with this job.
+    with contextlib.suppress(DeadlineExceeded, FabricUnavailable):
         warm(environment, 0, engine=engine)
     connection = entrance.init()
     deadline = time.monotonic() + _SETTLE_S

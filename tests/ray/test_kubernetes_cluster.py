@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -216,9 +217,19 @@ def test_a_worker_has_a_published_version_of_the_head(
         "        archive_bytes=len(archive), config={}))\n"
         f"source = project.load(Path({str(tmp_path)!r}))\n"
         "blocking(publish(source))\n"
-        "def look(): return str(references.resolve('published', aenv_ray.init).path)\n"
+        "def look():\n"
+        "    try:\n"
+        "        return str(references.resolve('published', aenv_ray.init).path)\n"
+        "    except aenv_ray.AenvError as exc:\n"
+        "        return type(exc).__name__\n"
     )
-    found = console.value("on_a_worker(look, ('aenv-ray.io/engine', 'kubernetes'), 60)")
-    digest = console.value("source.digest")
-    assert found == str(pods.nodes.root / worker.pod / "projects" / digest)
+
+    def looked() -> Any:
+        return console.value("on_a_worker(look, ('aenv-ray.io/engine', 'kubernetes'), 60)")
+
+    found = pods.nodes.root / worker.pod / "projects" / console.value("source.digest")
+    assert looked() == str(found)
+    for lost in (found, pods.nodes.root / "d" / "artifacts"):
+        shutil.rmtree(lost)
+    assert looked() == "ArtifactNotFound"
     console.do("hub_actor.end_hub()")
