@@ -271,20 +271,26 @@ class Controller:
                 groups.setdefault(str(name), []).append(instance_id)
         left = set(instance_ids) - await self._release_groups(groups)
         if left:
-            names = await asyncio.to_thread(ray_api.actor_names)
-            own = {i: [i] for i in left.intersection(names)}
-            others = sorted(left - own.keys())
-            shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
-            left -= await self._release_groups(own | shared)
+            left -= await self._release_anywhere(left)
         left -= self._creating
         if left:
             # No host knows them: never made, long gone, or their host was killed for good.
             await self._orphans.end({self._hosts.nodes.get(i) for i in left}, left)
+            # Its successor may have come after it was asked for, and before it was looked for.
+            left -= await self._release_anywhere(left)
         for instance_id in instance_ids:
             self._where.pop(instance_id, None)
             if instance_id not in left:
                 self._hosts.forget(instance_id)
                 self._dedicated.pop(instance_id, None)  # a host of its own may go
+
+    async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
+        """End instances on hosts of their own name and on all shared ones; return those known."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        own = {i: [i] for i in set(ids).intersection(names)}
+        others = sorted(set(ids) - own.keys())
+        shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
+        return await self._release_groups(own | shared)
 
     async def _release_groups(self, groups: dict[str, list[InstanceId]]) -> set[InstanceId]:
         """End instances on hosts, by the hosts' names; return those that a host knew."""
