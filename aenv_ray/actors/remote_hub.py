@@ -223,6 +223,11 @@ class RemoteHub(Hub):
     ) -> None:
         await self._ask("put_document", kind, name, document)
 
+    async def replace_document(  # noqa: D102
+        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+    ) -> bool:
+        return bool(await self._ask("replace_document", kind, name, old, new))
+
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
         return dict(await self._ask("documents", kind))
 

@@ -184,6 +184,16 @@ class Hub(ABC):
         """Keep a JSON document under a kind and a name, such as a service's specification."""
 
     @abstractmethod
+    async def replace_document(
+        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+    ) -> bool:
+        """Keep a document instead of another, as `documents` gave it.
+
+        Returns:
+            False when that is not what is kept: somebody changed or forgot it.
+        """
+
+    @abstractmethod
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return the documents of a kind by name."""
 

@@ -83,6 +83,8 @@ class ServiceRecord(BaseModel):
     """What it was before an update that is not healthy yet, where nothing else can serve."""
     taken_back: str = ""
     """Why the last update was taken back; empty: it was not."""
+    is_leaving: bool = False
+    """It is being deleted: nothing changes it any more."""
     created_at: float
     """Seconds since the epoch, like `updated_at`."""
     updated_at: float
@@ -149,9 +151,16 @@ class ServiceRecords:
         return found
 
     async def put(self, record: ServiceRecord) -> None:
-        """Keep a record, new or changed."""
+        """Keep a new record."""
         data: dict[str, Any] = record.model_dump(mode="json")
         await self._hub.put_document(KIND, record.id, data)
+
+    async def replace(self, old: ServiceRecord, new: ServiceRecord) -> bool:
+        """Keep a changed record; False when the old one is not what is kept any more."""
+        kept = (await self._hub.documents(KIND)).get(old.id)
+        if kept is None or ServiceRecord.model_validate(kept) != old:
+            return False
+        return await self._hub.replace_document(KIND, old.id, kept, new.model_dump(mode="json"))
 
     async def claim(self, record: ServiceRecord) -> None:
         """Take a name for a service that is about to be made.

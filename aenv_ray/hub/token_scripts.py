@@ -40,3 +40,14 @@ redis.call('SET', KEYS[1]..'once:'..ARGV[1], ARGV[2], 'NX', 'PX', ARGV[3])
 return redis.call('GET', KEYS[1]..'once:'..ARGV[1])
 """
 """Arguments: key, value, milliseconds. Returns what is kept."""
+
+REPLACE_DOCUMENT: Final = """
+local key = KEYS[1]..'doc:'..ARGV[1]
+local kept = redis.call('HGET', key, ARGV[2])
+if kept == ARGV[4] then return 1 end
+if kept ~= ARGV[3] then return 0 end
+redis.call('HSET', key, ARGV[2], ARGV[4])
+return 1
+"""
+"""Arguments: kind, name, the old document, the new one. Returns whether the new one is kept; asked
+again after an answer that was lost, it is."""

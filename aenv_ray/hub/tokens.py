@@ -122,6 +122,12 @@ class Tokens(HubBase, ABC):
     ) -> None:
         await self._ask("hset", self._keys.documents + kind, name, to_json(document))
 
+    async def replace_document(  # noqa: D102
+        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+    ) -> bool:
+        script = token_scripts.REPLACE_DOCUMENT
+        return bool(await self._run(script, kind, name, to_json(old), to_json(new)))
+
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
         rows = await self._ask("hgetall", self._keys.documents + kind)
         return {name: json.loads(text) for name, text in sorted(rows.items())}

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from aenv_ray import ids, project, texts
 from aenv_ray.actors.create_options import chosen_engine
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
+from aenv_ray.errors import AenvError, CatalogConflict, ConfigError, FabricUnavailable
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name
+from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, not_found
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.project import Project
 from aenv_ray.project_config import DeployChanges
@@ -98,6 +98,7 @@ class Services:
         await self.records.claim(record)
         if kept is not None:
             await self._storages.keep(kept)
+        await self.records.put(record)
         await self._bring_up(record, wait=wait)
         return record
 
@@ -125,10 +126,31 @@ class Services:
 
         Raises:
             ConfigError: It names another environment, or an option cannot be.
-            CatalogConflict: Its storage is being deleted.
+            CatalogConflict: It, or its storage, is being deleted.
             EnvironmentNotFound: There is no such version.
             FabricUnavailable: As for `create`; what was healthy before goes on.
+            ServiceNotFound: It was deleted meanwhile.
         """
+        while True:
+            changed = await self._changed(record, reference, storage, changes)
+            if await self.records.replace(record, changed):
+                break
+            record = await self._again(record)  # somebody else changed it
+        await self._bring_up(changed, wait=wait)
+        return changed
+
+    async def _changed(
+        self,
+        record: ServiceRecord,
+        reference: str | None,
+        storage: StorageWish,
+        changes: Mapping[str, Any],
+    ) -> ServiceRecord:
+        if record.is_leaving:
+            raise CatalogConflict(
+                f"service {record.id} is being deleted",
+                hint="create it again when it is gone: aenv service list tells",
+            )
         source = await self._resolve(reference or record.reference)
         old, new = _environment(record), source.config.name
         if reference is not None and old not in (None, new):
@@ -136,11 +158,11 @@ class Services:
                 f"service {record.id} is of environment {old!r}, not of {new!r}",
                 hint="create a service for another environment",
             )
-        variables = changes.pop("environment_variables", None) or {}
+        variables = changes.get("environment_variables") or {}
         found: dict[str, Any] = record.model_dump() | {
             "updated_at": self._clock.now(),
-            "environment_variables": {**record.environment_variables, **variables},
             **_with_changes(changes, record.changes),
+            "environment_variables": {**record.environment_variables, **variables},
         }
         if reference is not None:
             found |= {"reference": _reference(reference, source), "digest": source.digest}
@@ -155,9 +177,18 @@ class Services:
             kept, changed = await self._with_new(changed, storage, source)
         if kept is not None:
             await self._storages.keep(kept)
-        changed = with_return(changed, record)
-        await self._bring_up(changed, wait=wait)
-        return changed
+        return with_return(changed, record)
+
+    async def _again(self, record: ServiceRecord) -> ServiceRecord:
+        """Return a service as it is now.
+
+        Raises:
+            ServiceNotFound: It is gone, or its name is another's.
+        """
+        current = await self.records.get(record.id)
+        if current.uid != record.uid:
+            raise not_found(record.id)
+        return current
 
     async def _with_new(
         self, record: ServiceRecord, wish: StorageWish, source: Project
@@ -183,10 +214,15 @@ class Services:
 
         Raises:
             FabricUnavailable: `wait`, and its storage could not be deleted yet.
+            ServiceNotFound: Somebody else deleted it.
         """
         leaving = None
         if delete_storage and record.storage is not None:
             leaving = await self._storages.leave(record.storage)
+        while not record.is_leaving:
+            marked = record.model_copy(update={"is_leaving": True, "previous": None})
+            is_kept = await self.records.replace(record, marked)
+            record = marked if is_kept else await self._again(record)
         await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
         await self.records.delete(record)
         if leaving is not None and wait:
@@ -208,6 +244,10 @@ class Services:
         """
         records = list((await self.records.all()).values())
         for record, state in zip(records, await self.states(records), strict=True):
+            if record.is_leaving:  # whoever deletes it may have died over it
+                await asyncio.to_thread(self._apps.delete, record.id, wait=False)
+                await self.records.delete(record)
+                continue
             if record.previous is not None:
                 self._returns.watch(record)
             if state.status is not ServiceStatus.TERMINATED:
@@ -227,9 +267,11 @@ class Services:
         ]
 
     async def _bring_up(self, record: ServiceRecord, *, wait: bool) -> None:
-        await self.records.put(record)
         try:
-            await asyncio.to_thread(self._apps.deploy, record, wait=wait)
+            try:
+                await asyncio.to_thread(self._apps.deploy, record, wait=wait)
+            finally:
+                await self._follow(record)
         except RuntimeError as exc:
             reason = (await self.states([record]))[0].reason or str(exc)
             await self._see_through(record, at_once=True)
@@ -239,10 +281,29 @@ class Services:
             ) from exc
         await self._see_through(record, at_once=wait)
 
+    async def _follow(self, deployed: ServiceRecord) -> None:
+        """See that what is kept is deployed, where others changed or deleted it meanwhile.
+
+        Theirs may have been deployed before this one, though they came after it.
+        """
+        while True:
+            current = (await self.records.all()).get(deployed.id)
+            if current is None or current.is_leaving:
+                await asyncio.to_thread(self._apps.delete, deployed.id, wait=False)
+                return
+            if _what_runs(current) == _what_runs(deployed):
+                return
+            await asyncio.to_thread(self._apps.deploy, current, wait=False)
+            deployed = current
+
     async def _see_through(self, record: ServiceRecord, *, at_once: bool) -> None:
         if record.previous is None or (at_once and await self._returns.settle(record)):
             return
         self._returns.watch(record)
+
+
+def _what_runs(record: ServiceRecord) -> tuple[Any, ...]:
+    return record.revision, record.replicas, record.autoscale, record.healthy_within_s
 
 
 def masked(record: ServiceRecord) -> dict[str, str]:
@@ -274,11 +335,11 @@ def _checked(source: Project, **fields: Any) -> ServiceRecord:
     return record
 
 
-def _with_changes(fields: dict[str, Any], before: DeployChanges) -> dict[str, Any]:
+def _with_changes(fields: Mapping[str, Any], before: DeployChanges) -> dict[str, Any]:
     """Return fields of a record, with what is given of ``changes`` added to what there was."""
     given = fields.get("changes") or {}
     merged = before.model_dump() | given
-    return fields | {"changes": {name: value or None for name, value in merged.items()}}
+    return {**fields, "changes": {name: value or None for name, value in merged.items()}}
 
 
 def _made_up(environment: str) -> str:

@@ -70,19 +70,22 @@ class Returns:
             return True  # done, or another update came
         (state,) = await asyncio.to_thread(self._apps.states, [current])
         if state.status is ServiceStatus.RUNNING:
-            await self._records.put(current.model_copy(update={"previous": None}))
-            return True
+            return await self._records.replace(
+                current, current.model_copy(update={"previous": None})
+            )
         if state.status is ServiceStatus.FAILED and not state.available_replicas:
-            await self._take_back(current, current.previous, state.reason)
-            return True
+            return await self._take_back(current, current.previous, state.reason)
         return False
 
-    async def _take_back(self, record: ServiceRecord, previous: ServiceRecord, reason: str) -> None:
+    async def _take_back(self, record: ServiceRecord, previous: ServiceRecord, reason: str) -> bool:
+        """Go back; False when somebody changed the service meanwhile."""
         told = f"the update to {record.reference} was taken back: {reason}"
         logger.warning("service %s: %s", record.id, told)
         old = previous.model_copy(update={"updated_at": self._clock.now(), "taken_back": told})
-        await self._records.put(old)
+        if not await self._records.replace(record, old):
+            return False
         await asyncio.to_thread(self._apps.deploy, old, wait=False)
+        return True
 
     async def _watch(self, record: ServiceRecord) -> None:
         while True:

@@ -297,6 +297,17 @@ class HubContract(EnvironmentsContract):
         assert await hub.documents("service") == {}
         assert await hub.documents("pool") == {"s": {}}
 
+    async def test_a_document_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
+        await hub.put_document("service", "s", {"n": 1, "ü": [0.1]})
+        (read,) = (await hub.documents("service")).values()
+        assert await hub.replace_document("service", "s", read, {"n": 2})
+        assert await hub.replace_document("service", "s", read, {"n": 2})  # the answer was lost
+        assert not await hub.replace_document("service", "s", read, {"n": 3})
+        assert await hub.documents("service") == {"s": {"n": 2}}
+        await hub.delete_document("service", "s")
+        assert not await hub.replace_document("service", "s", {"n": 2}, {"n": 4})
+        assert await hub.documents("service") == {}
+
     async def test_it_tells_facts_about_itself(self, hub: Hub) -> None:
         await hub.push(entry())
         status = await hub.status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from aenv_ray import project
 from aenv_ray.config import settings as process_settings
 from aenv_ray.hub.records import Role
+from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.project import Project
 from aenv_ray.serve import service_storage
 from aenv_ray.testing.contract_bench import eventually
@@ -87,6 +89,44 @@ async def test_a_name_that_is_taken_is_refused(ann: httpx.AsyncClient) -> None:
     first, second = await made(ann, service_name=None), await made(ann, service_name=None)
     assert first["id"] != second["id"]
     assert first["id"].startswith("probe-svc-")
+
+
+async def test_changes_at_the_same_time_are_all_kept(bench: Bench, ann: httpx.AsyncClient) -> None:
+    await made(ann)
+    changes = [{"environment_variables": {f"V{number}": "x"}} for number in range(8)]
+    answers = await asyncio.gather(*(ann.put("/env-service/desk", json=one) for one in changes))
+    assert {answer.status_code for answer in answers} == {200}
+    variables = {f"V{number}" for number in range(8)}
+    kept = (await ann.get("/env-service/desk")).json()["data"]["environment_variables"]
+    assert set(kept) == set(bench.apps.deployed["desk"].environment_variables) == variables
+
+
+@pytest.mark.parametrize("other", ["change", "deletion"])
+async def test_what_is_deployed_is_what_came_last(
+    bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """An update whose deployment takes long is overtaken meanwhile, and undoes nothing."""
+    await made(ann)
+    loop, deploy = asyncio.get_running_loop(), bench.apps.deploy
+
+    def overtaken(record: ServiceRecord, *, wait: bool) -> None:
+        monkeypatch.setattr(bench.apps, "deploy", deploy)
+        meanwhile = (
+            ann.put("/env-service/desk", json={"replicas": 5})
+            if other == "change"
+            else ann.delete("/env-service/desk")
+        )
+        answer = asyncio.run_coroutine_threadsafe(meanwhile, loop).result(60)
+        assert answer.status_code == 200, answer.text
+        deploy(record, wait=wait)
+
+    monkeypatch.setattr(bench.apps, "deploy", overtaken)
+    await ann.put("/env-service/desk", json={"replicas": 3})
+    if other == "change":
+        assert bench.apps.deployed["desk"].replicas == 5
+    else:
+        assert bench.apps.deployed == {}
+        assert (await ann.get("/env-service/desk")).status_code == 404
 
 
 async def test_what_cannot_be_is_refused(ann: httpx.AsyncClient) -> None:
