@@ -104,9 +104,9 @@ class Fabric:
         """Wait as `wait` does, saying now and then what takes so long."""
 
         def tell(waited_s: float) -> None:
-            doing = "the cluster is busy"
+            doing = "the cluster is busy, or they are slow to start"
             if virtual_environment.may_be_installing(source.path):
-                doing += ", or installs its requirements"
+                doing += ", or their requirements are being installed"
             logger.warning("%s: %s, %.0f s so far", what, doing, waited_s)
 
         return self.wait(reference, what, CREATE_DEADLINE_S + queue_s, tell)
