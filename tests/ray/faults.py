@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -180,12 +181,14 @@ class Driver:
             "    sys.stdout.flush()\n"
         )
         merged = {**os.environ, **environment}
+        # A pipe that nobody reads fills up, and the driver waits for ever to print.
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # `close` closes it
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],
             env={name: value for name, value in merged.items() if value is not None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             start_new_session=True,
         )
@@ -193,11 +196,11 @@ class Driver:
     def said(self) -> Any:
         """Return what it said; fails with its traceback when it said nothing."""
         assert self.process.stdout is not None
-        assert self.process.stderr is not None
         for line in self.process.stdout:  # Ray's own warnings come there too
             if line.startswith(_SAYS):
                 return json.loads(line.removeprefix(_SAYS))
-        raise AssertionError(f"the driver said nothing: {self.process.stderr.read()[-4000:]}")
+        self._errors.seek(0)
+        raise AssertionError(f"the driver said nothing: {self._errors.read()[-4000:]}")
 
     def kill(self) -> None:
         """SIGKILL: it cannot clean up."""
@@ -212,7 +215,7 @@ class Driver:
         """End it, however it is."""
         if self.process.poll() is None:
             self.kill()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
             if stream is not None:
                 stream.close()
 
