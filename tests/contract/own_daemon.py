@@ -96,5 +96,5 @@ class OwnDaemon:
 
 
 def pids(mark: str) -> list[int]:
-    done = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
+    done = subprocess.run(["pgrep", "-f", "--", mark], capture_output=True, text=True, check=False)
     return [int(word) for word in done.stdout.split()]
