@@ -177,6 +177,7 @@ def main() -> None:
     else:
         os.environ["AENV_DOCKER_IMAGE"] = options.image  # for the hosts
     figures: dict[str, float] = {}
+    without_namespaces(figures, options.quick)  # first: it has no part in the end of thousands
     aenv_ray.init()
     try:
         calls(figures, options.quick)
@@ -193,7 +194,6 @@ def main() -> None:
         live(figures)
     finally:
         aenv_ray.shutdown()
-    without_namespaces(figures, options.quick)
     rounded = {name: round(value, 3) for name, value in figures.items()}
     if options.json:
         options.json.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
