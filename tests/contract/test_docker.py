@@ -392,8 +392,7 @@ async def test_what_a_dead_janitor_left_is_ended_by_another(
     }
     flags = [word for item in labels.items() for word in ("--label", "=".join(item))]
     docker("create", "--network=none", *flags, own_node.image, "true")
-    before = docker_node.janitor_pids()
-    for pid in before:  # a new one looks at once
+    for pid in docker_node.janitor_pids():  # a new one looks at once
         os.kill(pid, signal.SIGTERM)
     await eventually(lambda: not docker_node.janitor_pids(), "no janitor")
     async with engine_on(docker_node) as engine:

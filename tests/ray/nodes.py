@@ -6,19 +6,24 @@ on this cluster is done by a driver, line by line.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 from ray.experimental import internal_kv
 
+from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
-from tests.ray.faults import Driver, kill, processes_of, settled
+from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled
 
 HEALTH = {
     "health_check_initial_delay_ms": 500,
@@ -139,6 +144,28 @@ class Nodes:
         self._cluster.shutdown()
         if ray.is_initialized():  # Ray's utility cut off this process's own connection as well
             internal_kv._initialize_internal_kv(ray._private.worker.global_worker.gcs_client)
+
+
+@contextlib.contextmanager
+def own_root(prefix: str) -> Iterator[Path]:
+    """Give a cluster a directory for all its files; afterwards no process of it is left."""
+    root = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("AENV_RUNTIME_DIR", str(root / "r"))
+        patch.setenv("AENV_DATA_DIR", str(root / "d"))
+        patch.setenv("RAY_TMPDIR", str(root))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        settings.cache_clear()
+        try:
+            yield root
+        finally:
+            for pid in processes_of(root):  # Ray's agents outlive a killed raylet by half a minute
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid)
+            eventually_empty(lambda: processes_of(root), 60.0)
+            shutil.rmtree(root, ignore_errors=True)
+    settings.cache_clear()
 
 
 def by_node(console: Console, handles: str) -> dict[str, list[str]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.config import settings
 from tests.contract.kubernetes_node import KubernetesNode
-from tests.ray.faults import eventually, eventually_empty, free_port, kill, processes_of
-from tests.ray.nodes import Console, by_node, raised
+from tests.ray.faults import eventually, eventually_empty, free_port
+from tests.ray.nodes import Console, by_node, own_root, raised
 from tests.ray.pod_nodes import SLOTS, PodNodes, Worker
 from tests.ray.services import ACCEPT, WIDE_S
 
@@ -31,25 +28,12 @@ ENVIRONMENT = "mini-terminal"
 
 @pytest.fixture(scope="module")
 def pods() -> Iterator[PodNodes]:
-    root = Path(tempfile.mkdtemp(prefix="aenv-k", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch, KubernetesNode() as kubernetes:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("AENV_RUNTIME_DIR", str(root / "r"))
-        patch.setenv("AENV_DATA_DIR", str(root / "d"))
-        patch.setenv("RAY_TMPDIR", str(root))
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        settings.cache_clear()
+    with KubernetesNode() as kubernetes, own_root("aenv-k") as root:
         cluster = PodNodes(root, kubernetes)
         try:
             yield cluster
         finally:
             cluster.nodes.close()
-            for pid in processes_of(root):  # Ray's agents outlive a killed raylet by half a minute
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
-            eventually_empty(lambda: processes_of(root), 60.0)
-            shutil.rmtree(root, ignore_errors=True)
-    settings.cache_clear()
 
 
 @pytest.fixture(scope="module")

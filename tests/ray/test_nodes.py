@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from aenv_ray.config import settings
 from aenv_ray.engines.launcher import ADOPTION_GRACE_S
 from tests.ray.faults import (
     GONE_S,
     PROBE,
     eventually,
     eventually_empty,
-    kill,
     launcher_pids,
-    processes_of,
 )
-from tests.ray.nodes import Console, Node, Nodes, by_node, raised
+from tests.ray.nodes import Console, Node, Nodes, by_node, own_root, raised
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 RELEASE = "aenv_ray.release_many({})"
@@ -30,25 +24,12 @@ RELEASE = "aenv_ray.release_many({})"
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     """A head and one more node."""
-    root = Path(tempfile.mkdtemp(prefix="aenv-n", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("AENV_RUNTIME_DIR", str(root / "r"))
-        patch.setenv("AENV_DATA_DIR", str(root / "d"))
-        patch.setenv("RAY_TMPDIR", str(root))
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        settings.cache_clear()
+    with own_root("aenv-n") as root:
         cluster = Nodes(root, root / "r")
         try:
             yield cluster
         finally:
             cluster.close()
-            for pid in processes_of(root):  # Ray's agents outlive a killed raylet by half a minute
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
-            eventually_empty(lambda: processes_of(root))
-            shutil.rmtree(root, ignore_errors=True)
-    settings.cache_clear()
 
 
 @pytest.fixture(scope="module")
