@@ -28,6 +28,9 @@ stuck, and nothing that it started may wait for them."""
 _SLOT_LOOK_S: Final = 0.02
 REMOVAL_S: Final = 120.0
 """How long a container may take to go that others want to remove, too."""
+FAILED_REMOVAL_S: Final = 10.0
+"""How long a removal is asked for again that the daemon tried and could not do: its log driver and
+its shims write below what it deletes ("directory not empty"), and are done a moment later."""
 _OTHERS_REMOVAL_S: Final = 5.0
 _AGAIN_S: Final = 0.05
 DAEMON_AWAY: Final = (
@@ -205,7 +208,7 @@ class Containers:
             FabricUnavailable: The daemon could not.
         """
         loop, path = asyncio.get_running_loop(), f"/containers/{name}"
-        end = loop.time() + REMOVAL_S
+        began = loop.time()
         while True:
             try:
                 await self._client.request("DELETE", path, params={"force": 1, "v": 1})
@@ -213,19 +216,28 @@ class Containers:
             except DaemonRefused as exc:
                 if exc.status == 404:
                     return
-                if exc.status != 409 or loop.time() > end:
+                if loop.time() - began >= _patience_s(exc.status):
                     raise FabricUnavailable(
                         f"the Docker daemon could not remove {name}: {exc.message}"
                     ) from exc
-            # Somebody else removes it just now. A removal that fails is told to nobody who waits
-            # for it, so this one asks again.
-            try:
-                await self._client.request(
-                    "POST", f"{path}/wait", params={"condition": "removed"},
-                    within_s=_OTHERS_REMOVAL_S,
-                )  # fmt: skip
-            except (DaemonRefused, FabricUnavailable):
+                is_with_others = exc.status == 409
+            if is_with_others:
+                await self._let_others_finish(path)
+            else:
                 await asyncio.sleep(_AGAIN_S)
+
+    async def _let_others_finish(self, path: str) -> None:
+        """Wait until a container is gone that somebody else removes just now, for a while.
+
+        A removal that fails is told to nobody who waits for it, so whoever waits asks again.
+        """
+        try:
+            await self._client.request(
+                "POST", f"{path}/wait", params={"condition": "removed"},
+                within_s=_OTHERS_REMOVAL_S,
+            )  # fmt: skip
+        except (DaemonRefused, FabricUnavailable):
+            await asyncio.sleep(_AGAIN_S)
 
     async def remove_all(self, name: str, *, has_second: bool) -> None:
         """End and remove an instance's containers and what they share; those that are not are none.
@@ -284,3 +296,10 @@ class Containers:
         if code == _UNKNOWN_EXIT:
             return f"its main process ended, with code {code} or unseen by the daemon"
         return f"its main process exited with code {code}"
+
+
+def _patience_s(status: int) -> float:
+    """Return how long a removal is asked for again that the daemon refused."""
+    if status == 409:
+        return REMOVAL_S
+    return FAILED_REMOVAL_S if status >= 500 else 0.0

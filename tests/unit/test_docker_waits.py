@@ -112,14 +112,27 @@ async def test_a_removal_that_others_finish_is_one(files: DockerFiles) -> None:
     assert client.asked == [DELETE, WAIT, DELETE]
 
 
+async def test_a_removal_that_the_daemon_could_not_do_is_asked_for_again(
+    files: DockerFiles,
+) -> None:
+    """Its log driver still wrote below the container's directory while it was deleted."""
+    failed = DaemonRefused(500, "unable to remove filesystem: directory not empty")
+    client = _Scripted(failed, failed, BUSY, None, None)
+    await containers(client, files).remove("one")
+    assert client.asked == [DELETE, DELETE, DELETE, WAIT, DELETE]
+
+
 async def test_a_removal_that_does_not_come_about_is_said(
     files: DockerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_containers, "REMOVAL_S", -1.0)
+    monkeypatch.setattr(docker_containers, "REMOVAL_S", 0.0)
+    monkeypatch.setattr(docker_containers, "FAILED_REMOVAL_S", 0.0)
     with pytest.raises(FabricUnavailable, match="could not remove one: removal of container"):
         await containers(_Scripted(BUSY), files).remove("one")
     with pytest.raises(FabricUnavailable, match="could not remove one: device is busy"):
         await containers(_Scripted(DaemonRefused(500, "device is busy")), files).remove("one")
+    with pytest.raises(FabricUnavailable, match="could not remove one: you must not"):
+        await containers(_Scripted(DaemonRefused(403, "you must not")), files).remove("one")
 
 
 # --- places --------------------------------------------------------------------------------------
