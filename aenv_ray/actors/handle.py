@@ -14,6 +14,7 @@ from aenv_ray.actors.call_parameters import (
     write_arguments,
 )
 from aenv_ray.actors.wire import call_message
+from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import ConfigError, ToolNotFound
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.calls import DEFAULT_TIMEOUT_S
@@ -22,6 +23,8 @@ P = ParamSpec("P")
 
 EXEC_TIMEOUT_S: Final = 60.0
 FILE_TIMEOUT_S: Final = 60.0
+BEHIND_S: Final = 0.0002
+"""A call sent this soon after the one before was not waited for: a round trip takes longer."""
 LOG_PIECES_AHEAD: Final = 16
 """Pieces of a log that wait for their reader, each at most some ten kB."""
 
@@ -58,14 +61,31 @@ class EnvHandle:
         reference: ``name@version`` of its environment.
     """
 
-    __slots__ = ("_controller", "_host", "_send_call", "instance_id", "reference")
+    __slots__ = (
+        "_controller",
+        "_host",
+        "_last_sent_at",
+        "_now",
+        "_send_call",
+        "instance_id",
+        "reference",
+    )
 
-    def __init__(self, instance_id: InstanceId, reference: str, host: Any, controller: Any) -> None:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        reference: str,
+        host: Any,
+        controller: Any,
+        clock: Clock | None = None,
+    ) -> None:
         self.instance_id = instance_id
         self.reference = reference
         self._host = host
         self._controller = controller
         self._send_call: Callable[[bytes], Any] | None = None
+        self._now = (clock or SystemClock()).now
+        self._last_sent_at = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (EnvHandle, (self.instance_id, self.reference, self._host, self._controller))
@@ -93,7 +113,10 @@ class EnvHandle:
         call_id: str | None = None,
     ) -> bytes:
         seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        return call_message(self.instance_id, method, params, call_id_of(call_id), seconds)
+        now = self._now()
+        sent_at = now if 0.0 <= now - self._last_sent_at < BEHIND_S else 0.0
+        self._last_sent_at = now
+        return call_message(self.instance_id, method, params, call_id_of(call_id), seconds, sent_at)
 
     # --- tools, functions, rewards --------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from aenv_ray.ids import HostId, InstanceId
 
 CALL_GRACE_S: Final = 5.0
 """How long after a call's own deadline its sandbox counts as not answering."""
+LATE_S: Final = 0.005
+"""A call that stood this long in Ray's queues, behind others of its caller's, is in no hurry."""
 
 
 class HostCalls:
@@ -59,6 +61,7 @@ class HostCalls:
                 message.params,
                 deadline_s=message.timeout_s + CALL_GRACE_S,
                 on_progress=on_progress,
+                may_wait=self._is_late(message),
             )
             return WireResult(message.method, result)
         except SandboxLost as error:
@@ -66,6 +69,14 @@ class HostCalls:
             raise (life.end_error() if life.ended else error) from None
         finally:
             life.call_finished(self._clock.now())
+
+    def _is_late(self, message: CallMessage) -> bool:
+        """Whether a call waited so long on its way that it may as well wait for those behind it.
+
+        A caller that sends many and then waits for all wants them done, not each of them soon. Only
+        what was sent right behind another counts: clocks of two nodes may be that far apart.
+        """
+        return bool(message.sent_at) and self._clock.now() - message.sent_at > LATE_S
 
     async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
         """Run one call; yield ``(progress, total, message)`` tuples, then its result."""

@@ -68,17 +68,20 @@ class CallMessage(NamedTuple):
     """Seconds after which the runtime stops the call."""
     params: bytes
     """JSON object on one line, ``_meta`` included."""
+    sent_at: float = 0.0
+    """When its caller sent it right behind another: wall-clock seconds. 0: it was sent alone."""
 
     def encode(self) -> bytes:
         """Return it as bytes."""
-        head = f"{self.instance_id}\n{self.method}\n{self.timeout_s!r}\n"
+        head = f"{self.instance_id}\n{self.method}\n{self.timeout_s!r}\n{self.sent_at!r}\n"
         return head.encode() + self.params
 
     @classmethod
     def decode(cls, data: bytes) -> CallMessage:
         """Read what `encode` wrote."""
-        instance_id, method, timeout_s, params = data.split(b"\n", 3)
-        return cls(InstanceId(instance_id.decode()), method.decode(), float(timeout_s), params)
+        instance_id, method, timeout_s, sent_at, params = data.split(b"\n", 4)
+        name = InstanceId(instance_id.decode())
+        return cls(name, method.decode(), float(timeout_s), params, float(sent_at))
 
 
 def call_message(
@@ -87,8 +90,9 @@ def call_message(
     params: Mapping[str, Any],
     call_id: CallId,
     timeout_s: Any,
+    sent_at: float = 0.0,
 ) -> bytes:
-    """Return the bytes of a call.
+    """Return the bytes of a call; see `CallMessage`.
 
     Raises:
         ToolInputInvalid: The arguments cannot be JSON, or are too large for one message.
@@ -113,7 +117,7 @@ def call_message(
             tool_name=name,
             hint="write what is large to a file of the sandbox, in pieces, and pass its path",
         )
-    return CallMessage(instance_id, method, float(timeout_s), encoded).encode()
+    return CallMessage(instance_id, method, float(timeout_s), encoded, sent_at).encode()
 
 
 # --- creating ------------------------------------------------------------------------------------

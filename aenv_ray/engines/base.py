@@ -99,6 +99,7 @@ class Sandbox(ABC):
         *,
         deadline_s: float,
         on_progress: OnProgress | None = None,
+        may_wait: bool = False,
     ) -> bytes:
         """Send one call and wait for its result, both as JSON text: nothing is decoded on the way.
 
@@ -109,6 +110,7 @@ class Sandbox(ABC):
             deadline_s: Seconds after which the sandbox counts as not answering. Longer than the
                 call's own timeout, which the runtime enforces.
             on_progress: Told of the call's progress.
+            may_wait: It may be sent some milliseconds later, together with those that follow it.
 
         Returns:
             The JSON-RPC result.

@@ -15,6 +15,7 @@ from aenv_ray.actors.create_options import group_size
 from aenv_ray.actors.handle import EnvHandle
 from aenv_ray.actors.wire import CallMessage
 from aenv_ray.client.over_http import HttpInstance
+from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FileAccessError, ToolInputInvalid
 from aenv_ray.ids import InstanceId
 
@@ -115,6 +116,19 @@ def test_an_id_that_is_none_is_refused(handle: EnvHandle, call_id: Any) -> None:
     """Invariant 1: two calls of one empty id would be one call."""
     with pytest.raises(ConfigError, match="call_id"):
         handle.call_tool.remote("echo", call_id=call_id)
+
+
+def test_only_calls_sent_right_behind_another_say_when(host: Sent) -> None:
+    """What the host may send together; who waits for each answer never waits for others, too."""
+    clock = FakeClock()
+    handle = EnvHandle(InstanceId("env-abcdefgh"), "env@1.0.0", host, None, clock)
+    for pause_s in (0.0, 0.0001, 0.001, -60.0):
+        clock.advance(pause_s)
+        handle.call_tool.remote("echo")
+    sent_at = [message.sent_at for message in host.messages]
+    assert sent_at[0] == 0.0
+    assert sent_at[1] > 0.0
+    assert sent_at[2:] == [0.0, 0.0]
 
 
 def test_a_command_without_time_is_refused_like_a_call(handle: EnvHandle) -> None:

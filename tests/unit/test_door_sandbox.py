@@ -34,9 +34,11 @@ class Peer:
         """Return what the host sent."""
         return await asyncio.get_running_loop().sock_recv(self.sock, 1 << 20)
 
-    def call(self) -> asyncio.Task[bytes]:
+    def call(self, *, may_wait: bool = False) -> asyncio.Task[bytes]:
         """Begin a call."""
-        return asyncio.create_task(self.sandbox.request_json("ping", b"{}", deadline_s=30))
+        return asyncio.create_task(
+            self.sandbox.request_json("ping", b"{}", deadline_s=30, may_wait=may_wait)
+        )
 
 
 @pytest.fixture
@@ -55,6 +57,30 @@ async def test_answers_may_come_in_pieces_and_together(peer: Peer) -> None:
     await asyncio.sleep(0)
     peer.sock.send(b'lt":{}}\n{"jsonrpc":"2.0","id":1,"result":[1]}\n')
     assert (await first, await second) == (b"[1]", b"{}")
+
+
+async def test_calls_that_may_wait_are_sent_together(peer: Peer) -> None:
+    calls = [peer.call(may_wait=True) for _ in range(3)]
+    sent = await peer.asked()
+    assert sent.count(b"\n") == 3
+    for number in (1, 2, 3):
+        peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":[%d]}\n' % (number, number))
+    assert await asyncio.gather(*calls) == [b"[1]", b"[2]", b"[3]"]
+
+
+async def test_a_call_in_a_hurry_takes_those_that_may_wait_along(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_PATIENT_DELAY_S", 3600.0)
+    patient = [peer.call(may_wait=True) for _ in range(2)]
+    hurried = peer.call()
+    sent = await peer.asked()
+    assert [line[: line.index(b",", 17)] for line in sent.splitlines()] == [
+        b'{"jsonrpc":"2.0","id":%d' % number for number in (1, 2, 3)
+    ]
+    for number in (1, 2, 3):
+        peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":[%d]}\n' % (number, number))
+    assert await asyncio.gather(*patient, hurried) == [b"[1]", b"[2]", b"[3]"]
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"jsonrpc":"2.0","id":x}\n', b"\xff\n"])

@@ -85,9 +85,12 @@ def test_parameters_are_one_line(arguments: dict[str, Any]) -> None:
     method=st.sampled_from(["tools/call", "aenv/exec"]),
     timeout_s=st.floats(1e-6, 1e9),
     params=st.binary(),
+    sent_at=st.floats(0.0, 4e9),
 )
-def test_encode_and_decode_are_inverse(method: str, timeout_s: float, params: bytes) -> None:
-    sent = CallMessage(INSTANCE, method, timeout_s, params)
+def test_encode_and_decode_are_inverse(
+    method: str, timeout_s: float, params: bytes, sent_at: float
+) -> None:
+    sent = CallMessage(INSTANCE, method, timeout_s, params, sent_at)
     assert CallMessage.decode(sent.encode()) == sent
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aenv_ray.actors import host as host_module
 from aenv_ray.actors.host import Host
+from aenv_ray.actors.wire import CallMessage
+from aenv_ray.clock import SystemClock
+from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
 from aenv_ray.ids import new_instance_id
@@ -241,3 +245,23 @@ async def test_what_was_not_recorded_is_never_mixed_up_with_what_is_new(
     assert isinstance(started, InstanceInfo)
     await host.sweep()
     assert [s.instance_id for s in await engine.running()] == [new.instance_id]
+
+
+async def test_calls_that_stood_in_a_queue_may_wait_for_each_other(
+    host: Host, spec: InstanceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's lone calls never do, however late they come."""
+    may_wait: list[bool] = []
+    request_json = DoorSandbox.request_json
+
+    async def request(*args: Any, **options: Any) -> bytes:
+        may_wait.append(options["may_wait"])
+        return await request_json(*args, **options)
+
+    monkeypatch.setattr(DoorSandbox, "request_json", request)
+    await host.start([spec])
+    now = SystemClock().now()
+    for sent_at in (0.0, now + 60.0, now - 1.0):
+        message = CallMessage(spec.instance_id, "ping", 30.0, b"{}", sent_at)
+        assert (await host.calls.call(message)).json == b"{}"
+    assert may_wait == [False, False, True]
