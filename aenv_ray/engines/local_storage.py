@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.storage import StorageMount
+from aenv_ray.storage import StorageMount, shown_size
 
 DELETE_S: Final = 240.0
 """Calls under way may go on for two minutes in the sandbox that has a storage."""
@@ -51,7 +51,7 @@ class LocalStorage:
         """Return a storage, made where it never was.
 
         Raises:
-            FabricUnavailable: It was there before and is not here, or cannot be made.
+            FabricUnavailable: It was there before and is not here, cannot be made, or has no room.
         """
         place = self._root / storage.name
         data, lock = place / f"data-{storage.uid}", place / "lock"
@@ -64,7 +64,9 @@ class LocalStorage:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_directory(place):
                 raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(place))
-            if not _is_directory(data):
+            is_new = not _is_directory(data)
+            self._check_room(storage, is_new=is_new)
+            if is_new:
                 data.mkdir()
             os.chmod(data, 0o777)  # whoever a sandbox runs as; nobody else comes this far
             with open(lock, "a+b", opener=_no_link):
@@ -75,6 +77,20 @@ class LocalStorage:
                 hint="AENV_STORAGE_DIR names the directory of all storages",
             ) from exc
         return LocalDirectory(data, lock)
+
+    def _check_room(self, storage: StorageMount, *, is_new: bool) -> None:
+        """Refuse what the disk cannot hold: nothing keeps a directory to its size but the disk.
+
+        One that is there is compared with the whole disk, for its data are on it already.
+        """
+        disk = shutil.disk_usage(self._root / storage.name)
+        room, word = (disk.free, "free") if is_new else (disk.total, "in all")
+        if storage.size_bytes > room:
+            raise FabricUnavailable(
+                f"storage {storage.name} of {shown_size(storage.size_bytes)} does not fit: the "
+                f"disk of {self._root} has {room >> 20}Mi {word}",
+                hint="ask for less, or let AENV_STORAGE_DIR name a directory of a larger disk",
+            )
 
     def delete(self, storage: StorageMount, within_s: float = DELETE_S) -> None:
         """Delete a storage once no sandbox holds it; does nothing where there is none.

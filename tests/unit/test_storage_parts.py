@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from aenv_ray.actors.placement import HostLoad, NodeFacts, on_nodes
 from aenv_ray.clock import FakeClock
+from aenv_ray.engines.local_storage import LocalStorage
 from aenv_ray.errors import CatalogConflict, ConfigError, FabricUnavailable
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.project_config import DeployChanges, EnvironmentConfig
@@ -78,6 +81,23 @@ def test_changes_are_made_to_a_copy() -> None:
     assert deploy.container.image == "one:1"
     assert config.deploy.ports == (80,)
     assert DeployChanges().made_to(config) == config
+
+
+# --- directories ---------------------------------------------------------------------------------
+
+
+def test_a_storage_that_its_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Nothing else keeps a directory to its size; one that is there has its data on the disk."""
+    storage = LocalStorage(tmp_path)
+    wanted = StorageMount(name="aenv-desk-1", uid="1" * 16, mount_path="/data", size_bytes=1 << 60)
+    with pytest.raises(FabricUnavailable, match=r"of 1048576Ti does not fit: .* has \d+Mi free"):
+        storage.open(wanted)
+    small = wanted.model_copy(update={"size_bytes": 1})
+    made = storage.open(small).data
+    grown = {"is_made": True, "size_bytes": shutil.disk_usage(tmp_path).total}
+    assert storage.open(small.model_copy(update=grown)).data == made
+    with pytest.raises(FabricUnavailable, match=r"does not fit: .* in all"):
+        storage.open(wanted.model_copy(update={"is_made": True}))
 
 
 # --- places --------------------------------------------------------------------------------------
