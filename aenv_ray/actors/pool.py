@@ -34,6 +34,9 @@ MAX_AGE_S: Final = 3600.0
 REFILLS_PER_S: Final = 20.0
 REFILL_BURST: Final = 10
 """So many starts may follow each other at once before the rate holds."""
+CALM_S: Final = 0.2
+"""Where plenty is left, nothing is started until nobody took one for this long: who takes one
+waits for milliseconds, and each start has a core for longer than that."""
 MOST_UNDER_WAY: Final = 4
 """Starts at once; one while somebody waits for an instance that no pool has."""
 LONGEST_PAUSE_S: Final = 60.0
@@ -118,6 +121,16 @@ class _Pool:
         self.drop_past_demand(now)
         suggested = LEAD_S / DEMAND_WINDOW_S * sum(demand.instances for demand in self.recent)
         return min(MOST_BY_DEMAND, int(suggested))
+
+    def can_wait(self, now: float) -> bool:
+        """Whether the next start had better wait until those who take are done."""
+        taken_at = self.last_demand
+        is_asked_since = any(at >= taken_at for _, at in self.asked.values())
+        return (
+            0.0 <= now - taken_at < CALM_S
+            and not is_asked_since
+            and 2 * self.present >= self.target(now)
+        )
 
     def drop_past_demand(self, now: float) -> None:
         """Forget what is not recent any more."""
@@ -263,7 +276,9 @@ class Pools:
             short = [
                 (pool.present, key)
                 for key, pool in self._pools.items()
-                if pool.retry_at <= now and pool.present < pool.target(now)
+                if pool.retry_at <= now
+                and pool.present < pool.target(now)
+                and not pool.can_wait(now)
             ]
             if not short:
                 break

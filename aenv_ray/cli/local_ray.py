@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 from aenv_ray.local_fabric import MARK, LocalFabric
 
@@ -67,7 +67,7 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
     assert directory is not None
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
-        f"--temp-dir={directory}", f"--ray-client-server-port={_free_port()}",
+        f"--temp-dir={directory}", f"--ray-client-server-port={free_port('')}",
         "--include-dashboard=false", "--disable-usage-stats", "--no-monitor",
         f"--system-config={json.dumps(SYSTEM_CONFIG)}",
     ]  # fmt: skip
@@ -95,13 +95,6 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
             hint="see what is missing with: aenv doctor",
         )
     return address.read_text().strip()
-
-
-def _free_port() -> int:
-    """Return a port for Ray's client server, which nobody asks for and Ray starts anyway."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        return int(sock.getsockname()[1])
 
 
 def processes(fabric: LocalFabric) -> dict[int, str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli import console, up_token
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.cli.options import Output
 from aenv_ray.cli.output import show
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
@@ -313,7 +314,7 @@ def _free_ports(host: str, *wanted: int) -> list[int]:
             sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                sock.bind((host, port))
+                sock.bind((host, port or free_port(host)))
             except OSError as exc:
                 raise ConfigError(
                     f"port {port} of {host} cannot be listened on: {exc.strerror}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +13,7 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
@@ -25,16 +25,6 @@ pytestmark = pytest.mark.redis
 
 PASSWORD = "geheim/ü@:?"
 QUOTED = "geheim%2F%C3%BC%40%3A%3F"
-
-
-def free_port() -> int:
-    """Return a port that nobody uses; a cluster takes the one 10,000 above it as well."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
 
 
 @asynccontextmanager

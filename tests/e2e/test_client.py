@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.client import Environment, SyncEnvironment
 from aenv_ray.errors import (
     CircuitOpen,
@@ -28,12 +28,6 @@ from aenv_ray.errors import (
 pytestmark = pytest.mark.e2e
 
 PROJECT = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

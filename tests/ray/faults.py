@@ -220,13 +220,6 @@ class Driver:
                 stream.close()
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def without(values: Iterable[T], others: Iterable[T]) -> list[T]:
     """Return `values` that are not among `others`, in order."""
     known = set(others)

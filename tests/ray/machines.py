@@ -12,9 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.redis_server import find_program
-from tests.ray.faults import eventually, eventually_empty, free_port, kill, processes_of
+from tests.ray.faults import eventually, eventually_empty, kill, processes_of
 from tests.ray.nodes import HEALTH
 
 LOCAL: Final = Path(__file__).parents[2] / "clusters" / "local"

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.ray.faults import eventually_empty, free_port, kill, processes_of
+from aenv_ray.cli.free_ports import free_port
+from tests.ray.faults import eventually_empty, kill, processes_of
 
 SLOTS: Final = 3
 MOST_NODES: Final = 2

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from aenv_ray.actors import hub_actor
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.serve.deployment import is_deployed, undeploy
 from tests.ray.cluster import Cluster
-from tests.ray.faults import free_port, processes_of
+from tests.ray.faults import processes_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]  # three cold starts of Ray's workers
 

@@ -12,10 +12,11 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors import ray_api
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.errors import FileAccessError, SandboxStartFailed
 from aenv_ray.models import ActorDensity, InstanceStatus, Lifetime
 from tests.ray.cluster import Cluster
-from tests.ray.faults import PROBE, free_port
+from tests.ray.faults import PROBE
 
 
 @pytest.mark.parametrize("reference", ["mini-terminal@1.0.0", "mini-terminal"])

@@ -20,6 +20,7 @@ import aenv_ray
 from aenv_ray import project
 from aenv_ray.actors import entrance, hub_actor, ray_api
 from aenv_ray.actors.remote_hub import blocking
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.client import Environment
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
@@ -35,7 +36,7 @@ from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.sweep import Sweep
 from tests.conftest import require
 from tests.ray.cluster import Cluster
-from tests.ray.faults import actor_pid, eventually, free_port, kill, processes_of
+from tests.ray.faults import actor_pid, eventually, kill, processes_of
 
 pytestmark = pytest.mark.redis
 

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray.cli.free_ports import free_port
 from tests.contract.kubernetes_node import KubernetesNode
-from tests.ray.faults import eventually, eventually_empty, free_port
+from tests.ray.faults import eventually, eventually_empty
 from tests.ray.nodes import Console, by_node, own_root, raised
 from tests.ray.pod_nodes import SLOTS, PodNodes, Worker
 from tests.ray.services import ACCEPT, WIDE_S

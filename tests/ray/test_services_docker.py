@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray.cli.free_ports import free_port
 from aenv_ray.serve.settings import GatewaySettings
 from tests.contract.docker_node import base_image, docker
 from tests.ray.cluster import Cluster
-from tests.ray.faults import eventually, eventually_empty, free_port
+from tests.ray.faults import eventually, eventually_empty
 from tests.ray.services import ACCEPT, WIDE_S, a_gateway, sandboxes
 from tests.ray.test_docker import containers
 

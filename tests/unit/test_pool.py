@@ -112,6 +112,33 @@ def test_the_order_of_variables_does_not_matter() -> None:
 # --- what was asked for --------------------------------------------------------------------------
 
 
+def test_a_pool_with_plenty_left_waits_for_those_who_take(world: World) -> None:
+    """A start has a core for long; who takes one waits for it."""
+    key = world.ask(10)
+    world.settle(5.0)
+    for taken, started in ((2, 0), (2, 0), (2, 1)):
+        world.clock.advance(pool.CALM_S / 2)
+        world.demand(taken)
+        world.pools.take(key, taken)
+        assert world.refill() == started
+    world.settle(5.0)
+    world.demand(1)
+    world.pools.take(key, 1)
+    assert world.refill() == 0
+    world.clock.advance(2 * pool.CALM_S)
+    assert world.refill() == 1
+
+
+def test_who_asks_for_more_now_does_not_wait(world: World) -> None:
+    key = world.ask(4)
+    world.settle(5.0)
+    world.demand(1)
+    world.pools.take(key, 1)
+    assert world.refill() == 0
+    world.ask(5)
+    assert world.refill() == 2
+
+
 def test_what_was_asked_for_is_started_and_handed_out_oldest_first(world: World) -> None:
     key = world.ask(3)
     world.settle(5.0)
