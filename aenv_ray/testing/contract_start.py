@@ -124,10 +124,18 @@ class StartTests:
 
     async def test_a_cancelled_start_leaves_nothing(self, bench: Bench) -> None:
         """Invariant 3."""
-        specs = [bench.spec() for _ in range(20)]
-        task = asyncio.create_task(bench.engine.start_many(specs))
-        await eventually(bench.running, "one of them runs")
-        task.cancel()
+
+        async def begin(count: int) -> asyncio.Task[object]:
+            specs = [bench.spec() for _ in range(count)]
+            task: asyncio.Task[object] = asyncio.create_task(bench.engine.start_many(specs))
+            await eventually(bench.running, "one of them runs")
+            return task
+
+        count = 20
+        task = await begin(count)
+        while not task.cancel():  # all were made before anybody looked
+            await bench.engine.stop([one.instance_id for one in await bench.engine.running()])
+            task = await begin(count := 2 * count)
         with pytest.raises(asyncio.CancelledError):
             await task
 
