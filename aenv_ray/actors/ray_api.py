@@ -23,6 +23,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
+from aenv_ray.actors import lasting_thread
 from aenv_ray.actors.placement import SLOT, NodeFacts
 from aenv_ray.actors.ray_address import await_listener, short_directory
 from aenv_ray.config import settings
@@ -69,16 +70,7 @@ def ensure_ray(address: str | None = None) -> bool:
     if address is not None:
         await_listener(address)
     try:
-        context = ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            configure_logging=False,
-            include_dashboard=False if address is None else None,
-            _system_config=dict(SYSTEM_CONFIG) if address is None else None,
-            _temp_dir=short_directory() if address is None else None,
-        )
+        lasting_thread.run(lambda: _init_ray(address))
     except Exception as exc:  # Ray raises a bare one where its processes are slow to start
         if address is None:
             raise FabricUnavailable(
@@ -90,8 +82,20 @@ def ensure_ray(address: str | None = None) -> bool:
             f"Ray at {address} cannot be reached: {exc}",
             hint="check RAY_ADDRESS, or unset it to start a local Ray",
         ) from exc
-    del context
     return address is None
+
+
+def _init_ray(address: str | None) -> None:
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        configure_logging=False,
+        include_dashboard=False if address is None else None,
+        _system_config=dict(SYSTEM_CONFIG) if address is None else None,
+        _temp_dir=short_directory() if address is None else None,
+    )
 
 
 def _of_aenv_up(address: str | None) -> str | None:
