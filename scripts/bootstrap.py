@@ -127,6 +127,8 @@ def locked(root: Path) -> Iterator[None]:
 
 def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     """Make the environment if need be and install into it."""
+    if os.geteuid() == 0:
+        os.umask(0o022)  # root's sandboxes run as nobody, who must be able to read what they import
     stamp = read_stamp(venv)
     before = stamp.get("groups")
     # What was there stays: ./quickstart after ./test takes no test tool away.
@@ -158,8 +160,24 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
 
 def finish(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
     """Compile what is used, and write the stamp of a whole environment."""
+    point_in_ascii(venv, root)
     run([str(venv / "bin" / "python"), str(root / "scripts" / "precompile.py")])
     note(venv, root, wanted, groups)
+
+
+def point_in_ascii(venv: Path, root: Path) -> None:
+    """Have every locale find a checkout below a directory whose name is not ASCII.
+
+    Python reads path files in the locale's encoding: with ``LC_ALL=C`` no program of the
+    environment would start, not even this script the next time.
+    """
+    if str(root).isascii():
+        return
+    for file in venv.glob("lib/python*/site-packages/*.pth"):
+        if file.read_bytes().strip() == os.fsencode(root):
+            # Python runs a line that begins so, as code.
+            line = f"import sys; sys.path.append({ascii(str(root))})\n"
+            file.write_text(line, encoding="ascii")
 
 
 def note(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:

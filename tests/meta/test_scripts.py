@@ -96,6 +96,40 @@ def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(
     assert not bootstrap.is_current(venv, "a", [])
 
 
+def test_an_environment_below_a_name_that_is_not_ascii_starts_in_every_locale(tmp_path):
+    root = tmp_path / "cloné dir"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    (packages,) = root.glob(".venv/lib/python*/site-packages")
+    (packages / "project.pth").write_text(f"{root}", encoding="utf-8")  # as installers write it
+    other = packages / "other.pth"
+    other.write_text("import sys\n", encoding="ascii")
+    bootstrap.point_in_ascii(root / ".venv", root)
+    done = subprocess.run(
+        [root / ".venv/bin/python", "-c", "import sys; print(ascii(sys.path))"],
+        env={"LC_ALL": "C"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ascii(str(root)) in done.stdout
+    assert other.read_text() == "import sys\n"
+
+
+def test_root_installs_what_its_sandboxes_can_read_whatever_the_umask(monkeypatch, tmp_path):
+    masks = []
+    monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(bootstrap, "works", lambda venv: False)
+    monkeypatch.setattr(bootstrap, "clear", lambda venv: masks.append(os.umask(0o077)))
+    monkeypatch.setattr(bootstrap, "group_requirements", lambda root, groups: [])
+    monkeypatch.setattr(bootstrap, "pip_is_configured", lambda: False)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: name)
+    monkeypatch.setattr(bootstrap, "install_with_uv", lambda *_: "")
+    monkeypatch.setattr(bootstrap, "finish", lambda *_: None)
+    before = os.umask(0o077)
+    try:
+        bootstrap.build(tmp_path, tmp_path / ".venv", "", [])
+    finally:
+        os.umask(before)
+    assert masks == [0o022]
+
+
 def test_a_directory_that_is_no_environment_is_never_removed(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "thesis.tex").touch()
