@@ -176,7 +176,7 @@ def point_in_ascii(venv: Path, root: Path) -> None:
     for file in venv.glob("lib/python*/site-packages/*.pth"):
         if file.read_bytes().strip() == os.fsencode(root):
             # Python runs a line that begins so, as code.
-            line = f"import sys; sys.path.append({ascii(str(root))})\n"
+            line = f"import sys; sys.path.append({str(root)!a})\n"
             file.write_text(line, encoding="ascii")
 
 

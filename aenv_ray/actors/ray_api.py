@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
 from aenv_ray.actors.placement import SLOT, NodeFacts
+from aenv_ray.actors.ray_address import await_listener, short_directory
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLost
 
@@ -65,6 +66,8 @@ def ensure_ray(address: str | None = None) -> bool:
     if local is not None:
         address = local
         use_token()
+    if address is not None:
+        await_listener(address)
     try:
         context = ray.init(
             address=address,
@@ -74,6 +77,7 @@ def ensure_ray(address: str | None = None) -> bool:
             configure_logging=False,
             include_dashboard=False if address is None else None,
             _system_config=dict(SYSTEM_CONFIG) if address is None else None,
+            _temp_dir=short_directory() if address is None else None,
         )
     except Exception as exc:  # Ray raises a bare one where its processes are slow to start
         if address is None:

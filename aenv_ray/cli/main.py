@@ -22,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name. None: those of this process.
     """
+    _open_closed_streams()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -233,6 +235,14 @@ def _unexpected(exc: Exception, talk: Talk) -> int:
             "see the traceback with: aenv --verbose COMMAND …",
         )
     return 1
+
+
+def _open_closed_streams() -> None:
+    """Put nothing where the caller closed a stream (``aenv … >&-``), before a file is put there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # for good
+            setattr(sys, name, nothing)
 
 
 def _leave_broken_pipe() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from aenv_ray.cli import console
 from aenv_ray.cli.output import pairs
 from aenv_ray.errors import ConfigError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling, Summary
 
 _SETTLE_S: Final = 10.0
+_CAUSES_SHOWN: Final = 3
 
 
 def check_writable(out: Path) -> None:
@@ -58,7 +60,7 @@ def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
 
 def _run(sampling: Sampling, *, quiet: bool) -> Summary:
     if quiet:
-        return sampling.run()
+        return _run_quietly(sampling)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -78,6 +80,20 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
             if episode.error is not None:
                 bar.console.print(f"{episode.task_id}: {episode.error}", markup=False)
             bar.update(rollouts, advance=1, success=succeeded, void=void)
+    return sampling.summary()
+
+
+def _run_quietly(sampling: Sampling) -> Summary:
+    """Without a bar; what went wrong is said all the same, the first few times."""
+    void = 0
+    for episode in sampling:
+        if episode.error is None:
+            continue
+        void += 1
+        if void <= _CAUSES_SHOWN:
+            console.say(f"{episode.task_id}: {episode.error}")
+    if void > _CAUSES_SHOWN:
+        console.say(f"and {void - _CAUSES_SHOWN} more episodes with an error")
     return sampling.summary()
 
 

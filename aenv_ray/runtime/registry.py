@@ -107,7 +107,7 @@ class Registry:
             TypeError: A parameter has a type that JSON cannot carry.
         """
         entry = Registered(
-            name=name or function.__name__,
+            name=name or _name_of(function, "tool"),
             function=function,
             kind="tool",
             description=description,
@@ -136,7 +136,7 @@ class Registry:
             ValueError: The name is taken, or a second reward is marked `default`.
             TypeError: A parameter has a type that JSON cannot carry.
         """
-        entry_name = name or function.__name__
+        entry_name = name or _name_of(function, "reward")
         if default and self._marked_default and self._default_reward != entry_name:
             raise ValueError(
                 f"reward {entry_name!r} and {self._default_reward!r} are both marked default"
@@ -169,7 +169,8 @@ class Registry:
         """
         if method.upper() not in HTTP_METHODS:
             raise ValueError(f"method {method!r} is none of {', '.join(HTTP_METHODS)}")
-        path = endpoint or f"/functions/{function.__name__}"
+        name = _name_of(function, "function")
+        path = endpoint or f"/functions/{name}"
         if not path.startswith("/"):
             path = f"/{path}"
         for other in self.functions.values():
@@ -177,7 +178,7 @@ class Registry:
             if same_route and not _same(other.function, function):
                 raise ValueError(f"{method.upper()} {path} is already served by {other.name!r}")
         entry = Registered(
-            name=function.__name__,
+            name=name,
             function=function,
             kind="function",
             timeout_s=_positive(timeout_s),
@@ -196,12 +197,11 @@ class Registry:
         Raises:
             ValueError: Another health check is registered.
         """
+        name = _name_of(function, "health check")
         if self.health and not _same(self.health.function, function):
-            raise ValueError(
-                f"health check {function.__name__!r}: {self.health.name!r} is already registered"
-            )
+            raise ValueError(f"health check {name!r}: {self.health.name!r} is already registered")
         self.health = Registered(
-            name=function.__name__,
+            name=name,
             function=function,
             kind="health",
             endpoint="/health",
@@ -298,6 +298,22 @@ class Registry:
             )
         group[entry.name] = entry
         return entry
+
+
+def _name_of(function: Any, kind: str) -> str:
+    """Return a function's own name.
+
+    Raises:
+        TypeError: It is no function, as in ``@register_tool("add")``, or has no name.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"a {kind} is a function, not {function!r}; settings go by keyword, as in name=…"
+        )
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise TypeError(f"{function!r} has no name of its own: give the {kind} one with name=…")
+    return str(name)
 
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

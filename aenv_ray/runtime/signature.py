@@ -48,10 +48,11 @@ class Signature:
             # A field may not start with an underscore nor shadow BaseModel's own names.
             field = f"p_{parameter.name}"
             self._names[field] = parameter.name
-            fields[field] = (
-                annotation,
-                Field(default, alias=parameter.name, description=argument_docs.get(parameter.name)),
-            )
+            info = Field(default, alias=parameter.name)
+            doc = argument_docs.get(parameter.name)
+            if doc is not None:  # given as None it would take the place of one in the hint
+                info = Field(default, alias=parameter.name, description=doc)
+            fields[field] = (annotation, info)
         config = ConfigDict(**{**_CONFIG, "extra": "allow" if self.accepts_any else "forbid"})
         try:
             self._model: type[BaseModel] = create_model(

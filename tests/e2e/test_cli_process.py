@@ -40,6 +40,15 @@ def test_a_reader_that_leaves_is_no_error(arguments):
     assert ran.stderr == b""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_from_the_start_is_no_error(closed):
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {closed}', "sh", *AENV, "version"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def stderr_on_a_terminal(variables: dict[str, str]) -> bytes:
     leader, follower = os.openpty()
     environment = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}}

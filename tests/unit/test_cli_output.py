@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.cli import output
+from aenv_ray.cli import output, rollouts
 from aenv_ray.cli.output import Format
+from aenv_ray.sampling import Episode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -86,3 +87,25 @@ def test_moments_and_sizes_are_for_people():
     assert [output.size(n) for n in (0, 1023, 2048, 3 << 20, 5 << 30)] == [
         "0 B", "1023 B", "2.0 KiB", "3.0 MiB", "5.0 GiB",
     ]  # fmt: skip
+
+
+def test_without_a_bar_the_causes_of_void_episodes_are_said_on_stderr(capsys):
+    class Sampled:
+        output_failure = None
+
+        def __iter__(self):
+            for index in range(6):
+                error = f"sandbox_lost: no {index}" if index else None
+                yield Episode(index=index, task_id=f"t{index}", status="completed", reward=None,
+                              error=error)  # fmt: skip
+
+        def summary(self):
+            return "summary"
+
+    assert rollouts.run_all(Sampled(), quiet=True) == "summary"
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        *(f"t{index}: sandbox_lost: no {index}" for index in (1, 2, 3)),
+        "and 2 more episodes with an error",
+    ]

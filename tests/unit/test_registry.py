@@ -210,3 +210,12 @@ def test_callable_objects_and_bound_methods_are_tools() -> None:
     assert registry.tools["object"].mcp_tool()["inputSchema"]["required"] == ["x"]
     assert registry.tools["method"].signature.names == ["y"]
     assert registry.tools["partial"].signature.bind("partial", {}) == {"y": 1}
+
+
+@pytest.mark.parametrize("add", ["add_tool", "add_reward", "add_function", "set_health"])
+def test_what_is_no_function_or_has_no_name_is_refused_with_the_way_out(add: str) -> None:
+    register: Any = getattr(Registry(), add)
+    with pytest.raises(TypeError, match="not 'search'; settings go by keyword, as in name=…"):
+        register("search")
+    with pytest.raises(TypeError, match="has no name of its own"):
+        register(functools.partial(print))

@@ -40,7 +40,7 @@ def every(
     mode: Literal["fast", "slow"] = "fast",
     outer: Outer | None = None,
     anything: Any = None,
-    bounded: Annotated[int, Field(ge=1, le=5)] = 2,
+    bounded: Annotated[int, Field(ge=1, le=5, description="How far.")] = 2,
     pair: tuple[int, str] = (1, "a"),
 ) -> str:
     """Take everything.
@@ -73,6 +73,7 @@ def test_the_schema_names_every_parameter_with_its_type() -> None:
     assert properties["number"]["description"] == "A number, told in two lines."
     assert properties["mode"]["enum"] == ["fast", "slow"]
     assert properties["bounded"]["maximum"] == 5
+    assert properties["bounded"]["description"] == "How far."
     assert {"Colour", "Outer", "Inner"} <= set(schema["$defs"])
     assert "title" not in schema
 

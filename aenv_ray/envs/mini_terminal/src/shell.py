@@ -55,7 +55,7 @@ class Shell:
             ValueError: `command` holds NUL or a lone surrogate, or `timeout_s` is out of range.
         """
         _check(command, timeout_s)
-        if not command.strip():
+        if _says_nothing(command):
             return _result("", 0)
         deadline = time.monotonic() + timeout_s
         turn = self._turns.take(deadline)
@@ -170,6 +170,12 @@ def _check(command: str, timeout_s: float) -> None:
         ) from None
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise ValueError(f"timeout {timeout_s!r} is not above 0 and at most {MAX_TIMEOUT_S:g} s")
+
+
+def _says_nothing(command: str) -> bool:
+    """Whether there is nothing to run: bash would report the code of the command before."""
+    lines = (line.strip() for line in command.splitlines())
+    return all(not line or line.startswith("#") for line in lines)
 
 
 def _result(

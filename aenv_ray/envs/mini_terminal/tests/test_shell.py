@@ -55,6 +55,15 @@ def test_output_is_exactly_the_commands(
     assert text(execute, "echo next") == "next\n"
 
 
+@pytest.mark.parametrize("command", ["# a thought", " # a thought\n\n# and another", "\t", ""])
+def test_a_command_that_says_nothing_does_not_fail_for_the_one_before(
+    execute: Execute, command: str
+) -> None:
+    execute("(exit 7)")
+    assert execute(command) == {"output": ["", True], "returncode": 0}
+    assert text(execute, "echo $?") == "7\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [
