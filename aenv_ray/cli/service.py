@@ -298,9 +298,12 @@ def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswe
         if found.status in _UP and found.available_replicas >= found.replicas:
             break
         if found.status == "Failed":
+            answer = found.available_replicas
             raise SandboxStartFailed(
                 f"service {found.id} is Failed: {found.reason}",
-                hint=f"{found.available_replicas} replicas answer all the same",
+                hint=f"{answer} of its replicas answer all the same"
+                if answer
+                else f"change it with: aenv service update {found.id}, or delete it",
             )
         if time.monotonic() > until:
             raise DeadlineExceeded(

@@ -312,7 +312,8 @@ def _name_of(function: Any, kind: str) -> str:
         )
     name = getattr(function, "__name__", None)
     if name is None:
-        raise TypeError(f"{function!r} has no name of its own: give the {kind} one with name=…")
+        way_out = "give it one with name=…" if kind in ("tool", "reward") else "write it with def"
+        raise TypeError(f"{function!r} has no name of its own: {way_out}")
     return str(name)
 
 

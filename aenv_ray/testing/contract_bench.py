@@ -32,7 +32,7 @@ def sleeper() -> list[str]:
     return ["sleep", f"60.{random.randrange(10**9):09d}"]
 
 
-async def eventually(condition: Callable[[], Any], what: str, within_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> None:
     """Wait until `condition`, or what it awaits, is true.
 
     Raises:

@@ -148,7 +148,7 @@ class LifeTests:
         async def nothing_is_seen() -> bool:
             return not await value_of(witness, "running", argument=command[1])
 
-        await eventually(nothing_is_seen, "it is dead", 5.0)
+        await eventually(nothing_is_seen, "it is dead")
 
     async def test_a_crash_ends_whatever_was_started(self, bench: Bench) -> None:
         """Invariant 3."""
@@ -157,7 +157,7 @@ class LifeTests:
         await value_of(sandbox, "spawn", command=command, daemon=True)
         await self.kill_sandbox(bench.engine, sandbox)
         await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost")
-        await eventually(lambda: not self.left_over(), "nothing is left", 5.0)
+        await eventually(lambda: not self.left_over(), "nothing is left")
         witness = await bench.start()
         assert await value_of(witness, "running", argument=command[1]) == 0
 
@@ -178,7 +178,7 @@ class LifeTests:
         with pytest.raises(SandboxLost, match="TTL"):
             await call(sandbox, "nap", {"seconds": 60.0}, timeout_s=60.0)
         assert sandbox.end_cause == "its TTL passed"
-        await eventually(lambda: not self.left_over(), "nothing is left", 5.0)
+        await eventually(lambda: not self.left_over(), "nothing is left")
         assert await bench.running() == set()
 
     async def test_a_deadline_that_was_moved_holds(self, bench: Bench) -> None:

@@ -184,12 +184,12 @@ class DockerNode:
         Raises:
             AssertionError: Something was left.
         """
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + 60.0
         while (left := self.left_over()) and time.monotonic() < end:
             time.sleep(0.01)
         for pid in self.janitor_pids():
             os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 60.0
         while self.janitor_pids() and time.monotonic() < end:
             time.sleep(0.01)
         after = self.janitor_pids()

@@ -84,12 +84,12 @@ class Node:
         Raises:
             AssertionError: Something was left.
         """
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + 60.0
         while (before := self.left_over()) and time.monotonic() < end:
             time.sleep(0.01)
         for pid in self.launcher_pids():
             os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 60.0
         while self.mentions() and time.monotonic() < end:
             time.sleep(0.01)
         after = self.mentions()

@@ -321,7 +321,7 @@ async def test_containers_whose_host_stays_away_are_ended(
     await Bench(engine, tmp_path).start()
     await engine.close()
     assert docker_node.left_over()
-    await eventually(lambda: not docker_node.left_over(), "nothing of it is left", 15.0)
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
 
 
 async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_pa
     sandbox = await bench.start(ttl_s=600.0)
     await engine.set_deadline(sandbox.instance_id, bench.now() + 0.5)
     await engine.close()
-    await eventually(lambda: not docker_node.left_over(), "nothing of it is left", 10.0)
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
 
 
 @pytest.mark.usefixtures("watched_closely")

@@ -313,7 +313,7 @@ async def test_the_janitor_ends_both(docker_node: DockerNode, tmp_path: Path) ->
     async with bench_on(docker_node, tmp_path, new_host()) as bench:
         pair = await bench.start(dual_project(bench), datasource=shell_image())
         await bench.engine.set_deadline(pair.instance_id, bench.now() + 0.5)
-    await eventually(lambda: not docker_node.left_over(), "nothing of it is left", 10.0)
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
 
 
 async def test_a_command_survives_its_host_and_runs_once(

@@ -123,7 +123,7 @@ def test_alone_it_starts_a_ray_and_ends_it(root: Path) -> None:
         "rollouts": "8", "reward mean": "1.000", "instances left": "0",
     }  # fmt: skip
     assert len((root / "quickstart.jsonl").read_text().splitlines()) == 8
-    wait_until(lambda: not processes_of(root), 20)
+    wait_until(lambda: not processes_of(root), 60)
 
 
 @pytest.mark.parametrize(("policy", "mean"), [("reference", 1.0), ("wrong", 0.0)])
@@ -206,7 +206,7 @@ def interrupted(root: Path, *options: str, **variables: str) -> str:
     try:
         wait_until(lambda: out.exists() and out.read_text().count("\n") >= 20, 180)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
@@ -219,7 +219,7 @@ def interrupted(root: Path, *options: str, **variables: str) -> str:
 def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path) -> None:
     """SIGINT in the middle: exit code 130 within seconds, no result, no process."""
     assert "Traceback" not in interrupted(root)
-    wait_until(lambda: not processes_of(root), 20)
+    wait_until(lambda: not processes_of(root), 60)
 
 
 def test_ctrl_c_leaves_nothing_on_the_ray_that_runs_on(root: Path, joined: dict[str, str]) -> None:
@@ -253,4 +253,4 @@ def test_ctrl_c_during_the_first_creates_starts_no_other_ray(root: Path) -> None
     assert "Traceback" not in stderr
     assert len(sessions) == 1
     assert list(root.glob("ray/session_2*")) == sessions, "another Ray was started"
-    wait_until(lambda: not processes_of(root), 20)
+    wait_until(lambda: not processes_of(root), 60)

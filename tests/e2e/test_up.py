@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.ray.faults import eventually_empty, kill, processes_of
+from tests.ray.faults import eventually, eventually_empty, kill, processes_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -128,6 +128,43 @@ def test_ray_code_and_samples_join_the_fabric_that_is_up(aenv, up):
     assert (found["succeeded"], found["infra_failed"]) == (4, 0)
     assert len((machine.root / "h" / "episodes.jsonl").read_text().splitlines()) == 4
     aenv(*words, code=3)  # the file has episodes
+
+
+def test_a_sample_that_is_interrupted_says_how_to_go_on(aenv, up):
+    machine, _ = up
+    home = machine.root / "h"
+    (home / "stop.py").write_text(
+        "import asyncio, pathlib\n"
+        "async def act(env, task):\n"
+        "    for step in task.reference:\n"
+        "        await env.call_tool(step.tool, step.arguments)\n"
+        "    if pathlib.Path('cut.jsonl').stat().st_size and not pathlib.Path('go').exists():\n"
+        "        pathlib.Path('stands').touch()\n"
+        "        await asyncio.sleep(3600)\n"
+    )
+    words = (
+        "sample",
+        "mini-terminal",
+        "-p",
+        "stop:act",
+        "-n",
+        "3",
+        "-c",
+        "1",
+        "--out",
+        "cut.jsonl",
+    )
+    process = machine.start(*words)
+    eventually((home / "stands").exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (130, "")
+    assert "what ended is in cut.jsonl; the same command with --resume goes on" in err
+    assert "Traceback" not in err
+    assert len((home / "cut.jsonl").read_text().splitlines()) == 1
+    (home / "go").touch()
+    assert aenv(*words, "--resume", "-o", "json")["succeeded"] == 3
+    assert aenv("instance", "list", "-o", "json") == []
 
 
 def test_an_up_that_was_killed_half_way_is_taken_down_whole():

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 PROBE = Path(__file__).parent / "projects" / "probe"
-GONE_S = 10.0
-"""Invariant 3: nothing outlives its deadline by more than this."""
+GONE_S = 60.0
+"""How long a test waits for what has to go. Ten seconds are promised (invariant 3), which a busy
+machine need not keep; `aenv_ray.testing.chaos` measures them."""
 _LOOK_AGAIN_S = 0.02
 _SAYS = "the driver says "
 

@@ -16,7 +16,6 @@ from aenv_ray.errors import InstanceExpired
 from aenv_ray.hub.store import FileInstanceStore
 from tests.ray.cluster import Cluster
 from tests.ray.faults import (
-    GONE_S,
     PROBE,
     Driver,
     actor_pid,
@@ -66,7 +65,7 @@ def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
         eventually(lambda: job in ray_api.dead_jobs(), 30.0)
     finally:
         kill(controller)
-    eventually_empty(lambda: without(cluster.sandboxes(), before), 3 * GONE_S)
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
 
 
 def test_a_host_killed_for_good_before_its_record_was_written_leaves_nothing(
@@ -79,7 +78,7 @@ def test_a_host_killed_for_good_before_its_record_was_written_leaves_nothing(
     store.delete([handle.instance_id])
     assert handle.instance_id in store.engines_used()
     ray.kill(handle._host, no_restart=True)
-    eventually_empty(lambda: without(cluster.sandboxes(), before), 2 * GONE_S)
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
     eventually(lambda: handle.instance_id not in store.engines_used())
 
 
@@ -96,7 +95,7 @@ def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
         eventually(lambda: handle.instance_id not in ray_api.actor_names())
     finally:
         kill(controller)
-    eventually_empty(lambda: without(cluster.sandboxes(), before), 2 * GONE_S)
+    eventually_empty(lambda: without(cluster.sandboxes(), before))
 
 
 # --- the driver and the cluster ------------------------------------------------------------------
@@ -157,7 +156,7 @@ def test_a_killed_driver_takes_its_local_ray_with_it(
     alone.said()
     assert len(ours(short_dir)) > 5
     alone.kill()
-    eventually_empty(lambda: ours(short_dir), 20.0)
+    eventually_empty(lambda: ours(short_dir))
 
 
 def test_a_local_ray_ends_with_its_driver(driver: Callable[..., Driver], short_dir: Path) -> None:
@@ -165,7 +164,7 @@ def test_a_local_ray_ends_with_its_driver(driver: Callable[..., Driver], short_d
     alone = driver(LOCAL_CLUSTER.format(path=str(PROBE)) + "say(1)", alone=short_dir)
     alone.said()
     alone.finish()
-    eventually_empty(lambda: processes_of(short_dir), 20.0)
+    eventually_empty(lambda: processes_of(short_dir))
 
 
 def test_a_killed_raylet_leaves_no_sandbox(driver: Callable[..., Driver], short_dir: Path) -> None:

@@ -202,7 +202,5 @@ def test_containers_end_with_their_ray(short_dir: Path, probe: Path, driver: Any
     for pid, command in processes_of(short_dir).items():
         if "/raylet" in command.split()[0]:
             kill(pid)
-    eventually_empty(rows, 20.0)
-    eventually_empty(
-        lambda: [c for c in processes_of(short_dir).values() if "docker_janitor" in c], 20.0
-    )
+    eventually_empty(rows)
+    eventually_empty(lambda: [c for c in processes_of(short_dir).values() if "docker_janitor" in c])

@@ -78,7 +78,7 @@ def passing(nodes: Nodes) -> Iterator[Callable[..., Node]]:
     for node in added:
         with contextlib.suppress(ProcessLookupError):
             node.kill()
-        eventually_empty(node.leftovers, 3 * GONE_S)
+        eventually_empty(node.leftovers)
 
 
 def is_used(console: Console, node: Node) -> bool:
@@ -214,7 +214,7 @@ def test_the_loss_of_a_node(
     console.do(f"gone = [h for h in group if h.instance_id in {gone!r}]")
     console.do("kept = [h for h in group if h not in gone]")
     node.kill()
-    eventually_empty(node.leftovers, 3 * GONE_S)  # its own processes know, and nobody else yet
+    eventually_empty(node.leftovers)  # its own processes know, and nobody else yet
     console.do("more = aenv_ray.create_many(PROBE, 4)")
     assert console.value(CALLS.format("kept + more")) == [1] * 10
     console.do(LOST)
