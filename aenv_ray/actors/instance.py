@@ -115,11 +115,11 @@ class InstanceLife:
             else f"{instance_id} was idle",
             EndReason.OWNER: f"the Ray job that owned {instance_id} ended",
         }[self.ended or EndReason.TTL]
-        return InstanceExpired(
-            why,
-            instance_id=instance_id,
-            hint='give it a longer ttl, call renew(), or create it with lifetime="detached"',
-        )
+        way_out = {
+            EndReason.IDLE: "give it a longer idle_timeout, or none",
+            EndReason.OWNER: 'create it with lifetime="detached"',
+        }.get(self.ended or EndReason.TTL, "give it a longer ttl, or call renew()")
+        return InstanceExpired(why, instance_id=instance_id, hint=way_out)
 
     @property
     def status(self) -> InstanceStatus:

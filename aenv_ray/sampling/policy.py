@@ -7,12 +7,12 @@ import contextlib
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, InstanceReleased, ToolError
+from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, InstanceReleased, ToolError
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
 
@@ -140,10 +140,28 @@ class SyncEpisodeEnv:
             future.cancel()
 
 
+def check_policy(policy: Any) -> None:
+    """Refuse what cannot act: a generator does nothing when it is called, and got a reward.
+
+    Raises:
+        ConfigError: It cannot be called, or yields.
+    """
+    yields = inspect.isgeneratorfunction(policy) or inspect.isasyncgenfunction(policy)
+    if yields or not callable(policy):
+        what = "yields" if yields else "cannot be called"
+        raise ConfigError(
+            f"the policy {policy!r} {what}",
+            hint="write it as policy(env, task), sync or async, that returns when it has acted",
+        )
+
+
 async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
-    """Run a policy and return what it returned; what it raised, it raises."""
+    """Run a policy and return what it returned; what it raised, it raises.
+
+    What is no `Exception` arrives as a RuntimeError: it would end the loop of all episodes.
+    """
     if inspect.iscoroutinefunction(policy):
-        return await policy(env, task)
+        return await _outcome(policy(env, task))
     loop = asyncio.get_running_loop()
     sync_env = SyncEpisodeEnv(env, loop)
     done: asyncio.Future[Any] = loop.create_future()
@@ -154,7 +172,26 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
         output = await done
     finally:
         sync_env.abandon()
-    return await output if inspect.isawaitable(output) else output
+    return await _outcome(output) if inspect.isawaitable(output) else output
+
+
+async def _outcome(policy: Awaitable[Any]) -> Any:
+    """Return what an async policy gives.
+
+    Cancelled with its episode it is left alone, and so is Ctrl-C, which only the main thread gets.
+    """
+    try:
+        return await policy
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as exc:
+        is_cancelled = isinstance(exc, asyncio.CancelledError)
+        if is_cancelled and (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        is_main = threading.current_thread() is threading.main_thread()
+        if isinstance(exc, KeyboardInterrupt) and is_main:
+            raise
+        raise RuntimeError(f"the policy raised {type(exc).__name__}: {exc}") from exc
 
 
 def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:

@@ -23,7 +23,14 @@ from aenv_ray.sampling.episode import (
     reward_number,
 )
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
-from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, Policy, act
+from aenv_ray.sampling.policy import (
+    CALL_TIMEOUT_S,
+    TEXT_LIMIT,
+    EpisodeEnv,
+    Policy,
+    act,
+    check_policy,
+)
 from aenv_ray.sampling.summary import Summary, summarize
 
 INFRA_RETRIES: Final = 2
@@ -299,10 +306,11 @@ def sample(
         An iterator of `Episode`; nothing runs before it is iterated, or `Sampling.run` is called.
 
     Raises:
-        ConfigError: A malformed task, file or option.
+        ConfigError: A malformed task, file or option, or a policy that cannot be called or yields.
     """
     if concurrency < 1:
         raise ConfigError(f"concurrency {concurrency!r} is not at least 1")
+    check_policy(policy)
     file, found = Path(out) if out is not None else None, load_tasks(tasks)
     if resume and file is None:
         raise ConfigError("there is nothing to resume without out", hint="name the run's file")

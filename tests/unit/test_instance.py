@@ -85,6 +85,16 @@ def test_after_its_end_calls_are_told_why(
     assert one.due(T0 + 1e6) is None
 
 
+@pytest.mark.parametrize(
+    ("reason", "way_out"),
+    [(EndReason.TTL, "renew"), (EndReason.IDLE, "idle_timeout"), (EndReason.OWNER, "detached")],
+)
+def test_each_end_names_its_own_way_out(reason: EndReason, way_out: str) -> None:
+    one = life()
+    one.end(reason, "", T0 + 1.0)
+    assert way_out in str(one.end_error().hint)
+
+
 def test_the_first_reason_stays() -> None:
     """Invariant 4: release works from every state, any number of times."""
     one = life()

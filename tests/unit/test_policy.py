@@ -1,0 +1,79 @@
+"""What a policy may be, and raise: its own failure, never the end of the loop of all episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import sample
+from aenv_ray.sampling.policy import Policy, act
+
+
+class Instance:
+    instance_id = "none-1"
+
+
+def run_in_thread(policy: Policy) -> BaseException | None:
+    """Return what `act` raises on a loop like the sampler's, which is not the main thread's."""
+    found: list[BaseException | None] = []
+
+    async def episode() -> None:
+        try:
+            await act(policy, Instance(), None)  # type: ignore[arg-type]  # only its name is read
+        except BaseException as exc:  # noqa: BLE001  # the test looks at it
+            found.append(exc)
+        else:
+            found.append(None)
+
+    thread = threading.Thread(target=lambda: asyncio.run(episode()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(4), KeyboardInterrupt(), asyncio.CancelledError()])
+@pytest.mark.parametrize("form", ["async", "sync", "sync that gives a coroutine"])
+def test_what_would_end_the_loop_is_the_policys_failure(error: BaseException, form: str) -> None:
+    async def policy(env: Any, task: Any) -> None:
+        raise error
+
+    def sync(env: Any, task: Any) -> None:
+        raise error
+
+    def gives_coroutine(env: Any, task: Any) -> Any:
+        return policy(env, task)
+
+    raised = run_in_thread({"async": policy, "sync": sync}.get(form, gives_coroutine))
+    assert isinstance(raised, RuntimeError)
+    assert f"the policy raised {type(error).__name__}" in str(raised)
+
+
+def test_an_episode_that_is_cancelled_is_no_failure_of_its_policy() -> None:
+    async def policy(env: Any, task: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def cancel() -> None:
+        episode = asyncio.create_task(act(policy, Instance(), None))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        episode.cancel()
+        await episode
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel())
+
+
+def test_what_cannot_act_is_refused_before_anything_starts() -> None:
+    def yields(env: Any, task: Any) -> Any:
+        yield
+
+    async def yields_too(env: Any, task: Any) -> Any:
+        yield
+
+    wrong: list[Any] = [yields, yields_too, "policy", None]
+    for policy in wrong:
+        with pytest.raises(ConfigError, match=r"the policy .* (yields|cannot be called)"):
+            sample("mini-terminal", policy, [])
