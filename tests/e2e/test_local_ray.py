@@ -40,4 +40,4 @@ def test_a_ray_that_a_thread_started_outlives_the_thread(root: Path) -> None:
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "alive\nalive\n{None}\n"), done.stderr
-    wait_until(lambda: not processes_of(root), 20)
+    wait_until(lambda: not processes_of(root), 60)
