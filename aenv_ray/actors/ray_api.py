@@ -23,7 +23,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
-from aenv_ray.actors import lasting_thread
+from aenv_ray.actors import begun_ray, lasting_thread
 from aenv_ray.actors.placement import SLOT, NodeFacts
 from aenv_ray.actors.ray_address import await_listener, short_directory
 from aenv_ray.config import settings
@@ -69,9 +69,14 @@ def ensure_ray(address: str | None = None) -> bool:
         use_token()
     if address is not None:
         await_listener(address)
+    before = begun_ray.children()
     try:
         lasting_thread.run(lambda: _init_ray(address))
+    except KeyboardInterrupt:
+        begun_ray.end_since(before)
+        raise
     except Exception as exc:  # Ray raises a bare one where its processes are slow to start
+        begun_ray.end_since(before)
         if address is None:
             raise FabricUnavailable(
                 f"a local Ray cannot be started: {exc}",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_quickstart import environment_of, processes_of, root, wait_until
+from tests.e2e.test_quickstart import QUICKSTART, environment_of, processes_of, root, wait_until
 
 __all__ = ["root"]  # a fixture
 
@@ -30,6 +32,37 @@ for _ in range(2):
 processes = ray._private.worker._global_node.all_processes
 print({kind[0].process.poll() for kind in processes.values()})
 """
+
+
+@pytest.mark.parametrize("begun", ["raylet/raylet", "ray::DashboardAgent"])
+def test_ctrl_c_while_it_starts_leaves_nothing(root: Path, begun: str) -> None:
+    """Invariant 3: its agents would look for the head of a Ray that is gone, for a minute."""
+    process = subprocess.Popen(
+        QUICKSTART, env=environment_of(root), cwd=root,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: any(begun in command for command in session_of(process.pid)), 180)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    wait_until(lambda: not session_of(process.pid), 50)
+
+
+def session_of(session: int) -> list[str]:
+    """Return the commands of a session's live processes; Ray's agents overwrite all else."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(name)) == session:
+                command = Path("/proc", name, "cmdline").read_bytes()
+                found += [command.replace(b"\0", b" ").decode(errors="replace")] if command else []
+    return found
 
 
 def test_a_ray_that_a_thread_started_outlives_the_thread(root: Path) -> None:
