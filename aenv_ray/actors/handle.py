@@ -354,7 +354,8 @@ def bare_tool_name(name: str, reference: str) -> str:
     if not slash or "@" not in prefix:
         # A tool's own name may hold a slash; a prefix without version is the environment's name.
         return rest if slash and prefix == reference.partition("@")[0] else name
-    if prefix != reference:
+    # An environment may have been named without its version.
+    if reference not in (prefix, prefix.partition("@")[0]):
         raise ToolNotFound(
             f"tool {name!r} is not of environment {reference!r}",
             tool_name=name,

@@ -18,6 +18,7 @@ from aenv_ray.ids import InstanceId
         ("env@1.0.0/echo", "env@1.0.0", "echo"),
         ("env/echo", "env@1.0.0", "echo"),
         ("env/echo", "env", "echo"),
+        ("env@1.0.0/echo", "env", "echo"),
         ("files/read", "env@1.0.0", "files/read"),
         ("env/files/read", "env@1.0.0", "files/read"),
         ("env@1.0.0/files/read", "env@1.0.0", "files/read"),
