@@ -277,10 +277,10 @@ class Dispatcher:
         self._calls[request.call_id] = call
         self._watchdog.add(call)
         if entry.is_async:
-            self._run_on_loop(call, entry, entry.function, arguments, done)
+            self._run_on_loop(call, entry, entry.runnable, arguments, done)
             return
         try:
-            value = call.run_sync(entry.function, arguments)
+            value = call.run_sync(entry.runnable, arguments)
         except CallInterrupted:
             outcome = stopped(call, entry, request.timeout_s)
         except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result

@@ -40,10 +40,21 @@ class Registered:
         return Signature(self.function)
 
     @cached_property
+    def runnable(self) -> Callable[..., Any]:
+        """What a call runs: the function; of one that yields asynchronously, what gathers all."""
+        if not inspect.isasyncgenfunction(self.function):
+            return self.function
+
+        async def gather(**arguments: Any) -> list[Any]:
+            return [item async for item in self.function(**arguments)]
+
+        return gather
+
+    @cached_property
     def is_async(self) -> bool:
-        """Whether calling it gives a coroutine."""
-        call = getattr(self.function, "__call__", None)  # noqa: B004  # an object with async __call__
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        """Whether a call gives a coroutine."""
+        call = getattr(self.runnable, "__call__", None)  # noqa: B004  # an object with async __call__
+        return inspect.iscoroutinefunction(self.runnable) or inspect.iscoroutinefunction(call)
 
     def mcp_tool(self) -> dict[str, Any]:
         """Return the MCP ``Tool`` object."""

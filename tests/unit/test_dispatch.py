@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,25 @@ def test_a_sync_function_may_return_an_awaitable() -> None:
         return add_later(a)
 
     assert Bench(indirect).tool("indirect", a=2).text == "3"
+
+
+def test_what_a_tool_yields_is_its_result_sync_and_async() -> None:
+    def words(count: int) -> Iterator[str]:
+        yield from ["one"] * count
+
+    async def words_later(count: int) -> AsyncIterator[str]:
+        for _ in range(count):
+            await asyncio.sleep(0)
+            yield "one"
+        if count > 2:
+            raise ValueError("enough")
+
+    bench = Bench(words, words_later)
+    for name in ("words", "words_later"):
+        assert bench.tool(name, count=2).result["structuredContent"] == {"result": ["one", "one"]}
+    failed = bench.tool("words_later", count=3).result
+    assert (failed["isError"], failed["content"][0]["text"]) == (True, "ValueError: enough")
+    assert bench.tool("words_later", cnt=3).error["code"] == "tool_input_invalid"
 
 
 def test_a_tool_that_raises_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
