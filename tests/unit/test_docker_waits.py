@@ -122,6 +122,17 @@ async def test_a_removal_that_the_daemon_could_not_do_is_asked_for_again(
     assert client.asked == [DELETE, DELETE, DELETE, WAIT, DELETE]
 
 
+async def test_a_container_that_comes_after_its_removal_is_removed_with_what_it_shares(
+    files: DockerFiles,
+) -> None:
+    """Invariant 3: the daemon goes on making what its asker gave up."""
+    gone, in_use = DaemonRefused(404, "no such container"), DaemonRefused(409, "volume is in use")
+    client = _Scripted(gone, gone, in_use, gone, None, None)
+    await containers(client, files).remove_all("one", has_second=True)
+    both = [DELETE, "DELETE /containers/one-second"]
+    assert client.asked == [*both, "DELETE /volumes/one-shared"] * 2
+
+
 async def test_a_removal_that_does_not_come_about_is_said(
     files: DockerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
