@@ -90,7 +90,20 @@ class Containers:
         return None
 
     async def create(self, name: str, body: dict[str, Any]) -> str:
-        """Make a container under a name, instead of a dead one that has it; return its id."""
+        """Make a container under a name, instead of a dead one that has it; return its id.
+
+        Cancelled, it ends once the daemon has answered: that goes on making what its asker gave up,
+        and whoever removes it then has to find it.
+        """
+        making = asyncio.create_task(self._create(name, body))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making])
+            making.exception()  # told to nobody: its asker is gone
+            raise
+
+    async def _create(self, name: str, body: dict[str, Any]) -> str:
         params = {"name": name}
         try:
             made = await self._client.request(
@@ -252,27 +265,20 @@ class Containers:
         if not has_second:
             await self.remove(name)
             return
-        loop, volume = asyncio.get_running_loop(), docker_files.volume_name(name)
-        began = loop.time()
-        while True:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for container in (name, docker_files.second_name(name)):
-                        group.create_task(self.remove(container))
-            except ExceptionGroup as failed:
-                raise failed.exceptions[0] from failed
-            try:
-                await self._client.request("DELETE", f"/volumes/{volume}", params={"force": 1})
-                return
-            except DaemonRefused as exc:
-                if exc.status == 404:
-                    return
-                # A container that was being made when that was given up has come only now.
-                if exc.status != 409 or loop.time() - began >= FAILED_REMOVAL_S:
-                    raise FabricUnavailable(
-                        f"the Docker daemon could not remove {volume}: {exc.message}"
-                    ) from exc
-            await asyncio.sleep(_AGAIN_S)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for container in (name, docker_files.second_name(name)):
+                    group.create_task(self.remove(container))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        volume = docker_files.volume_name(name)
+        try:
+            await self._client.request("DELETE", f"/volumes/{volume}", params={"force": 1})
+        except DaemonRefused as exc:
+            if exc.status != 404:
+                raise FabricUnavailable(
+                    f"the Docker daemon could not remove {volume}: {exc.message}"
+                ) from exc
 
     def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
         """Return why a container ended, in words.

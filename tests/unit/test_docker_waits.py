@@ -122,15 +122,27 @@ async def test_a_removal_that_the_daemon_could_not_do_is_asked_for_again(
     assert client.asked == [DELETE, DELETE, DELETE, WAIT, DELETE]
 
 
-async def test_a_container_that_comes_after_its_removal_is_removed_with_what_it_shares(
+async def test_a_creation_that_is_cancelled_ends_when_the_daemon_has_answered(
     files: DockerFiles,
 ) -> None:
-    """Invariant 3: the daemon goes on making what its asker gave up."""
-    gone, in_use = DaemonRefused(404, "no such container"), DaemonRefused(409, "volume is in use")
-    client = _Scripted(gone, gone, in_use, gone, None, None)
-    await containers(client, files).remove_all("one", has_second=True)
-    both = [DELETE, "DELETE /containers/one-second"]
-    assert client.asked == [*both, "DELETE /volumes/one-shared"] * 2
+    """Invariant 3: removed before, the container would come after its removal and stay."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    class Slow(DockerClient):
+        async def request(self, *_: Any, **__: Any) -> Any:
+            asked.set()
+            await answers.wait()
+            return {"Id": "1"}
+
+    creating = asyncio.create_task(containers(Slow("unix:///none"), files).create("one", {}))
+    await asked.wait()
+    creating.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not creating.done()
+    answers.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
 
 
 async def test_a_removal_that_does_not_come_about_is_said(
