@@ -35,6 +35,28 @@ def check_writable(out: Path) -> None:
         ) from exc
 
 
+def check_replaceable(out: Path) -> None:
+    """Refuse to replace a file that is none of episodes.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    from pydantic import ValidationError
+
+    from aenv_ray.sampling import Episode
+
+    if not out.is_file() or not out.stat().st_size:
+        return
+    try:
+        with out.open(encoding="utf-8", errors="replace") as file:
+            Episode.model_validate_json(file.readline())
+    except (OSError, ValidationError) as exc:
+        raise ConfigError(
+            f"{out} holds something else than episodes, and would be replaced",
+            hint="name another file with --out",
+        ) from exc
+
+
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
     """Leave Ray when the block ends, and standard output to data while it runs."""
