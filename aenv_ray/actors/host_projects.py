@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
+from typing import Final
 
 from aenv_ray import project
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.errors import InternalError
+from aenv_ray.errors import ConfigError, InternalError, SandboxStartFailed
 from aenv_ray.models import InstanceSpec
 from aenv_ray.project_config import EnvironmentConfig
+
+_FORBIDDEN: Final = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+"""Of a write that no waiting makes possible."""
 
 
 class HostProjects:
@@ -30,8 +35,20 @@ class HostProjects:
         return (self._directory / digest).is_dir()
 
     async def put(self, digest: str, archive: bytes) -> None:
-        """Unpack a project; a second time does nothing."""
-        await asyncio.to_thread(project.unpack, archive, digest, self._directory)
+        """Unpack a project; a second time does nothing.
+
+        Raises:
+            ConfigError: The directory is not this user's to write.
+            SandboxStartFailed: It cannot be written for now: the disk is full, say.
+        """
+        try:
+            await asyncio.to_thread(project.unpack, archive, digest, self._directory)
+        except OSError as exc:
+            kind = ConfigError if exc.errno in _FORBIDDEN else SandboxStartFailed
+            raise kind(
+                f"{self._directory} on node {self._node_id[:8]} cannot be written: {exc.strerror}",
+                hint="name another directory in AENV_DATA_DIR, or make room",
+            ) from exc
 
     def sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
         """Return what an engine is asked for.

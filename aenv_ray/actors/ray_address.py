@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -18,6 +19,8 @@ _SOCKET_PATH_BYTES: Final = 107
 """What Linux allows the path of a Unix socket."""
 _SOCKET: Final = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12"
 """The longest that Ray puts below the directory for temporary files."""
+_LEAST_BYTES: Final = 16 << 20
+"""What a local Ray writes there in its first minutes, and some more."""
 
 
 def short_directory() -> str | None:
@@ -29,6 +32,25 @@ def short_directory() -> str | None:
         return None
     longest = os.fsencode(tempfile.gettempdir() + _SOCKET)
     return "/tmp/ray" if len(longest) > _SOCKET_PATH_BYTES else None
+
+
+def way_out() -> str:
+    """Return the hint for a local Ray that does not start."""
+    directory = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    directory = short_directory() or f"{directory}/ray"
+    try:
+        free_bytes = shutil.disk_usage(os.path.dirname(directory)).free
+    except OSError:
+        free_bytes = _LEAST_BYTES
+    if free_bytes < _LEAST_BYTES:
+        return (
+            f"{os.path.dirname(directory)} has {free_bytes >> 10} KiB of room left: make more, or "
+            "name another directory in RAY_TMPDIR"
+        )
+    return (
+        "the machine may be short of memory, cores or disk; its words are in "
+        f"{directory}/session_latest/logs"
+    )
 
 
 def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -25,7 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from aenv_ray import local_fabric
 from aenv_ray.actors import begun_ray, lasting_thread
 from aenv_ray.actors.placement import SLOT, NodeFacts
-from aenv_ray.actors.ray_address import await_listener, short_directory
+from aenv_ray.actors.ray_address import await_listener, short_directory, way_out
+from aenv_ray.actors.ray_token import carry_token, use_token
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLost
 
@@ -67,7 +67,9 @@ def ensure_ray(address: str | None = None) -> bool:
     if local is not None:
         address = local
         use_token()
-    if address is not None:
+    if address is None:
+        carry_token()
+    else:
         await_listener(address)
     before = begun_ray.children()
     try:
@@ -80,8 +82,7 @@ def ensure_ray(address: str | None = None) -> bool:
         if address is None:
             raise FabricUnavailable(
                 f"a local Ray cannot be started: {exc}",
-                hint="the machine may be short of memory, cores or disk; its words are in "
-                "/tmp/ray/session_latest/logs",
+                hint=way_out(),
             ) from exc
         raise FabricUnavailable(
             f"Ray at {address} cannot be reached: {exc}",
@@ -112,24 +113,6 @@ def _of_aenv_up(address: str | None) -> str | None:
     if fabric is None or not fabric.owns_ray or address not in (None, fabric.ray_address):
         return None
     return fabric.ray_address if fabric.ray_answers() else None
-
-
-def use_token(*, make: bool = False) -> None:
-    """Speak to Ray with the token of this user, as Ray's own drivers do on a local cluster.
-
-    Args:
-        make: Make the token where there is none.
-    """
-    from ray import _raylet
-    from ray._private.authentication import authentication_token_setup as setup
-
-    core: Any = _raylet
-
-    has_token = core.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
-    if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or has_token):
-        os.environ[setup.AUTH_MODE_ENV_VAR] = "token"
-        core.Config.initialize("")  # Ray read its settings when it was imported
-    setup.ensure_token_if_auth_enabled(None, create_token_if_missing=make)
 
 
 def leave() -> None:

@@ -61,6 +61,7 @@ def quickstart(
     """
     from aenv_ray.cli import rollouts as shown
 
+    shown.check_replaceable(out)
     shown.check_writable(out)
     sampling = _prepare(policy, rollouts, concurrency, out, seed, engine)
     from aenv_ray.actors import entrance

@@ -35,6 +35,28 @@ def check_writable(out: Path) -> None:
         ) from exc
 
 
+def check_replaceable(out: Path) -> None:
+    """Refuse to replace a file that is none of episodes.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    from pydantic import ValidationError
+
+    from aenv_ray.sampling import Episode
+
+    if not out.is_file() or not out.stat().st_size:
+        return
+    try:
+        with out.open(encoding="utf-8", errors="replace") as file:
+            Episode.model_validate_json(file.readline())
+    except (OSError, ValidationError) as exc:
+        raise ConfigError(
+            f"{out} holds something else than episodes, and would be replaced",
+            hint="name another file with --out",
+        ) from exc
+
+
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
     """Leave Ray when the block ends, and standard output to data while it runs."""
@@ -130,13 +152,13 @@ def table(summary: Summary, left: int | None = None) -> str:
         return "-" if value is None else f"{value:.1f} ms"
 
     mean = "-" if summary.reward_mean is None else f"{summary.reward_mean:.3f}"
-    void = summary.infra_failed + summary.policy_failed + summary.reward_failed
+    own = summary.policy_failed + summary.timed_out + summary.reward_failed
     rows = [
         ("rollouts", f"{summary.rollouts}"),
         ("success", f"{summary.succeeded} of {summary.rollouts}"),
         ("reward mean", mean),
         ("infrastructure failures", f"{summary.infra_failed}"),
-        ("void in total", f"{void}"),
+        ("void in total", f"{summary.infra_failed + own}"),
         ("tool calls", f"{summary.tool_calls}"),
         ("calls/s", f"{summary.calls_per_s:.0f}"),
         ("create p50 / p99", f"{ms(summary.create_p50_ms)} / {ms(summary.create_p99_ms)}"),

@@ -46,6 +46,10 @@ def sample(
     infra_retries: Annotated[
         int, typer.Option("--infra-retries", min=0, help="After infrastructure failures.")
     ] = 2,
+    episode_timeout: Annotated[
+        str | None,
+        typer.Option("--episode-timeout", help="What the policy gets: 90s, 30m. Default: the TTL."),
+    ] = None,
     ttl: Annotated[str | None, typer.Option("--ttl", help="Of an instance: 30m, 2h.")] = None,
     engine: Annotated[
         str | None, typer.Option("--engine", help="process, docker, kubernetes.")
@@ -89,6 +93,7 @@ def sample(
             chosen_tasks,
             concurrency=concurrency,
             infra_retries=infra_retries,
+            episode_timeout=episode_timeout,
             out=out,
             resume=resume,
             ttl=ttl,

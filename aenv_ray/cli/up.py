@@ -187,11 +187,11 @@ def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
 
 def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> LocalFabric:
     from aenv_ray import local_fabric
-    from aenv_ray.actors import ray_api
+    from aenv_ray.actors.ray_token import use_token
     from aenv_ray.cli import local_ray
 
     console.say("starting Ray …")
-    ray_api.use_token(make=True)
+    use_token(make=True)
     attempt, address = 1, ""
     while not address:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.waiting import HEALTHY, Wait, said
 from aenv_ray.config import read_settings
 from aenv_ray.errors import AenvError, SandboxStartFailed
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-_HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 
@@ -75,17 +75,19 @@ async def open_instance(
         def create_there() -> Awaitable[GatewayInstance]:
             return GatewayInstance.create(gateway, token, env_name, options, actor=actor)
 
-        made: RayInstance | GatewayInstance = await _create(create_there, max_retries)
+        wait = Wait(f"an instance at {gateway}", startup_timeout_s)
+        made: RayInstance | GatewayInstance = await _create(create_there, max_retries, wait)
     elif attach_to is not None:
         return await RayInstance.attach(attach_to)
     else:
-        made = await _create(lambda: RayInstance.create(env_name, options), max_retries)
+        wait = Wait(f"an instance of {env_name}", startup_timeout_s)
+        made = await _create(lambda: RayInstance.create(env_name, options), max_retries, wait)
     if health_timeout_s is not None:
         await _or_leave(made, _expect_healthy(made, health_timeout_s))
     return made
 
 
-async def _create(create: Callable[[], Awaitable[Made]], max_retries: int) -> Made:
+async def _create(create: Callable[[], Awaitable[Made]], max_retries: int, wait: Wait) -> Made:
     pause_s = _FIRST_PAUSE_S
     for attempt in range(max_retries + 1):
         try:
@@ -93,6 +95,7 @@ async def _create(create: Callable[[], Awaitable[Made]], max_retries: int) -> Ma
         except AenvError as exc:
             if not exc.retryable or attempt == max_retries:
                 raise
+            wait.goes_on(said(exc))
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise AssertionError
@@ -101,7 +104,7 @@ async def _create(create: Callable[[], Awaitable[Made]], max_retries: int) -> Ma
 async def _expect_healthy(instance: RayInstance | GatewayInstance, timeout_s: float) -> None:
     body = await instance.check_health({}, timeout_s)
     data = body["data"]
-    if data.get("status") not in _HEALTHY:
+    if data.get("status") not in HEALTHY:
         raise SandboxStartFailed(
             f"{instance.instance_id} is {data.get('status')}: {data.get('message', '')}",
             instance_id=instance.instance_id,

@@ -8,7 +8,6 @@ gone, and that is `SandboxLost`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -27,6 +26,7 @@ from aenv_ray.client.http_answers import (
 )
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
+from aenv_ray.client.waiting import until_healthy
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -35,7 +35,6 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InternalError,
     SandboxLost,
-    SandboxStartFailed,
     ToolNotFound,
     ToolTimeout,
     from_wire,
@@ -43,15 +42,11 @@ from aenv_ray.errors import (
 from aenv_ray.models import InstanceInfo, ToolResult
 from aenv_ray.runtime.async_calls import TIMEOUT_S
 
-HEALTHY: Final = frozenset({"healthy", "success"})
 _CONNECT_S: Final = 5.0
 _GRACE_S: Final = 2.0
 """What the server's own deadline gets before the caller's ends the call from here."""
 _KEEP_IDLE_S: Final = 4.0
 """Below the 5 s after which servers close idle connections: none is sent into a closing one."""
-_FIRST_POLL_S: Final = 0.02
-_LONGEST_POLL_S: Final = 0.5
-_PROBE_S: Final = 3.0
 
 
 def _direct(limits: httpx.Limits, max_connections: int) -> PostTransport:
@@ -341,36 +336,15 @@ class HttpInstance:
     async def wait_healthy(self, deadline_s: float = 300.0) -> dict[str, Any]:
         """Wait until the environment is healthy and return the health check's answer.
 
+        A wait of more than a few seconds is told on the log.
+
         Raises:
             DeadlineExceeded: It was not within `deadline_s`; the message has the last answer.
             SandboxStartFailed: Its code does not load, which waiting does not change.
         """
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + deadline_s
-        pause_s, last = _FIRST_POLL_S, ""
-        while True:
-            try:
-                remaining_s = max(ends_at - loop.time(), 0.001)
-                body = await self.check_health(timeout_s=min(_PROBE_S, remaining_s))
-            except DeadlineExceeded as exc:  # no answer: the last one is the one before
-                last = last or exc.message
-            except (FabricUnavailable, SandboxLost, InternalError) as exc:
-                last = exc.message
-            else:
-                data = body["data"]
-                if data.get("status") in HEALTHY:
-                    return body
-                if data.get("code") == SandboxStartFailed.code:
-                    raise SandboxStartFailed(
-                        f"the environment at {self.url} does not load: {data.get('message')}"
-                    )
-                last = json.dumps(data)[:500]
-            if loop.time() + pause_s > ends_at:
-                raise DeadlineExceeded(
-                    f"{self.url} was not healthy within {deadline_s:g} s; its last answer: {last}"
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_POLL_S)
+        return await until_healthy(
+            lambda timeout_s: self.check_health(timeout_s=timeout_s), self.url, deadline_s
+        )
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
         """Refuse: a server that somebody else started has no deadline.

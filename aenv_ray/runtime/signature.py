@@ -23,7 +23,7 @@ class Signature:
         function: What was registered; sync or async.
 
     Raises:
-        TypeError: A parameter has a type that JSON cannot carry, or is positional-only.
+        TypeError: A parameter has a type that JSON cannot carry, or takes no name.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -32,12 +32,19 @@ class Signature:
         fields: dict[str, Any] = {}
         self._names: dict[str, str] = {}
         hints = _type_hints(function)
-        for parameter in inspect.signature(function).parameters.values():
+        parameters = inspect.signature(function).parameters.values()
+        passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self.accepts_any = True
                 continue
             if parameter.kind is parameter.VAR_POSITIONAL:
-                continue
+                if passes_on:
+                    continue  # a wrapper, which passes on what it is given: by name, all of it
+                raise TypeError(
+                    f"{_label(function)}: arguments come by name, so *{parameter.name} would "
+                    "always be empty; take a list instead"
+                )
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise TypeError(
                     f"{_label(function)}: parameter {parameter.name!r} is positional-only; "

@@ -1,8 +1,9 @@
 """Episodes at scale: many rollouts over many instances, with honest books."""
 
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, load_tasks
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.summary import Summary, summarize
+from aenv_ray.sampling.tasks import load_tasks
 
 __all__ = [
     "Episode",

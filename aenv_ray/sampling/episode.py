@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from aenv_ray.errors import ConfigError, FunctionFailed
+from aenv_ray.errors import FunctionFailed
 
 
 class Call(BaseModel):
@@ -77,6 +75,8 @@ class EpisodeStatus(StrEnum):
     """The infrastructure failed: void, and in no mean."""
     POLICY_FAILED = "policy_failed"
     """The policy raised: void, and in no mean."""
+    TIMED_OUT = "timed_out"
+    """The policy had not ended within `episode_timeout`: void, and in no mean."""
     REWARD_FAILED = "reward_failed"
     """Setup or reward of the environment raised, or gave no number: void, and in no mean."""
 
@@ -104,44 +104,6 @@ class Episode(BaseModel):
     """1 + how often an infrastructure failure made it start anew."""
     create_s: float | None = None
     duration_s: float = 0.0
-
-
-def load_tasks(source: str | Path | Iterable[Task | Mapping[str, Any]]) -> list[Task]:
-    """Return tasks from a JSON Lines file or from objects.
-
-    Raises:
-        ConfigError: The file cannot be read, or a task is malformed; the message names the line.
-    """
-    if isinstance(source, str | Path):
-        path = Path(source)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
-        numbered = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
-        return [_task(where, _parse(where, line)) for where, line in numbered]
-    return [
-        task if isinstance(task, Task) else _task(f"task {n}", task)
-        for n, task in enumerate(source)
-    ]
-
-
-def _parse(where: str, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as exc:
-        raise ConfigError(f"{where}: {exc}") from None
-
-
-def _task(where: str, data: Any) -> Task:
-    try:
-        return Task.model_validate(data)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise ConfigError(
-            f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-            hint='a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
-        ) from None
 
 
 def reward_number(detail: Any) -> float:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task
+from aenv_ray.sampling.tasks import of_another_run
 
 logger = logging.getLogger("aenv_ray")
 
@@ -80,14 +81,14 @@ def _replace(path: Path, episodes: Iterable[Episode]) -> None:
     whole.replace(path)
 
 
-def finished_episodes(path: Path, tasks: Sequence[Task]) -> list[Episode]:
+def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:
     """Return the episodes of an interrupted run that need not run again.
 
     Those that the infrastructure failed do. A last line that was not written whole counts for none.
 
     Args:
         path: The run's output; there need be none.
-        tasks: Of the run.
+        tasks: Of the run. None: they are not known yet, and `TaskFeed.skip` compares them.
 
     Raises:
         ConfigError: It cannot be read, or is of other tasks.
@@ -108,12 +109,15 @@ def finished_episodes(path: Path, tasks: Sequence[Task]) -> list[Episode]:
             raise ConfigError(
                 f"{where}: it is no episode", hint="name the run's own file"
             ) from None
-        if not (0 <= episode.index < len(tasks) and tasks[episode.index].id == episode.task_id):
-            raise ConfigError(
-                f"{where}: episode {episode.index} is of task {episode.task_id!r}, of which this "
-                "run has none there",
-                hint="go on with the same tasks and rollouts, or write to another file",
-            )
+        if not _is_of(episode, tasks):
+            raise of_another_run(where, episode.index, episode.task_id)
         if episode.status is not EpisodeStatus.INFRA_FAILED:
             found[episode.index] = episode
     return list(found.values())
+
+
+def _is_of(episode: Episode, tasks: Sequence[Task] | None) -> bool:
+    index = episode.index
+    if tasks is None:
+        return index >= 0
+    return 0 <= index < len(tasks) and tasks[index].id == episode.task_id

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, InstanceReleased, ToolError
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
+from aenv_ray.sampling.foreign_code import call, hand_over, outcome
 
 T = TypeVar("T")
 Policy = Callable[[Any, Task], Any]
@@ -161,7 +161,7 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
     What is no `Exception` arrives as a RuntimeError: it would end the loop of all episodes.
     """
     if inspect.iscoroutinefunction(policy):
-        return await _outcome(policy(env, task))
+        return await outcome(policy(env, task), "the policy")
     loop = asyncio.get_running_loop()
     sync_env = SyncEpisodeEnv(env, loop)
     done: asyncio.Future[Any] = loop.create_future()
@@ -172,47 +172,9 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
         output = await done
     finally:
         sync_env.abandon()
-    return await _outcome(output) if inspect.isawaitable(output) else output
-
-
-async def _outcome(policy: Awaitable[Any]) -> Any:
-    """Return what an async policy gives.
-
-    Cancelled with its episode it is left alone, and so is Ctrl-C, which only the main thread gets.
-    """
-    try:
-        return await policy
-    except (Exception, GeneratorExit):
-        raise
-    except BaseException as exc:
-        is_cancelled = isinstance(exc, asyncio.CancelledError)
-        if is_cancelled and (task := asyncio.current_task()) is not None and task.cancelling():
-            raise
-        is_main = threading.current_thread() is threading.main_thread()
-        if isinstance(exc, KeyboardInterrupt) and is_main:
-            raise
-        raise RuntimeError(f"the policy raised {type(exc).__name__}: {exc}") from exc
+    return await outcome(output, "the policy") if inspect.isawaitable(output) else output
 
 
 def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:
     """Run a sync policy in its thread and hand its outcome to the loop."""
-
-    def hand_over(output: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(output)
-
-    output, error = None, None
-    try:
-        output = policy(env, task)
-    except Exception as exc:  # noqa: BLE001  # it belongs to the episode, not to this thread
-        error = exc
-    except BaseException as exc:  # noqa: BLE001  # as a future cannot carry: SystemExit and such
-        error = RuntimeError(f"the policy raised {type(exc).__name__}: {exc}")
-    if isinstance(error, StopIteration):
-        error = RuntimeError("the policy raised StopIteration")
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the sampling has ended
-        done.get_loop().call_soon_threadsafe(hand_over, output, error)
+    hand_over(done, *call(lambda: policy(env, task), "the policy"))

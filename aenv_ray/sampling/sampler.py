@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
 from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, ToolError
-from aenv_ray.sampling.episode import (
-    Episode,
-    EpisodeStatus,
-    Step,
-    Task,
-    load_tasks,
-    reward_number,
-)
+from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, DeadlineExceeded, ToolError
+from aenv_ray.models import InstanceStatus
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
 from aenv_ray.sampling.policy import (
     CALL_TIMEOUT_S,
@@ -32,11 +27,18 @@ from aenv_ray.sampling.policy import (
     check_policy,
 )
 from aenv_ray.sampling.summary import Summary, summarize
+from aenv_ray.sampling.tasks import TaskFeed, TaskSource
+from aenv_ray.sampling.time_limit import PolicyTimedOut, within
+from aenv_ray.units import parse_duration_s
+
+logger = logging.getLogger("aenv_ray")
 
 INFRA_RETRIES: Final = 2
 """How often an episode starts anew, on a new instance, after an infrastructure failure."""
 RETRY_PAUSE_S: Final = 0.5
 """Before an episode starts anew; grows with the attempts."""
+_BLOCKED_S: Final = 10.0
+"""An event loop that does nothing for so long is blocked by an async policy."""
 
 
 class Sampling:
@@ -50,10 +52,11 @@ class Sampling:
         self,
         environment: str,
         policy: Policy,
-        tasks: list[Task],
+        tasks: TaskFeed,
         *,
         concurrency: int,
         infra_retries: int,
+        episode_timeout_s: float | None,
         options: CreateOptions,
         out: Path | None,
         kept: list[Episode],
@@ -63,6 +66,7 @@ class Sampling:
         self._tasks = tasks
         self._concurrency = concurrency
         self._infra_retries = infra_retries
+        self._episode_timeout_s = episode_timeout_s
         self._options = options
         self._out = out
         self.output_failure: ConfigError | None = None
@@ -74,9 +78,9 @@ class Sampling:
         self._wall_s = 0.0
 
     @property
-    def total(self) -> int:
-        """How many episodes there will be."""
-        return len(self._tasks)
+    def total(self) -> int | None:
+        """How many episodes there will be; None where the tasks do not say."""
+        return self._tasks.total
 
     @property
     def kept(self) -> int:
@@ -139,15 +143,17 @@ class Sampling:
         finally:
             if thread.is_alive():
                 loop.call_soon_threadsafe(stop.set)
-            thread.join()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            if _has_ended(thread, loop):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
 
     def run(self) -> Summary:
         """Run all episodes and return the summary.
 
         Raises:
             ConfigError: Not all were written to the output file; `episodes` and `summary` have all.
+                Or a task of an iterator is malformed, or is not of the run to resume.
+            Exception: Whatever the iterator of tasks raised. What ran by then has ended.
         """
         for _ in self:
             pass
@@ -159,23 +165,34 @@ class Sampling:
         if self._started:
             raise ConfigError("a sampling runs once", hint="call sample() again")
         self._started = time.perf_counter()
-        done = {episode.index for episode in self._kept}
-        waiting = [one for one in enumerate(self._tasks) if one[0] not in done][::-1]
+        tasks = self._tasks
+        try:
+            await tasks.skip({one.index: one.task_id for one in self._kept}, str(self._out))
+            await self._run_all(tasks, finished)
+        finally:
+            tasks.close()
+        for failure in (tasks.failure, self.output_failure):
+            if failure is not None:
+                raise failure
+
+    async def _run_all(self, tasks: TaskFeed, finished: asyncio.Queue[Episode | None]) -> None:
         output = EpisodeFile(self._out, self._kept) if self._out else None
 
         async def work() -> None:
-            while waiting:
-                index, task = waiting.pop()
-                episode = await self._episode(index, task)
+            while (taken := await tasks.take()) is not None:
+                episode = await self._episode(*taken)
                 if output is not None:
                     output.write(episode)
                 self._episodes.append(episode)
                 self._wall_s = time.perf_counter() - self._started
                 finished.put_nowait(episode)
 
+        workers = self._concurrency
+        if tasks.known is not None:
+            workers = min(workers, len(tasks.known) - len(self._kept))
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._concurrency, len(waiting))):
+                for _ in range(workers):
                     group.create_task(work())
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
@@ -183,8 +200,6 @@ class Sampling:
             if output is not None:
                 output.close()
                 self.output_failure = output.failure
-        if self.output_failure is not None:
-            raise self.output_failure
 
     async def _episode(self, index: int, task: Task) -> Episode:
         """Run one episode, anew after an infrastructure failure as often as allowed."""
@@ -226,9 +241,14 @@ class Sampling:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
         env = EpisodeEnv(instance, steps)
         try:
-            output = await act(self._policy, env, task)
+            acting = act(self._policy, env, task)
+            output = await within(acting, self._episode_timeout_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise
+        except PolicyTimedOut as exc:
+            if env.failure is not None:
+                raise env.failure from exc
+            return _failure(EpisodeStatus.TIMED_OUT, DeadlineExceeded(str(exc)))
         except Exception as exc:  # whatever a policy raises is its failure
             if env.failure is not None:
                 raise env.failure from exc
@@ -254,6 +274,12 @@ def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
     return {"status": status, "reward": None, "error": f"{code}: {message}"}
 
 
+async def _expect(instance: RayInstance) -> None:
+    """Raise what a call would once the instance has ended; until then this is no call."""
+    if (await instance.info()).status is not InstanceStatus.RUNNING:
+        await instance.list_tools()
+
+
 async def _release(instance: RayInstance) -> None:
     """Release whatever happens: also when the episode was cancelled a moment ago."""
     task = asyncio.ensure_future(instance.release())
@@ -264,6 +290,21 @@ async def _release(instance: RayInstance) -> None:
         raise
     except AenvError:
         pass  # its node is gone; the launcher's deadline and the controller see to the rest
+
+
+def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> bool:
+    """Wait for a loop's thread to end; return whether it did. A blocked one is left behind."""
+    while thread.is_alive():
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        thread.join(_BLOCKED_S)
+        if thread.is_alive() and not turned.is_set():
+            logger.warning(
+                "an async policy blocks the event loop of all episodes and is left behind: its "
+                "instances end with this Ray job; write it with await, or as a sync function"
+            )
+            return False
+    return True
 
 
 def _recordable(output: Any) -> Any:
@@ -277,10 +318,11 @@ def _recordable(output: Any) -> Any:
 def sample(
     environment: str | Path,
     policy: Policy,
-    tasks: str | Path | Iterable[Task | Mapping[str, Any]],
+    tasks: TaskSource,
     *,
     concurrency: int = 16,
     infra_retries: int = INFRA_RETRIES,
+    episode_timeout: str | float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     actor: str = "shared",
@@ -291,9 +333,13 @@ def sample(
     Args:
         environment: ``name@version``, ``name``, or a project's path.
         policy: ``policy(env, task)``, sync or async.
-        tasks: Tasks, objects of their shape, or a JSON Lines file.
+        tasks: Tasks, objects of their shape, or a JSON Lines file. A file and a list are checked
+            here; an iterator, async or not, may be slow or endless: each task is taken when an
+            episode can begin. When it raises, what runs comes to its end first.
         concurrency: Episodes, and so instances, at a time; at least 1.
         infra_retries: New starts of an episode after an infrastructure failure.
+        episode_timeout: How long the policy may act in an episode: 90, "90s", "30m". Then it is
+            cancelled, and the episode is ``timed_out``. None: as long as its instance lives.
         out: File that gets one JSON object a line for each finished episode. When it cannot be
             written any more the run goes on, and ends with ConfigError after its last episode.
         resume: Keep what an interrupted run of the same tasks wrote to `out`, and run the rest;
@@ -306,21 +352,26 @@ def sample(
         An iterator of `Episode`; nothing runs before it is iterated, or `Sampling.run` is called.
 
     Raises:
-        ConfigError: A malformed task, file or option, or a policy that cannot be called or yields.
+        ConfigError: A malformed file, option or task of a list, or a policy that cannot be called
+            or yields.
     """
     if concurrency < 1:
         raise ConfigError(f"concurrency {concurrency!r} is not at least 1")
     check_policy(policy)
-    file, found = Path(out) if out is not None else None, load_tasks(tasks)
+    limit_s = None
+    if episode_timeout is not None:
+        limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
+    file, feed = Path(out) if out is not None else None, TaskFeed(tasks)
     if resume and file is None:
         raise ConfigError("there is nothing to resume without out", hint="name the run's file")
     return Sampling(
         str(environment),
         policy,
-        found,
+        feed,
         concurrency=concurrency,
         infra_retries=infra_retries,
+        episode_timeout_s=limit_s,
         options=CreateOptions(actor=actor, **options),
         out=file,
-        kept=finished_episodes(file, found) if resume and file is not None else [],
+        kept=finished_episodes(file, feed.known) if resume and file is not None else [],
     )

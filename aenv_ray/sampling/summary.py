@@ -21,6 +21,7 @@ class Summary(BaseModel):
     succeeded: int
     infra_failed: int
     policy_failed: int
+    timed_out: int
     reward_failed: int
     reward_mean: float | None
     """Over completed episodes with a reward only."""
@@ -52,6 +53,7 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
         succeeded=sum(reward >= SUCCESS_REWARD for reward in rewards),
         infra_failed=count[EpisodeStatus.INFRA_FAILED],
         policy_failed=count[EpisodeStatus.POLICY_FAILED],
+        timed_out=count[EpisodeStatus.TIMED_OUT],
         reward_failed=count[EpisodeStatus.REWARD_FAILED],
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         tool_calls=len(calls),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import aenv_ray
 from aenv_ray import project as projects
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import Episode, EpisodeStatus, Sampling, Task, load_tasks
+from aenv_ray.sampling import Episode, EpisodeStatus, Sampling, Task, load_tasks, time_limit
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty, kill, without
 
@@ -253,6 +255,43 @@ def test_a_task_without_reward_completes(cluster: Cluster) -> None:
     assert "object object" in sampling.episodes[0].output
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_policy_that_hangs_is_void_at_its_limit(cluster: Cluster, is_async: bool) -> None:
+    """`timed_out`: typed, in no mean, not tried again; and its instance is released."""
+    hangs_on = threading.Event()
+
+    def act(env: Any, task: Task) -> None:
+        hangs_on.wait()
+
+    async def aact(env: Any, task: Task) -> None:
+        await asyncio.Event().wait()
+
+    sampling = aenv_ray.sample(
+        PROBE, aact if is_async else act, probe_tasks(1), episode_timeout="2s"
+    )
+    (late,) = sampling
+    assert (late.status, late.reward, late.attempts) == (EpisodeStatus.TIMED_OUT, None, 1)
+    assert str(late.error).startswith("deadline_exceeded: the policy had not ended after 2 s")
+    assert (sampling.summary().timed_out, sampling.summary().reward_mean) == (1, None)
+    hangs_on.set()
+    eventually_empty(cluster.sandboxes)
+
+
+def test_a_policy_acts_no_longer_than_its_instance_lives(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: without a limit of its own the episode of a hanging policy ends with it."""
+    del cluster
+    monkeypatch.setattr(time_limit, "ASK_S", 0.1)
+
+    async def act(env: Any, task: Task) -> None:
+        await asyncio.Event().wait()
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), ttl="2s", infra_retries=0)
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert str(episode.error).startswith("instance_expired: ")
+
+
 # --- streaming, files, leaving -------------------------------------------------------------------
 
 
@@ -285,7 +324,10 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
     assert [Episode.model_validate_json(line) for line in lines] == episodes
 
 
-def test_an_interrupted_run_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [list, iter])
+def test_an_interrupted_run_goes_on_where_it_was(
+    cluster: Cluster, tmp_path: Path, source: Callable[[Any], Any]
+) -> None:
     """What it had finished is kept, and neither run nor given again."""
     del cluster
     out = tmp_path / "episodes.jsonl"
@@ -296,7 +338,8 @@ def test_an_interrupted_run_goes_on_where_it_was(cluster: Cluster, tmp_path: Pat
         ran.append(task.id)
 
     def sampling() -> Sampling:
-        return aenv_ray.sample(PROBE, act, probe_tasks(3), concurrency=1, out=out, resume=True)
+        tasks = source(probe_tasks(3))
+        return aenv_ray.sample(PROBE, act, tasks, concurrency=1, out=out, resume=True)
 
     interrupted = sampling()
     for episode in interrupted:
@@ -305,7 +348,7 @@ def test_an_interrupted_run_goes_on_where_it_was(cluster: Cluster, tmp_path: Pat
     finished = len(interrupted.episodes)
     ran.clear()
     rest = sampling()
-    assert (rest.kept, rest.total) == (finished, 3)
+    assert (rest.kept, rest.total) == (finished, 3 if source is list else None)
     assert [episode.index for episode in rest] == list(range(3))[finished:]
     assert ran == ["t0", "t1", "t2"][finished:]
     assert rest.summary().rollouts == 3
@@ -337,6 +380,71 @@ def test_leaving_the_loop_releases_everything(cluster: Cluster, is_async: bool) 
             break
     eventually_empty(cluster.sandboxes)
     assert len(sampling.episodes) == 1
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_tasks_without_an_end_are_sampled_until_one_leaves(
+    cluster: Cluster, is_async: bool
+) -> None:
+    """No more tasks are read than there are episodes, and nothing stays."""
+    read: list[int] = []
+
+    def endless() -> Iterator[dict[str, str]]:
+        for n in itertools.count():
+            read.append(n)
+            yield {"id": f"t{n}"}
+
+    async def endless_async() -> AsyncIterator[dict[str, str]]:
+        for task in endless():
+            yield task
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+
+    tasks = endless_async() if is_async else endless()
+    sampling = aenv_ray.sample(PROBE, act, tasks, concurrency=2)
+    assert sampling.total is None
+    for episode in sampling:
+        assert len(read) <= len(sampling.episodes) + 2
+        if episode.index == 4:
+            break
+    eventually_empty(cluster.sandboxes)
+
+
+def test_tasks_that_fail_end_the_run_after_what_runs(cluster: Cluster, tmp_path: Path) -> None:
+    """What the iterator raises is raised, once every episode that had begun is there."""
+    del cluster
+    out = tmp_path / "episodes.jsonl"
+
+    def broken() -> Iterator[dict[str, str]]:
+        yield from probe_tasks(2)
+        raise OSError("the data set is gone")
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+
+    sampling = aenv_ray.sample(PROBE, act, broken(), concurrency=3, out=out)
+    with pytest.raises(OSError, match="the data set is gone"):
+        sampling.run()
+    assert sorted(episode.task_id for episode in sampling.episodes) == ["t0", "t1"]
+    assert sampling.summary().reward_mean == 0.5
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_leaving_a_policy_that_hangs_in_a_thread(cluster: Cluster) -> None:
+    """What Ctrl-C does: the thread cannot be stopped, but is not waited for either."""
+    hangs_on = threading.Event()
+
+    def act(env: Any, task: Task) -> None:
+        env.call_tool("count")
+        if task.id != "t0":
+            hangs_on.wait()
+
+    for episode in aenv_ray.sample(PROBE, act, probe_tasks(3), concurrency=3):
+        assert episode.task_id == "t0"
+        break
+    hangs_on.set()
+    eventually_empty(cluster.sandboxes)
 
 
 def test_an_exception_in_the_loop_releases_everything(cluster: Cluster) -> None:

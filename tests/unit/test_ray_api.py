@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,33 @@ def test_a_ray_that_does_not_come_up_is_typed(
         ray_api.ensure_ray(address)
     assert hint in str(raised.value.hint)
     assert raised.value.retryable
+
+
+def test_a_full_disk_is_named_as_what_a_local_ray_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/proc/self")  # a filesystem without room
+    assert ray_address.way_out().startswith("/proc/self has 0 KiB of room left: ")
+    monkeypatch.setenv("RAY_TMPDIR", "/no/such/place")
+    assert ray_address.way_out().endswith("/no/such/place/ray/session_latest/logs")
+
+
+@pytest.mark.parametrize("given", [None, "of-the-user"])
+@pytest.mark.parametrize("home", ["/proc/no-home", "writable"])
+def test_a_user_who_cannot_keep_a_token_carries_one(
+    tmp_path: Path, home: str, given: str | None
+) -> None:
+    """Ray itself does not start then; with a home it makes one there, which others find."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    kept["HOME"] = str(tmp_path) if home == "writable" else home
+    kept |= {} if given is None else {"RAY_AUTH_TOKEN": given}
+    code = (
+        "import os; from aenv_ray.actors.ray_token import carry_token; "
+        "carry_token(); print(os.environ.get('RAY_AUTH_TOKEN', ''))"
+    )  # in a process of its own: Ray remembers a token that it has found
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True
+    )
+    carried = done.stdout.strip()
+    assert carried == given if given is not None else bool(carried) == (home != "writable")
 
 
 def test_a_named_ray_where_nothing_listens_is_given_up_and_named() -> None:

@@ -143,6 +143,15 @@ def test_untyped_and_open_functions_take_anything() -> None:
     assert signature.schema["additionalProperties"] is True
 
 
+def test_a_wrapper_passes_on_what_comes_by_name() -> None:
+    """A decorator without `functools.wraps`, as projects write them."""
+
+    def wrapper(*args, **kwargs):  # type: ignore[no-untyped-def]
+        return args, kwargs
+
+    assert wrapper(**Signature(wrapper).bind("wrapper", {"a": 1})) == ((), {"a": 1})
+
+
 def test_names_that_pydantic_reserves_are_parameters_like_others() -> None:
     def odd(model_config: int, schema: str, copy: int, _private: int, json: str = "") -> None: ...
 
@@ -159,11 +168,13 @@ def test_no_parameters_is_an_empty_object() -> None:
         Signature(lambda: None).bind("none", {"x": 1})
 
 
-def test_positional_only_and_unresolvable_hints_are_refused() -> None:
+def test_what_no_name_reaches_and_unresolvable_hints_are_refused() -> None:
     def positional(x: int, /) -> None: ...
+
+    def variadic(x: int, *rest: int) -> None: ...
 
     def unresolved(x: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    for function in (positional, unresolved):
+    for function in (positional, variadic, unresolved):
         with pytest.raises(TypeError, match=function.__name__):
             Signature(function)

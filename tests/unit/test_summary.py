@@ -44,9 +44,9 @@ def test_the_mean_is_that_of_the_completed_ones_whatever_failed(
     summary = summarize(episodes, 1.0)
     assert summary.reward_mean == pytest.approx(sum(rewards) / len(rewards))
     assert summary.succeeded == sum(reward >= 1.0 for reward in rewards)
-    failed = (summary.infra_failed, summary.policy_failed, summary.reward_failed)
-    assert summary.rollouts == len(rewards) + sum(failed)
-    assert sum(failed) == len(void)
+    failed = sum(getattr(summary, status.value) for status in VOID)
+    assert summary.rollouts == len(rewards) + failed
+    assert failed == len(void)
 
 
 @pytest.mark.parametrize("episodes", [[], [episode(None, "infra_failed")], [episode(None)]])

@@ -121,6 +121,8 @@ def test_long_commands_work(execute: Execute) -> None:
         "unset PROMPT_COMMAND PS1 IFS PATH HOME",
         "IFS=abcdefghijklmnopqrstuvwxyz0123456789_",
         "printf() { :; }; eval() { :; }; set() { :; }; exec() { :; }; echo() { builtin echo; }",
+        "builtin() { :; }",
+        "set -xu; builtin() { echo x; }; unset() { :; }; eval() { :; }; printf() { :; }; echo $no",
         "alias printf=ls eval=ls builtin=ls command=ls exec=ls return=ls PROMPT_COMMAND=ls",
         "trap 'true' DEBUG ERR RETURN INT TERM",
         "exec 2>&1",

@@ -1,0 +1,227 @@
+"""Where tasks come from: a file or a list, known at once, or an iterator, read as they are run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    Sized,
+)
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.episode import Task
+from aenv_ray.sampling.foreign_code import call, hand_over, outcome
+
+TaskObjects = Iterable[Task | Mapping[str, Any]]
+TaskSource = str | Path | TaskObjects | AsyncIterable[Task | Mapping[str, Any]]
+"""A JSON Lines file's path, or tasks or objects of their shape."""
+
+_END: Final = object()
+
+
+def load_tasks(source: str | Path | TaskObjects) -> list[Task]:
+    """Return all tasks of a JSON Lines file, or of objects.
+
+    Raises:
+        ConfigError: The file cannot be read, or a task is malformed; the message names the line.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+        numbered = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+        return [_task(where, _parse(where, line)) for where, line in numbered]
+    return [_task(f"task {n}", task) for n, task in enumerate(source)]
+
+
+def _parse(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}") from None
+
+
+def _task(where: str, data: Any) -> Task:
+    if isinstance(data, Task):
+        return data
+    try:
+        return Task.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(
+            ": ".join([where, *filter(None, [".".join(map(str, first["loc"]))]), first["msg"]]),
+            hint='a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
+        ) from None
+
+
+class TaskFeed:
+    """Tasks with their numbers, from 0, in order; one is read when somebody takes it.
+
+    So a source may be slow or endless: nothing is read ahead. A file and a list are read and
+    checked at once. An iterator is read in a thread of its own, for it may block, and always in the
+    same one; an async iterator on the loop of those who take. Several may take at the same time.
+
+    Args:
+        source: See `TaskSource`.
+
+    Raises:
+        ConfigError: No source of tasks; a file that cannot be read; a malformed task of a list.
+    """
+
+    def __init__(self, source: TaskSource) -> None:
+        self.failure: Exception | None = None
+        """Why it gives no more tasks, when that is not for want of any."""
+        self.known: list[Task] | None = None
+        """All of them, of a file or a list."""
+        self._ahead: deque[tuple[int, Task]] = deque()
+        self._number = 0
+        self._taking = asyncio.Lock()
+        self._is_at_end = False
+        self._reader: _Direct | _Threaded | _Async
+        if isinstance(source, str | Path | Sequence | Set | Mapping):
+            self.known = load_tasks(source)
+            self._reader = _Direct(self.known)
+        elif isinstance(source, AsyncIterable):
+            self._reader = _Async(source)
+        elif isinstance(source, Iterable):
+            self._reader = _Threaded(source)
+        else:
+            raise ConfigError(
+                f"tasks {source!r} can be neither read nor iterated",
+                hint="give a JSON Lines file, a list, an iterator or an async iterator",
+            )
+        sized = source if self.known is None else self.known
+        self.total = len(sized) if isinstance(sized, Sized) else None
+        """How many there are; None where the source does not say."""
+
+    async def take(self) -> tuple[int, Task] | None:
+        """Return the next task and its number; None when there is none, or the source failed."""
+        async with self._taking:
+            return self._ahead.popleft() if self._ahead else await self._read()
+
+    async def skip(self, kept: Mapping[int, str], where: str) -> None:
+        """Pass over tasks that an earlier run finished.
+
+        Args:
+            kept: Number and id of each.
+            where: What says so, for the message.
+
+        Raises:
+            ConfigError: The tasks are others than those of that run.
+        """
+        left = dict(kept)
+        while left and (taken := await self._read()) is not None:
+            number, task = taken
+            finished = left.pop(number, None)
+            if finished is None:
+                self._ahead.append(taken)
+            elif finished != task.id:
+                raise of_another_run(where, number, finished)
+        if self.failure is not None:
+            raise self.failure
+        for number, finished in left.items():
+            raise of_another_run(where, number, finished)
+
+    async def _read(self) -> tuple[int, Task] | None:
+        if self._is_at_end:
+            return None
+        try:
+            found = await self._reader.read()
+            if found is not _END:
+                task = _task(f"task {self._number}", found)
+                self._number += 1
+                return self._number - 1, task
+        except Exception as exc:  # noqa: BLE001  # the caller's iterator may raise anything
+            self.failure = exc
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Read no more. The source stays as it is, for who made it; any number of times."""
+        self._is_at_end = True
+        self._reader.close()
+
+
+def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
+    """Return the error for an episode that is of no task of this run."""
+    return ConfigError(
+        f"{where}: episode {number} is of task {task_id!r}, of which this run has none there",
+        hint="go on with the same tasks and rollouts, or write to another file",
+    )
+
+
+class _Direct:
+    def __init__(self, tasks: list[Task]) -> None:
+        self._tasks = iter(tasks)
+
+    async def read(self) -> Any:
+        return next(self._tasks, _END)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Async:
+    def __init__(self, source: AsyncIterable[Any]) -> None:
+        self._source = source
+        self._iterator: AsyncIterator[Any] | None = None
+
+    async def read(self) -> Any:
+        if self._iterator is None:
+            self._iterator = aiter(self._source)
+        return await outcome(_next_of(self._iterator), "the tasks")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+async def _next_of(iterator: AsyncIterator[Any]) -> Any:
+    return await anext(iterator, _END)
+
+
+class _Threaded:
+    """Reads in a daemon thread: one that blocks must not keep the process from ending."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self._asked: SimpleQueue[asyncio.Future[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def read(self) -> Any:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="aenv-tasks", daemon=True)
+            self._thread.start()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.put(answer)
+        return await answer
+
+    def close(self) -> None:
+        self._asked.put(None)
+
+    def _serve(self) -> None:
+        iterator: Iterator[Any] | None = None
+
+        def read() -> Any:
+            nonlocal iterator
+            if iterator is None:
+                iterator = iter(self._source)
+            return next(iterator, _END)
+
+        while (answer := self._asked.get()) is not None:
+            hand_over(answer, *call(read, "the tasks"))

@@ -1,0 +1,152 @@
+"""Tasks are taken when an episode can begin: a source may be slow, endless, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import Task
+from aenv_ray.sampling.tasks import TaskFeed
+
+
+def endless(read: list[int]) -> Iterator[dict[str, str]]:
+    for n in itertools.count():
+        read.append(threading.get_ident())
+        yield {"id": f"t{n}"}
+
+
+async def endless_async(read: list[int]) -> AsyncIterator[dict[str, str]]:
+    for task in endless(read):
+        await asyncio.sleep(0)
+        yield task
+
+
+def run(feed: TaskFeed, work: Callable[[TaskFeed], Coroutine[Any, Any, Any]]) -> Any:
+    async def use() -> Any:
+        try:
+            return await work(feed)
+        finally:
+            feed.close()
+
+    return asyncio.run(use())
+
+
+async def all_of(feed: TaskFeed) -> list[tuple[int, str]]:
+    found = []
+    while (taken := await feed.take()) is not None:
+        found.append((taken[0], taken[1].id))
+    return found
+
+
+@pytest.mark.parametrize("source", [endless, endless_async])
+def test_nothing_is_read_ahead_of_those_who_take(source: Callable[[list[int]], Any]) -> None:
+    read: list[int] = []
+
+    async def take_four(feed: TaskFeed) -> list[tuple[int, Task] | None]:
+        async with asyncio.TaskGroup() as group:
+            takes = [group.create_task(feed.take()) for _ in range(4)]
+        return [take.result() for take in takes]
+
+    feed = TaskFeed(source(read))
+    assert (feed.total, feed.known) == (None, None)
+    taken = run(feed, take_four)
+    assert [(n, task.id) for n, task in taken] == [(0, "t0"), (1, "t1"), (2, "t2"), (3, "t3")]
+    assert len(read) == 4
+    assert len(set(read)) == 1, "one thread, for what may belong to it"
+
+
+def test_an_iterator_that_blocks_blocks_nothing_else() -> None:
+    """The loop of all episodes goes on, and so does whoever leaves it."""
+    goes_on = threading.Event()
+
+    def slow() -> Iterator[Task]:
+        goes_on.wait()
+        yield Task(id="late")
+
+    async def wait_beside(feed: TaskFeed) -> Any:
+        take = asyncio.create_task(feed.take())
+        await asyncio.sleep(0)
+        goes_on.set()
+        return await take
+
+    assert run(TaskFeed(slow()), wait_beside) == (0, Task(id="late"))
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(
+    ("end", "failure", "says"),
+    [
+        (ValueError("no more"), ValueError, "no more"),
+        (SystemExit(3), RuntimeError, "the tasks raised SystemExit: 3"),
+        ({"name": "b"}, ConfigError, "task 1: id: Field required"),
+        (None, ConfigError, "task 1: Input should be"),
+    ],
+)
+def test_a_source_that_fails_gives_no_more_and_says_why(
+    is_async: bool, end: Any, failure: type[Exception], says: str
+) -> None:
+    def failing() -> Iterator[Any]:
+        yield {"id": "a"}
+        if isinstance(end, BaseException):
+            raise end
+        yield end
+        raise AssertionError("not read")
+
+    async def failing_async() -> AsyncIterator[Any]:
+        for one in failing():
+            yield one
+
+    async def count(feed: TaskFeed) -> list[tuple[int, str]]:
+        return await all_of(feed) + await all_of(feed)
+
+    feed = TaskFeed(failing_async() if is_async else failing())
+    assert run(feed, count) == [(0, "a")]
+    assert isinstance(feed.failure, failure)
+    assert says in str(feed.failure)
+
+
+def test_a_list_is_checked_at_once_and_what_has_a_length_says_it() -> None:
+    class Dataset:
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            return iter([{"id": "a"}, {"id": "b"}])
+
+    feed = TaskFeed([{"id": "a"}])
+    assert (feed.total, feed.known) == (1, [Task(id="a")])
+    with pytest.raises(ConfigError, match="task 1: id"):
+        TaskFeed([{"id": "a"}, {"name": "b"}])
+    with pytest.raises(ConfigError, match="neither read nor iterated"):
+        TaskFeed(5)  # type: ignore[arg-type]
+    lazy = TaskFeed(Dataset())
+    assert (lazy.total, lazy.known) == (2, None)
+    assert run(lazy, all_of) == [(0, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_what_an_earlier_run_finished_is_passed_over(is_list: bool) -> None:
+    tasks = [{"id": f"t{n}"} for n in range(5)]
+
+    async def rest(feed: TaskFeed) -> list[tuple[int, str]]:
+        await feed.skip({0: "t0", 3: "t3"}, "out.jsonl")
+        return await all_of(feed)
+
+    feed = TaskFeed(tasks if is_list else iter(tasks))
+    assert run(feed, rest) == [(1, "t1"), (2, "t2"), (4, "t4")]
+
+
+@pytest.mark.parametrize("kept", [{1: "other"}, {2: "t2"}])
+def test_the_file_of_other_tasks_is_refused_before_an_episode(kept: dict[int, str]) -> None:
+    async def skip(feed: TaskFeed) -> None:
+        await feed.skip(kept, "out.jsonl")
+
+    ((number, name),) = kept.items()
+    with pytest.raises(ConfigError, match=f"out.jsonl: episode {number} is of task '{name}'"):
+        run(TaskFeed(iter([{"id": "t0"}, {"id": "t1"}])), skip)

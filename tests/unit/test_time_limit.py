@@ -1,0 +1,96 @@
+"""A policy acts no longer than it may, and no longer than its instance lives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import InstanceExpired
+from aenv_ray.sampling.time_limit import PolicyTimedOut, within
+
+LONG_S = 120.0
+
+
+async def lives() -> None:
+    """The instance is there."""
+
+
+async def hang(ended: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append("cancelled")
+
+
+def test_a_policy_that_hangs_is_cancelled_at_its_limit() -> None:
+    ended: list[str] = []
+    with pytest.raises(PolicyTimedOut, match=r"after 0\.01 s"):
+        asyncio.run(within(hang(ended), 0.01, lives))
+    assert ended == ["cancelled"]
+
+
+def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
+    """And what it raises later is nobody's any more."""
+    goes_on = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not goes_on.is_set():
+            try:
+                await goes_on.wait()
+            except asyncio.CancelledError:
+                continue
+        raise ValueError("late")
+
+    async def episode() -> None:
+        with pytest.raises(PolicyTimedOut):
+            await within(stubborn(), 0.01, lives, grace_s=0.01)
+        goes_on.set()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(episode())
+
+
+def test_without_a_limit_its_instance_is_one() -> None:
+    """Invariant 9: an instance that ended leaves a policy nothing to act on."""
+    ended: list[str] = []
+    asked: list[str] = []
+
+    async def ends() -> None:
+        asked.append("")
+        if len(asked) == 3:
+            raise InstanceExpired("its TTL passed")
+
+    with pytest.raises(InstanceExpired):
+        asyncio.run(within(hang(ended), None, ends, ask_s=0.001))
+    assert (len(asked), ended) == (3, ["cancelled"])
+
+
+@pytest.mark.parametrize("limit_s", [None, LONG_S])
+def test_what_a_policy_gives_or_raises_is_its_own(limit_s: float | None) -> None:
+    async def gives() -> int:
+        return 7
+
+    async def raises() -> Any:
+        raise TimeoutError("of the model")
+
+    assert asyncio.run(within(gives(), limit_s, lives)) == 7
+    with pytest.raises(TimeoutError, match="of the model"):
+        asyncio.run(within(raises(), limit_s, lives))
+
+
+def test_a_cancelled_episode_cancels_its_policy() -> None:
+    """Invariant 11."""
+    ended: list[str] = []
+
+    async def cancel() -> None:
+        episode = asyncio.create_task(within(hang(ended), None, lives))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        episode.cancel()
+        await episode
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel())
+    assert ended == ["cancelled"]

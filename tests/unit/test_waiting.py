@@ -1,0 +1,77 @@
+"""A client that waits for a server which is not there says so, before its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from aenv_ray.client.waiting import FIRST_WORD_S, Wait, said, until_healthy
+from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, SandboxStartFailed
+
+GONE = FabricUnavailable("nobody answers", hint="start a server")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_long_wait_is_told_and_then_each_time_it_has_doubled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    wait = Wait("a server", 500.0, clock)
+    told = []
+    for second in range(41):
+        clock.now_s = 100.0 + second
+        before = len(caplog.records)
+        wait.goes_on(said(GONE))
+        told += [second] if len(caplog.records) > before else []
+    assert told == [FIRST_WORD_S, 2 * FIRST_WORD_S, 4 * FIRST_WORD_S, 8 * FIRST_WORD_S]
+    assert wait.remaining_s == 460.0
+    assert caplog.records[0].levelno == logging.WARNING
+    assert caplog.records[0].getMessage() == (
+        "waiting for a server since 5 s, for 500 s at most: nobody answers (start a server)"
+    )
+
+
+@pytest.mark.parametrize("status", ["healthy", "success", "ok"])
+def test_a_server_that_comes_late_is_waited_for(status: str) -> None:
+    """AEnvironment's client waits for a server that is not there yet."""
+    answers: list[Any] = [GONE, {"data": {"status": "error"}}, {"data": {"status": status}}]
+
+    async def check(timeout_s: float) -> dict[str, Any]:
+        assert timeout_s > 0
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+    body = asyncio.run(until_healthy(check, "http://x", 60.0))
+    assert (body, answers) == ({"data": {"status": status}}, [])
+
+
+def test_one_that_never_comes_ends_with_its_last_answer() -> None:
+    """Invariant 9."""
+
+    async def check(timeout_s: float) -> dict[str, Any]:
+        del timeout_s
+        raise GONE
+
+    with pytest.raises(DeadlineExceeded, match=r"http://x was not healthy .* nobody answers"):
+        asyncio.run(until_healthy(check, "http://x", 0.05))
+
+
+def test_code_that_does_not_load_is_not_waited_for() -> None:
+    async def check(timeout_s: float) -> dict[str, Any]:
+        del timeout_s
+        return {"data": {"status": "error", "code": SandboxStartFailed.code, "message": "boom"}}
+
+    with pytest.raises(SandboxStartFailed, match="boom"):
+        asyncio.run(until_healthy(check, "http://x", 60.0))
