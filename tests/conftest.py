@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,15 +16,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.ray.cluster import Cluster, local_cluster
-from tests.verdicts import Verdicts
+pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is imported
+
+from tests.ray.cluster import Cluster, local_cluster  # noqa: E402
+from tests.verdicts import Verdicts  # noqa: E402
 
 # Machines that run tests are busy: an example is not slow because the machine is. The same examples
 # each time, so that a failure is the change's and can be repeated.
 hypothesis.settings.register_profile("aenv", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("aenv")
-
-pytest.register_assert_rewrite("aenv_ray.testing")
 
 # A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +34,10 @@ collect_ignore = ["fixtures"]  # projects with tests of their own, written for e
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = ("e2e", "ray", "contract")
+_ON_SHARED_RAY: set[Path] = set()
+"""Modules of which a test uses `cluster`."""
+_SHARED_RAY = contextlib.ExitStack()
+"""What ends that Ray."""
 KNOWN = frozenset(
     {
         "browser",
@@ -120,16 +125,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the directories with long modules first, so that no worker ends with one alone."""
-    here = Path(__file__).parent
+    """Run long modules first, so that no worker ends with one alone.
 
-    def place(item: pytest.Item) -> int:
+    Modules whose tests share a Ray follow one another: a Ray that waits costs as much as a test.
+    """
+    here = Path(__file__).parent
+    _ON_SHARED_RAY.update(item.path for item in items if "cluster" in fixtures_of(item))
+
+    def place(item: pytest.Item) -> tuple[int, int]:
         for index, name in enumerate(_LONG_FIRST):
             if here / name in item.path.parents:
-                return index
-        return len(_LONG_FIRST)
+                return (1 if item.path in _ON_SHARED_RAY else 0 if name != "contract" else 2), index
+        return 3, 0
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the shared Ray of this process when its last module is done, not with the session."""
+    if item.path not in _ON_SHARED_RAY:
+        _SHARED_RAY.close()
+
+
+def fixtures_of(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -162,5 +182,5 @@ def _no_settings_of_the_user() -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Yield the local Ray of this process's tests: each of its own takes seconds to start."""
-    with local_cluster() as running:
-        yield running
+    yield _SHARED_RAY.enter_context(local_cluster())
+    _SHARED_RAY.close()

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.testing.contract_bench import (
     Bench,
     call,
@@ -14,6 +15,7 @@ from aenv_ray.testing.contract_bench import (
     eventually,
     execute,
     sleeper,
+    unique,
     value_of,
 )
 
@@ -79,45 +81,6 @@ class ApartTests:
             assert await value_of(sandbox, "seen") == word
         assert await value_of(await bench.start(project), "seen") == "nothing"
 
-    # --- two of them --------------------------------------------------------------------------
-
-    async def test_state_and_files_are_a_sandboxs_own(self, bench: Bench) -> None:
-        """Invariant 7."""
-        one, two = await bench.start(), await bench.start()
-        assert await value_of(one, "count", key="k") == 1
-        assert await value_of(two, "count", key="k") == 1
-        await execute(one, "echo secret > note; echo secret > /tmp/contract-note")
-        assert (await execute(two, ["test", "-e", "note"])).exit_code == 1
-        assert (await execute(one, ["cat", "note"])).text() == "secret\n"
-
-    async def test_temporary_files_are_a_sandboxs_own(self, bench: Bench) -> None:
-        """Invariant 7."""
-        one, two = await bench.start(), await bench.start()
-        try:
-            await execute(one, "echo secret > /tmp/contract-temporary")
-            assert (await execute(two, ["cat", "/tmp/contract-temporary"])).exit_code != 0
-        finally:
-            await execute(one, ["rm", "-f", "/tmp/contract-temporary", "/tmp/contract-note"])
-
-    async def test_processes_are_a_sandboxs_own(self, bench: Bench) -> None:
-        """Invariant 7."""
-        one, two = await bench.start(), await bench.start()
-        command = sleeper()
-        await value_of(one, "spawn", command=command)
-
-        async def it_runs() -> bool:
-            return bool(await value_of(one, "running", argument=command[1]))
-
-        await eventually(it_runs, "the program runs")
-        assert await value_of(two, "running", argument=command[1]) == 0
-
-    async def test_loopback_is_a_sandboxs_own(self, bench: Bench) -> None:
-        """Invariant 7."""
-        one, two = await bench.start(), await bench.start()
-        port = await value_of(one, "listen")
-        assert await value_of(one, "connect", port=port) is True
-        assert await value_of(two, "connect", port=port) is False
-
     # --- tools that misbehave -----------------------------------------------------------------
 
     async def test_a_tool_that_forks_and_returns_answers_once(self, bench: Bench) -> None:
@@ -143,16 +106,65 @@ class ApartTests:
         await execute(two, "echo room > file")
         assert (await execute(two, ["cat", "file"])).text() == "room\n"
 
-    async def test_a_tool_that_changes_directory_changes_only_its_own(self, bench: Bench) -> None:
-        one, two = await bench.start(), await bench.start()
-        before = (await value_of(two, "facts"))["cwd"]
-        await evaluate(one, "import os; os.chdir('/usr')")
-        assert (await value_of(one, "facts"))["cwd"] == "/usr"
-        assert (await value_of(two, "facts"))["cwd"] == before
-
     async def test_many_sandboxes_answer_at_the_same_time(self, bench: Bench) -> None:
         started = await bench.engine.start_many([bench.spec() for _ in range(self.many)])
         async with asyncio.TaskGroup() as group:
             for index, sandbox in enumerate(started):
                 assert not isinstance(sandbox, Exception)
                 group.create_task(value_of(sandbox, "echo", text=str(index)))
+
+
+class TwoTests:
+    """Two sandboxes beside each other."""
+
+    async def test_state_and_files_are_a_sandboxs_own(
+        self, standing: Sandbox, second: Sandbox
+    ) -> None:
+        """Invariant 7."""
+        key, note = unique("k"), unique("note")
+        assert await value_of(standing, "count", key=key) == 1
+        assert await value_of(second, "count", key=key) == 1
+        await execute(standing, f"echo secret > {note}")
+        assert (await execute(second, ["test", "-e", note])).exit_code == 1
+        assert (await execute(standing, ["cat", note])).text() == "secret\n"
+
+    async def test_temporary_files_are_a_sandboxs_own(
+        self, standing: Sandbox, second: Sandbox
+    ) -> None:
+        """Invariant 7."""
+        path = f"/tmp/{unique('contract')}"
+        try:
+            await execute(standing, f"echo secret > {path}")
+            assert (await execute(second, ["cat", path])).exit_code != 0
+        finally:
+            await execute(standing, ["rm", "-f", path])
+
+    async def test_processes_are_a_sandboxs_own(self, standing: Sandbox, second: Sandbox) -> None:
+        """Invariant 7."""
+        command = sleeper()
+        pid = await value_of(standing, "spawn", command=command)
+
+        async def it_runs() -> bool:
+            return bool(await value_of(standing, "running", argument=command[1]))
+
+        try:
+            await eventually(it_runs, "the program runs")
+            assert await value_of(second, "running", argument=command[1]) == 0
+        finally:
+            await evaluate(standing, f"import os; os.kill({pid}, 9)")
+
+    async def test_loopback_is_a_sandboxs_own(self, standing: Sandbox, second: Sandbox) -> None:
+        """Invariant 7."""
+        port = await value_of(standing, "listen")
+        assert await value_of(standing, "connect", port=port) is True
+        assert await value_of(second, "connect", port=port) is False
+
+    async def test_a_tool_that_changes_directory_changes_only_its_own(
+        self, standing: Sandbox, second: Sandbox
+    ) -> None:
+        own, others = [(await value_of(one, "facts"))["cwd"] for one in (standing, second)]
+        await evaluate(standing, "import os; os.chdir('/usr')")
+        assert (await value_of(standing, "facts"))["cwd"] == "/usr"
+        assert (await value_of(second, "facts"))["cwd"] == others
+        await evaluate(standing, f"import os; os.chdir({own!r})")
+        assert (await value_of(standing, "facts"))["cwd"] == own

@@ -27,6 +27,11 @@ LONG_S: Final = 30.0
 _numbers = itertools.count(1)
 
 
+def unique(word: str) -> str:
+    """Return a name that begins with `word` and that nothing else has: a file, a key, a call id."""
+    return f"{word}-{next(_numbers)}"
+
+
 def sleeper() -> list[str]:
     """Return a command that sleeps for longer than a test, with an argument nobody else has."""
     return ["sleep", f"60.{random.randrange(10**9):09d}"]

@@ -20,12 +20,13 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import ToolResult
 from aenv_ray.testing.contract_bench import (
-    Bench,
     call,
+    evaluate,
     eventually,
     execute,
     request,
     sleeper,
+    unique,
     value_of,
 )
 
@@ -41,71 +42,80 @@ async def _runs(sandbox: Sandbox, argument: str) -> bool:
 class CallTests:
     """Calling tools, rewards and functions."""
 
+    # --- what there is to call --------------------------------------------------------------
+
+    async def test_a_tool_may_import_when_it_is_called(self, standing: Sandbox) -> None:
+        assert await value_of(standing, "import_late") == "hello from parts"
+
+    async def test_listings_name_what_the_environment_registers(self, standing: Sandbox) -> None:
+        tools = {tool["name"]: tool for tool in await request(standing, "tools/list", {})}
+        assert tools["echo"]["inputSchema"]["required"] == ["text"]
+        assert "score" not in tools
+        functions = await request(standing, "aenv/functions", {})
+        assert {f["name"] for f in functions["reward"]} == {"score", "bad_score"}
+        assert await request(standing, "aenv/health", {}) == {"status": "healthy"}
+
     # --- once (invariant 1, design D6) --------------------------------------------------------
 
     async def test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing(
-        self, bench: Bench
+        self, standing: Sandbox
     ) -> None:
         """Invariant 1."""
-        sandbox = await bench.start()
-        results = [await call(sandbox, "count", {"key": "k"}, call_id="one") for _ in range(3)]
+        key, one = unique("k"), unique("one")
+        results = [await call(standing, "count", {"key": key}, call_id=one) for _ in range(3)]
         assert [result.data for result in results] == [1, 1, 1]
-        assert await value_of(sandbox, "count", key="k") == 2
+        assert await value_of(standing, "count", key=key) == 2
 
-    async def test_a_repeat_of_a_call_under_way_waits_for_it(self, bench: Bench) -> None:
+    async def test_a_repeat_of_a_call_under_way_waits_for_it(self, standing: Sandbox) -> None:
         """Invariant 1."""
-        sandbox = await bench.start()
-        arguments = {"key": "k", "seconds": 0.2}
+        key, same = unique("k"), unique("same")
+        arguments = {"key": key, "seconds": 0.2}
         async with asyncio.TaskGroup() as group:
             calls = [
-                group.create_task(call(sandbox, "count", arguments, call_id="same"))
+                group.create_task(call(standing, "count", arguments, call_id=same))
                 for _ in range(20)
             ]
         assert {task.result().data for task in calls} == {1}
-        assert await value_of(sandbox, "count", key="k") == 2
+        assert await value_of(standing, "count", key=key) == 2
 
-    async def test_a_repeated_failure_is_the_same_failure(self, bench: Bench) -> None:
+    async def test_a_repeated_failure_is_the_same_failure(self, standing: Sandbox) -> None:
         """Invariant 1."""
-        sandbox = await bench.start()
-        messages = set()
+        messages, slow = set(), unique("slow")
         for _ in range(2):
             with pytest.raises(ToolTimeout) as raised:
-                await call(sandbox, "nap", {"seconds": 60.0}, call_id="slow", timeout_s=0.2)
+                await call(standing, "nap", {"seconds": 60.0}, call_id=slow, timeout_s=0.2)
             messages.add(raised.value.message)
         assert len(messages) == 1
 
     async def test_a_caller_that_waited_too_briefly_asks_again_with_the_same_id(
-        self, bench: Bench
+        self, standing: Sandbox
     ) -> None:
         """Invariants 1 and 9: the wait ends, the call does not, and nothing runs twice."""
-        sandbox = await bench.start()
-        arguments = {"key": "k", "seconds": 1.5}
+        arguments, slow = {"key": unique("k"), "seconds": 1.5}, unique("slow")
         with pytest.raises(CallOutcomeUnknown, match="tools/call"):
-            await call(sandbox, "count", arguments, call_id="slow", deadline_s=0.2)
-        assert (await call(sandbox, "count", arguments, call_id="slow")).data == 1
+            await call(standing, "count", arguments, call_id=slow, deadline_s=0.2)
+        assert (await call(standing, "count", arguments, call_id=slow)).data == 1
 
     # --- failures of the tool's own -----------------------------------------------------------
 
-    async def test_a_tool_that_raises_is_a_result(self, bench: Bench) -> None:
+    async def test_a_tool_that_raises_is_a_result(self, standing: Sandbox) -> None:
         """Design D14."""
-        sandbox = await bench.start()
-        result = await call(sandbox, "broken", {"text": "on purpose"})
+        result = await call(standing, "broken", {"text": "on purpose"})
         assert result.is_error
         assert result.text() == "ValueError: on purpose"
-        assert (await call(sandbox, "quit_politely")).is_error
-        assert await value_of(sandbox, "echo", text="still here") == "still here"
+        assert (await call(standing, "quit_politely")).is_error
+        assert await value_of(standing, "echo", text="still here") == "still here"
 
-    async def test_what_does_not_exist_is_refused_with_what_does(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_what_does_not_exist_is_refused_with_what_does(self, standing: Sandbox) -> None:
         with pytest.raises(ToolNotFound, match="'no_such_tool'") as raised:
-            await call(sandbox, "no_such_tool")
+            await call(standing, "no_such_tool")
         assert "echo" in str(raised.value.hint)
         assert raised.value.tool_name == "no_such_tool"
         for method in ("aenv/function", "aenv/reward"):
             with pytest.raises(ToolNotFound):
-                await request(sandbox, method, {"name": "no_such"})
+                await request(standing, method, {"name": "no_such"})
         with pytest.raises(ConfigError):
-            await request(sandbox, "aenv/no_such_method", {})
+            await request(standing, "aenv/no_such_method", {})
 
     @pytest.mark.parametrize(
         "arguments",
@@ -113,149 +123,155 @@ class CallTests:
         ids=["missing", "wrong type", "unconvertible", "unknown", "no object"],
     )
     async def test_arguments_that_do_not_fit_are_refused(
-        self, bench: Bench, arguments: Any
+        self, standing: Sandbox, arguments: Any
     ) -> None:
-        sandbox = await bench.start()
         with pytest.raises(ToolInputInvalid, match="echo"):
-            await call(sandbox, "echo", arguments)
+            await call(standing, "echo", arguments)
 
     @pytest.mark.parametrize("reports", [False, True], ids=["alone", "with progress"])
     async def test_arguments_that_cannot_be_read_fail_their_own_call_alone(
-        self, bench: Bench, reports: bool
+        self, standing: Sandbox, reports: bool
     ) -> None:
         """What an agent sends must not end its sandbox: that would void the episode."""
-        sandbox = await bench.start()
         deep: list[Any] = []
         for _ in range(220):  # more than a reader takes, and less than a writer refuses
             deep = [deep]
         on_progress = (lambda *_: None) if reports else None
         with pytest.raises(ToolInputInvalid, match="cannot be read"):
-            await call(sandbox, "echo", {"text": deep}, on_progress=on_progress)
-        assert await value_of(sandbox, "echo", text="still here") == "still here"
+            await call(standing, "echo", {"text": deep}, on_progress=on_progress)
+        assert await value_of(standing, "echo", text="still here") == "still here"
 
-    async def test_the_agents_door_does_not_reach_rewards(self, bench: Bench) -> None:
+    async def test_the_agents_door_does_not_reach_rewards(self, standing: Sandbox) -> None:
         """Invariant 8."""
-        sandbox = await bench.start()
         for name in ("score", "reset", "aenv/exec"):
             with pytest.raises(ToolNotFound):
-                await call(sandbox, name)
+                await call(standing, name)
 
-    async def test_rewards_and_functions_give_data_or_a_typed_failure(self, bench: Bench) -> None:
+    async def test_rewards_and_functions_give_data_or_a_typed_failure(
+        self, standing: Sandbox
+    ) -> None:
         """Invariant 2."""
-        sandbox = await bench.start()
         reward = {"name": None, "arguments": {"answer": "42"}}
-        assert await request(sandbox, "aenv/reward", reward) == {"score": 1.0}
+        assert await request(standing, "aenv/reward", reward) == {"score": 1.0}
         reset = {"name": "reset", "arguments": {"seed": 7}}
-        assert await request(sandbox, "aenv/function", reset) == {"seed": 7}
+        assert await request(standing, "aenv/function", reset) == {"seed": 7}
         with pytest.raises(FunctionFailed, match="it broke as well"):
-            await request(sandbox, "aenv/function", {"name": "broken_function"})
+            await request(standing, "aenv/function", {"name": "broken_function"})
         with pytest.raises(FunctionFailed, match="nan"):
-            await request(sandbox, "aenv/reward", {"name": "bad_score"})
+            await request(standing, "aenv/reward", {"name": "bad_score"})
 
-    async def test_health_says_what_the_environment_says(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_health_says_what_the_environment_says(self, standing: Sandbox) -> None:
         sick = {"name": "set_health", "arguments": {"status": "sick"}}
-        await request(sandbox, "aenv/function", sick)
-        assert (await request(sandbox, "aenv/health", {}))["status"] == "sick"
+        await request(standing, "aenv/function", sick)
+        assert (await request(standing, "aenv/health", {}))["status"] == "sick"
+        well = {"name": "set_health", "arguments": {"status": "healthy"}}
+        await request(standing, "aenv/function", well)
+        assert await request(standing, "aenv/health", {}) == {"status": "healthy"}
 
     # --- stopping (invariants 9 and 11) -------------------------------------------------------
 
     @pytest.mark.parametrize("tool", ["until_stopped", "auntil_stopped"])
-    async def test_a_timeout_stops_the_tool(self, bench: Bench, tool: str) -> None:
+    async def test_a_timeout_stops_the_tool(self, standing: Sandbox, tool: str) -> None:
         """Invariant 9."""
-        sandbox = await bench.start()
+        mark = unique("mark")
         with pytest.raises(ToolTimeout, match=tool):
-            await call(sandbox, tool, {"marker": "mark"}, timeout_s=0.2)
-        assert await _exists(sandbox, "mark.began")
-        await eventually(lambda: _exists(sandbox, "mark.stopped"), "the tool was interrupted")
+            await call(standing, tool, {"marker": mark}, timeout_s=0.2)
+        assert await _exists(standing, f"{mark}.began")
+        await eventually(lambda: _exists(standing, f"{mark}.stopped"), "the tool was interrupted")
 
     @pytest.mark.parametrize("tool", ["until_stopped", "auntil_stopped"])
-    async def test_cancelling_stops_the_tool(self, bench: Bench, tool: str) -> None:
+    async def test_cancelling_stops_the_tool(self, standing: Sandbox, tool: str) -> None:
         """Invariant 11."""
-        sandbox = await bench.start()
-        task = asyncio.create_task(call(sandbox, tool, {"marker": "mark"}))
-        await eventually(lambda: _exists(sandbox, "mark.began"), "the tool runs")
+        mark = unique("mark")
+        task = asyncio.create_task(call(standing, tool, {"marker": mark}))
+        await eventually(lambda: _exists(standing, f"{mark}.began"), "the tool runs")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await eventually(lambda: _exists(sandbox, "mark.stopped"), "the tool was interrupted")
+        await eventually(lambda: _exists(standing, f"{mark}.stopped"), "the tool was interrupted")
 
-    async def test_a_timeout_kills_the_program_that_the_tool_waits_for(self, bench: Bench) -> None:
+    async def test_a_timeout_kills_the_program_that_the_tool_waits_for(
+        self, standing: Sandbox
+    ) -> None:
         """Invariant 3."""
-        sandbox, command = await bench.start(), sleeper()
+        command = sleeper()
         with pytest.raises(ToolTimeout):
-            await call(sandbox, "run", {"command": command}, timeout_s=0.3)
+            await call(standing, "run", {"command": command}, timeout_s=0.3)
 
         async def is_dead() -> bool:
-            return not await _runs(sandbox, command[1])
+            return not await _runs(standing, command[1])
 
         await eventually(is_dead, "sleep is dead")
 
-    async def test_cancelling_kills_the_program_that_the_tool_waits_for(self, bench: Bench) -> None:
+    async def test_cancelling_kills_the_program_that_the_tool_waits_for(
+        self, standing: Sandbox
+    ) -> None:
         """Invariant 11."""
-        sandbox, command = await bench.start(), sleeper()
-        task = asyncio.create_task(call(sandbox, "run", {"command": command}))
-        await eventually(lambda: _runs(sandbox, command[1]), "sleep runs")
+        command = sleeper()
+        task = asyncio.create_task(call(standing, "run", {"command": command}))
+        await eventually(lambda: _runs(standing, command[1]), "sleep runs")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
         async def is_dead() -> bool:
-            return not await _runs(sandbox, command[1])
+            return not await _runs(standing, command[1])
 
         await eventually(is_dead, "sleep is dead")
 
     async def test_a_program_of_an_earlier_call_survives_the_timeout_of_a_later_one(
-        self, bench: Bench
+        self, standing: Sandbox
     ) -> None:
         """A persistent shell is state of the environment."""
-        sandbox, command = await bench.start(), sleeper()
-        await value_of(sandbox, "spawn", command=command)
+        command = sleeper()
+        pid = await value_of(standing, "spawn", command=command)
         with pytest.raises(ToolTimeout):
-            await call(sandbox, "nap", {"seconds": 60.0}, timeout_s=0.2)
-        assert await _runs(sandbox, command[1])
+            await call(standing, "nap", {"seconds": 60.0}, timeout_s=0.2)
+        assert await _runs(standing, command[1])
+        await evaluate(standing, f"import os; os.kill({pid}, 9)")
 
     # --- many ---------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("tool", ["echo", "aecho"])
     async def test_a_thousand_concurrent_calls_get_their_own_answers(
-        self, bench: Bench, tool: str
+        self, standing: Sandbox, tool: str
     ) -> None:
-        sandbox = await bench.start()
         async with asyncio.TaskGroup() as group:
             calls = [
-                group.create_task(call(sandbox, tool, {"text": str(index)}))
+                group.create_task(call(standing, tool, {"text": str(index)}))
                 for index in range(1000)
             ]
         assert [task.result().data for task in calls] == [str(index) for index in range(1000)]
 
-    async def test_calls_run_at_the_same_time(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_calls_run_at_the_same_time(self, standing: Sandbox) -> None:
+        key = unique("k")
         async with asyncio.TaskGroup() as group:
             for _ in range(16):
-                group.create_task(value_of(sandbox, "meet", key="k", parties=16))
+                group.create_task(value_of(standing, "meet", key=key, parties=16))
 
-    async def test_a_slow_call_does_not_hold_up_a_quick_one(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        slow = asyncio.create_task(call(sandbox, "until_stopped", {"marker": "slow"}))
-        await eventually(lambda: _exists(sandbox, "slow.began"), "the slow one runs")
+    async def test_a_slow_call_does_not_hold_up_a_quick_one(self, standing: Sandbox) -> None:
+        mark = unique("slow")
+        slow = asyncio.create_task(call(standing, "until_stopped", {"marker": mark}))
+        await eventually(lambda: _exists(standing, f"{mark}.began"), "the slow one runs")
         for _ in range(50):
-            await value_of(sandbox, "echo", text="quick")
+            await value_of(standing, "echo", text="quick")
         assert not slow.done()
         slow.cancel()
         await asyncio.wait([slow])
 
-    async def test_a_batch_keeps_its_order_and_survives_its_failures(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_a_batch_keeps_its_order_and_survives_its_failures(
+        self, standing: Sandbox
+    ) -> None:
+        key, batch = unique("k"), unique("batch")
         calls = [
-            {"name": "count", "arguments": {"key": "k"}},
+            {"name": "count", "arguments": {"key": key}},
             {"name": "broken", "arguments": {}},
             {"name": "no_such_tool", "arguments": {}},
-            {"name": "count", "arguments": {"key": "k"}},
+            {"name": "count", "arguments": {"key": key}},
         ]
         for _ in range(2):
             first, raised, refused, last = await request(
-                sandbox, "aenv/call_tools", {"calls": calls}, call_id="batch"
+                standing, "aenv/call_tools", {"calls": calls}, call_id=batch
             )
             assert isinstance(first, ToolResult)
             assert isinstance(last, ToolResult)
@@ -263,32 +279,31 @@ class CallTests:
             assert raised.is_error
             assert isinstance(refused, ToolNotFound)
 
-    async def test_a_parallel_batch_runs_its_calls_at_the_same_time(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        calls = [{"name": "meet", "arguments": {"key": "b", "parties": 4}}] * 4
-        results = await request(sandbox, "aenv/call_tools", {"calls": calls, "parallel": True})
+    async def test_a_parallel_batch_runs_its_calls_at_the_same_time(
+        self, standing: Sandbox
+    ) -> None:
+        calls = [{"name": "meet", "arguments": {"key": unique("b"), "parties": 4}}] * 4
+        results = await request(standing, "aenv/call_tools", {"calls": calls, "parallel": True})
         assert [result.data for result in results] == [4, 4, 4, 4]
 
-    async def test_a_batch_out_of_time_keeps_what_it_has(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_a_batch_out_of_time_keeps_what_it_has(self, standing: Sandbox) -> None:
         calls = [
             {"name": "echo", "arguments": {"text": "done"}},
             {"name": "nap", "arguments": {"seconds": 60.0}},
             {"name": "echo", "arguments": {"text": "never"}},
         ]
-        first, *rest = await request(sandbox, "aenv/call_tools", {"calls": calls}, timeout_s=0.3)
+        first, *rest = await request(standing, "aenv/call_tools", {"calls": calls}, timeout_s=0.3)
         assert first.data == "done"
         assert all(isinstance(item, ToolTimeout) for item in rest)
 
     # --- progress -----------------------------------------------------------------------------
 
-    async def test_progress_reaches_its_own_caller_in_order(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_progress_reaches_its_own_caller_in_order(self, standing: Sandbox) -> None:
         reports: dict[int, list[Any]] = {3: [], 5: []}
 
         async def ask(total: int) -> None:
             await call(
-                sandbox,
+                standing,
                 "steps",
                 {"total": total},
                 on_progress=lambda *report: reports[total].append(report),
@@ -301,8 +316,7 @@ class CallTests:
             assert got == [(n, total, f"step {n}") for n in range(1, total + 1)]
             assert all(math.isfinite(report[0]) for report in got)
 
-    async def test_errors_name_the_instance_or_the_tool(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_errors_name_the_instance_or_the_tool(self, standing: Sandbox) -> None:
         with pytest.raises(AenvError) as raised:
-            await request(sandbox, "aenv/read_file", {"arguments": {"path": "missing"}})
-        assert vars(raised.value)["instance_id"] == sandbox.instance_id
+            await request(standing, "aenv/read_file", {"arguments": {"path": "missing"}})
+        assert vars(raised.value)["instance_id"] == standing.instance_id

@@ -6,7 +6,8 @@ import base64
 
 import pytest
 
-from aenv_ray.testing.contract_bench import Bench, call, value_of
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.testing.contract_bench import call, value_of
 
 _LIMIT_BYTES = 10 * 1024 * 1024
 
@@ -14,62 +15,55 @@ _LIMIT_BYTES = 10 * 1024 * 1024
 class ResultTests:
     """What tools return."""
 
-    async def test_huge_text_is_cut_with_a_mark(self, bench: Bench) -> None:
+    async def test_huge_text_is_cut_with_a_mark(self, standing: Sandbox) -> None:
         """Invariant 12."""
-        sandbox = await bench.start()
-        result = await call(sandbox, "echo", {"text": "x", "times": 12_000_000})
+        result = await call(standing, "echo", {"text": "x", "times": 12_000_000})
         assert result.meta["aenv/truncated"] is True
         assert result.text().endswith("of 12000000 bytes]")
         assert _LIMIT_BYTES < len(result.text()) < _LIMIT_BYTES + 200
 
-    async def test_a_huge_list_is_cut_with_a_mark(self, bench: Bench) -> None:
+    async def test_a_huge_list_is_cut_with_a_mark(self, standing: Sandbox) -> None:
         """Invariant 12."""
-        sandbox = await bench.start()
-        result = await call(sandbox, "huge_list", {"length": 2_000_000})
+        result = await call(standing, "huge_list", {"length": 2_000_000})
         assert result.meta["aenv/truncated"] is True
         assert "[output cut" in result.text()[-100:]
 
-    async def test_a_long_list_below_the_limit_arrives_whole(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await value_of(sandbox, "huge_list", length=100_000) == list(range(100_000))
+    async def test_a_long_list_below_the_limit_arrives_whole(self, standing: Sandbox) -> None:
+        assert await value_of(standing, "huge_list", length=100_000) == list(range(100_000))
 
-    async def test_plain_values_arrive_as_they_are(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await value_of(sandbox, "value", kind="object") == {"a": [1, 2.5, None, "ü"]}
-        nothing = await call(sandbox, "value", {"kind": "none"})
+    async def test_plain_values_arrive_as_they_are(self, standing: Sandbox) -> None:
+        assert await value_of(standing, "value", kind="object") == {"a": [1, 2.5, None, "ü"]}
+        nothing = await call(standing, "value", {"kind": "none"})
         assert nothing.content == []
         assert not nothing.is_error
 
-    async def test_numbers_that_json_lacks_are_not_hidden(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await value_of(sandbox, "value", kind="nan") == {"nan": "NaN", "inf": "Infinity"}
+    async def test_numbers_that_json_lacks_are_not_hidden(self, standing: Sandbox) -> None:
+        assert await value_of(standing, "value", kind="nan") == {"nan": "NaN", "inf": "Infinity"}
 
-    async def test_models_go_in_and_out(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await value_of(sandbox, "value", kind="model") == {"x": 1.5, "y": 0.0}
-        moved = await value_of(sandbox, "move", point={"x": 1}, by=[2.0, 3.0])
+    async def test_models_go_in_and_out(self, standing: Sandbox) -> None:
+        assert await value_of(standing, "value", kind="model") == {"x": 1.5, "y": 0.0}
+        moved = await value_of(standing, "move", point={"x": 1}, by=[2.0, 3.0])
         assert moved == {"x": 3.0, "y": 3.0}
 
-    async def test_bytes_and_images_are_blocks(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        (block,) = (await call(sandbox, "value", {"kind": "bytes"})).content
+    async def test_bytes_and_images_are_blocks(self, standing: Sandbox) -> None:
+        (block,) = (await call(standing, "value", {"kind": "bytes"})).content
         assert base64.b64decode(block["resource"]["blob"]) == b"\x00\x01\xff"
-        (image,) = (await call(sandbox, "value", {"kind": "image"})).content
+        (image,) = (await call(standing, "value", {"kind": "image"})).content
         assert image["mimeType"] == "image/png"
         assert base64.b64decode(image["data"]).startswith(b"\x89PNG")
-        mixed = (await call(sandbox, "value", {"kind": "mixed"})).content
+        mixed = (await call(standing, "value", {"kind": "mixed"})).content
         assert [block["type"] for block in mixed] == ["text", "image"]
 
-    async def test_text_that_utf8_cannot_carry_is_mended(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        text = await value_of(sandbox, "value", kind="surrogate")
+    async def test_text_that_utf8_cannot_carry_is_mended(self, standing: Sandbox) -> None:
+        text = await value_of(standing, "value", kind="surrogate")
         assert text.startswith("half ")
         assert text.endswith(" a pair")
 
     @pytest.mark.parametrize("kind", ["cycle", "lock"])
-    async def test_what_cannot_be_sent_is_an_error_result(self, bench: Bench, kind: str) -> None:
-        sandbox = await bench.start()
-        result = await call(sandbox, "value", {"kind": kind})
+    async def test_what_cannot_be_sent_is_an_error_result(
+        self, standing: Sandbox, kind: str
+    ) -> None:
+        result = await call(standing, "value", {"kind": kind})
         assert result.is_error
         assert "cannot be sent" in result.text()
-        assert await value_of(sandbox, "echo", text="still here") == "still here"
+        assert await value_of(standing, "echo", text="still here") == "still here"

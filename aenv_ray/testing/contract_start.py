@@ -14,7 +14,6 @@ from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import (
     Bench,
     eventually,
-    request,
     value_of,
 )
 
@@ -108,19 +107,6 @@ class StartTests:
         sandbox = await bench.start(bench.project(files))
         assert await value_of(sandbox, "loads") == [1, "WORD", "word"]
         assert await value_of(sandbox, "dashed") == "[1]"
-
-    async def test_a_tool_may_import_when_it_is_called(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await value_of(sandbox, "import_late") == "hello from parts"
-
-    async def test_listings_name_what_the_environment_registers(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        tools = {tool["name"]: tool for tool in await request(sandbox, "tools/list", {})}
-        assert tools["echo"]["inputSchema"]["required"] == ["text"]
-        assert "score" not in tools
-        functions = await request(sandbox, "aenv/functions", {})
-        assert {f["name"] for f in functions["reward"]} == {"score", "bad_score"}
-        assert await request(sandbox, "aenv/health", {}) == {"status": "healthy"}
 
     async def test_a_cancelled_start_leaves_nothing(self, bench: Bench) -> None:
         """Invariant 3."""

@@ -12,12 +12,12 @@ from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import FileAccessError, ToolInputInvalid, ToolTimeout
 from aenv_ray.testing.contract_bench import (
     LONG_S,
-    Bench,
     evaluate,
     eventually,
     execute,
     request,
     sleeper,
+    unique,
     value_of,
 )
 
@@ -49,147 +49,139 @@ class WorkspaceTests:
 
     # --- commands -----------------------------------------------------------------------------
 
-    async def test_an_exit_code_is_a_result(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        result = await execute(sandbox, "printf out; printf err >&2; exit 3")
+    async def test_an_exit_code_is_a_result(self, standing: Sandbox) -> None:
+        result = await execute(standing, "printf out; printf err >&2; exit 3")
         assert (result.exit_code, result.stdout, result.stderr) == (3, b"out", b"err")
         assert not result.truncated
-        killed = await execute(sandbox, "kill -9 $$")
+        killed = await execute(standing, "kill -9 $$")
         assert killed.exit_code == 128 + 9
 
-    async def test_a_missing_program_is_a_result(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        result = await execute(sandbox, ["/no/such/program", "x"])
+    async def test_a_missing_program_is_a_result(self, standing: Sandbox) -> None:
+        result = await execute(standing, ["/no/such/program", "x"])
         assert result.exit_code == 127
         assert b"/no/such/program" in result.stderr
 
-    async def test_a_program_that_cannot_run_is_a_result(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        program = {"path": "no-program", "data": _text(b"\0\0\0\0"), "mode": 0o755}
-        await request(sandbox, "aenv/write_file", {"arguments": program})
-        result = await execute(sandbox, ["./no-program"])
+    async def test_a_program_that_cannot_run_is_a_result(self, standing: Sandbox) -> None:
+        name = unique("no-program")
+        program = {"path": name, "data": _text(b"\0\0\0\0"), "mode": 0o755}
+        await request(standing, "aenv/write_file", {"arguments": program})
+        result = await execute(standing, [f"./{name}"])
         assert result.exit_code == 126
-        assert b"no-program" in result.stderr
+        assert name.encode() in result.stderr
 
-    async def test_stdin_variables_and_directory_reach_the_command(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_stdin_variables_and_directory_reach_the_command(self, standing: Sandbox) -> None:
         stdin = bytes(range(256)) * 4096
-        copied = await execute(sandbox, ["cat"], stdin=_text(stdin))
+        copied = await execute(standing, ["cat"], stdin=_text(stdin))
         assert copied.stdout == stdin
-        result = await execute(sandbox, "echo $ONE; pwd", env={"ONE": "1"}, cwd="/usr")
+        result = await execute(standing, "echo $ONE; pwd", env={"ONE": "1"}, cwd="/usr")
         assert result.text() == "1\n/usr\n"
-        unread = await execute(sandbox, ["true"], stdin=_text(stdin))
+        unread = await execute(standing, ["true"], stdin=_text(stdin))
         assert unread.exit_code == 0
 
-    async def test_a_command_that_cannot_be_is_refused(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_a_command_that_cannot_be_is_refused(self, standing: Sandbox) -> None:
         with pytest.raises(FileAccessError, match="/no/such/place"):
-            await execute(sandbox, ["true"], cwd="/no/such/place")
+            await execute(standing, ["true"], cwd="/no/such/place")
         for command in ([], ["a\0b"]):
             with pytest.raises(ToolInputInvalid):
-                await execute(sandbox, command)
+                await execute(standing, command)
 
-    async def test_a_timeout_kills_the_command_and_all_it_started(self, bench: Bench) -> None:
+    async def test_a_timeout_kills_the_command_and_all_it_started(self, standing: Sandbox) -> None:
         """Invariant 3."""
-        sandbox, command = await bench.start(), sleeper()
+        command = sleeper()
         nap = " ".join(command)
         script = f"{nap} & ({nap} & wait) & setsid {nap} & wait"
         with pytest.raises(ToolTimeout):
-            await execute(sandbox, script, timeout_s=0.5)
+            await execute(standing, script, timeout_s=0.5)
 
         async def are_dead() -> bool:
-            return not await value_of(sandbox, "running", argument=command[1])
+            return not await value_of(standing, "running", argument=command[1])
 
         await eventually(are_dead, "every sleep is dead")
 
-    async def test_much_output_is_cut_and_said_so(self, bench: Bench) -> None:
+    async def test_much_output_is_cut_and_said_so(self, standing: Sandbox) -> None:
         """Invariant 12."""
-        sandbox = await bench.start()
-        result = await execute(sandbox, "head -c 11000000 /dev/zero; echo end >&2")
+        result = await execute(standing, "head -c 11000000 /dev/zero; echo end >&2")
         assert result.truncated
         assert len(result.stdout) == _OUTPUT_LIMIT_BYTES
         assert result.stderr == b"end\n"
 
-    async def test_a_background_program_does_not_hold_the_command(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        result = await execute(sandbox, "sleep 20 & echo started", timeout_s=LONG_S)
-        assert result.text() == "started\n"
+    async def test_a_background_program_does_not_hold_the_command(self, standing: Sandbox) -> None:
+        result = await execute(standing, "sleep 20 & echo started $!", timeout_s=LONG_S)
+        said, pid = result.text().split()
+        assert said == "started"
         assert result.duration_s < LONG_S
+        assert (await execute(standing, f"kill -9 {pid}")).exit_code == 0
 
     # --- files --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("data", [b"", b"text\n", "ü\r\n".encode(), bytes(range(256))])
-    async def test_a_file_comes_back_as_it_went(self, bench: Bench, data: bytes) -> None:
-        sandbox = await bench.start()
-        assert await _write(sandbox, "a/b/c.bin", data) == len(data)
-        assert await _read(sandbox, "a/b/c.bin") == data
-        (entry,) = await _list(sandbox, "a/b")
+    async def test_a_file_comes_back_as_it_went(self, standing: Sandbox, data: bytes) -> None:
+        directory = f"{unique('a')}/b"
+        assert await _write(standing, f"{directory}/c.bin", data) == len(data)
+        assert await _read(standing, f"{directory}/c.bin") == data
+        (entry,) = await _list(standing, directory)
         assert (entry.name, entry.type, entry.size_bytes) == ("c.bin", "file", len(data))
 
-    async def test_fifty_mebibytes_come_back_as_they_went(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_fifty_mebibytes_come_back_as_they_went(self, standing: Sandbox) -> None:
         data = os.urandom(1 << 20) * 50
-        assert await _write(sandbox, "large", data) == len(data)
-        assert await _read(sandbox, "large") == data
+        large = unique("large")
+        assert await _write(standing, large, data) == len(data)
+        assert await _read(standing, large) == data
+        await execute(standing, ["rm", large])
 
-    async def test_a_file_is_read_in_pieces(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        await _write(sandbox, "digits", b"0123456789")
-        assert await _read(sandbox, "digits", offset=2, length=3) == b"234"
-        assert await _read(sandbox, "digits", offset=8, length=100) == b"89"
-        assert await _read(sandbox, "digits", offset=100) == b""
+    async def test_a_file_is_read_in_pieces(self, standing: Sandbox) -> None:
+        digits = unique("digits")
+        await _write(standing, digits, b"0123456789")
+        assert await _read(standing, digits, offset=2, length=3) == b"234"
+        assert await _read(standing, digits, offset=8, length=100) == b"89"
+        assert await _read(standing, digits, offset=100) == b""
         with pytest.raises(ToolInputInvalid):
-            await _read(sandbox, "digits", offset=-1)
+            await _read(standing, digits, offset=-1)
 
-    async def test_a_file_is_appended_to_and_replaced(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        assert await _write(sandbox, "log", b"one") == 3
-        assert await _write(sandbox, "log", b"two", append=True) == 6
-        assert await _read(sandbox, "log") == b"onetwo"
-        assert await _write(sandbox, "log", b"new", mode=0o750) == 3
-        assert await evaluate(sandbox, "import os; result = os.stat('log').st_mode & 0o777") == (
-            0o750
-        )
-        await _write(sandbox, "log", b"again")
-        assert await evaluate(sandbox, "import os; result = os.stat('log').st_mode & 0o777") == (
-            0o750
-        )
+    async def test_a_file_is_appended_to_and_replaced(self, standing: Sandbox) -> None:
+        log = unique("log")
+        assert await _write(standing, log, b"one") == 3
+        assert await _write(standing, log, b"two", append=True) == 6
+        assert await _read(standing, log) == b"onetwo"
+        assert await _write(standing, log, b"new", mode=0o750) == 3
+        mode = f"import os; result = os.stat({log!r}).st_mode & 0o777"
+        assert await evaluate(standing, mode) == 0o750
+        await _write(standing, log, b"again")
+        assert await evaluate(standing, mode) == 0o750
 
     @pytest.mark.parametrize("path", ["missing", ".", "\0", "missing/x", "x" * 300, "pipe"])
-    async def test_what_cannot_be_read_is_a_typed_error(self, bench: Bench, path: str) -> None:
-        sandbox = await bench.start()
-        await execute(sandbox, ["mkfifo", "pipe"])
+    async def test_what_cannot_be_read_is_a_typed_error(self, standing: Sandbox, path: str) -> None:
+        await execute(standing, "[ -p pipe ] || mkfifo pipe")
         with pytest.raises(FileAccessError) as raised:
-            await _read(sandbox, path)
-        assert raised.value.instance_id == sandbox.instance_id
+            await _read(standing, path)
+        assert raised.value.instance_id == standing.instance_id
 
     @pytest.mark.parametrize("path", [".", "/proc/contract", "\0", "file/below"])
-    async def test_what_cannot_be_written_is_a_typed_error(self, bench: Bench, path: str) -> None:
-        sandbox = await bench.start()
-        await _write(sandbox, "file", b"x")
+    async def test_what_cannot_be_written_is_a_typed_error(
+        self, standing: Sandbox, path: str
+    ) -> None:
+        await _write(standing, "file", b"x")
         with pytest.raises(FileAccessError):
-            await _write(sandbox, path, b"x")
-        assert await _read(sandbox, "file") == b"x"
+            await _write(standing, path, b"x")
+        assert await _read(standing, "file") == b"x"
 
-    async def test_data_that_is_no_base64_is_refused(self, bench: Bench) -> None:
-        sandbox = await bench.start()
+    async def test_data_that_is_no_base64_is_refused(self, standing: Sandbox) -> None:
         arguments = {"path": "x", "data": "no base64!"}
         with pytest.raises(ToolInputInvalid, match="base64"):
-            await request(sandbox, "aenv/write_file", {"arguments": arguments})
+            await request(standing, "aenv/write_file", {"arguments": arguments})
 
     @pytest.mark.parametrize("mode", [-1, 0o10000, 10**30])
-    async def test_a_mode_that_is_none_is_refused(self, bench: Bench, mode: int) -> None:
-        sandbox = await bench.start()
+    async def test_a_mode_that_is_none_is_refused(self, standing: Sandbox, mode: int) -> None:
         arguments = {"path": "x", "data": _text(b"x"), "mode": mode}
         with pytest.raises(ToolInputInvalid, match="mode"):
-            await request(sandbox, "aenv/write_file", {"arguments": arguments})
+            await request(standing, "aenv/write_file", {"arguments": arguments})
 
-    async def test_a_listing_names_every_kind_of_entry(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        await execute(sandbox, "mkdir d/e -p; cd d; touch f; ln -s f l; mkfifo p")
-        entries = await _list(sandbox, "d")
+    async def test_a_listing_names_every_kind_of_entry(self, standing: Sandbox) -> None:
+        name = unique("d")
+        await execute(standing, f"mkdir {name}/e -p; cd {name}; touch f; ln -s f l; mkfifo p")
+        entries = await _list(standing, name)
         assert [(entry.name, entry.type) for entry in entries] == [
             ("e", "directory"), ("f", "file"), ("l", "symlink"), ("p", "other"),
         ]  # fmt: skip
         with pytest.raises(FileAccessError):
-            await _list(sandbox, "missing")
+            await _list(standing, "missing")

@@ -12,12 +12,15 @@
 
 A gap is a strict expected failure: a test that begins to pass fails the run until its line is gone.
 Needs pytest and pytest-asyncio.
+
+Tests that leave a sandbox as they find it share two *standing* ones; the others start their own,
+never beside those: see `contract_standing`. All tests of a class run on one event loop.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,24 +29,26 @@ import pytest_asyncio
 
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.ids import HostId
-from aenv_ray.testing.contract_apart import ApartTests
-from aenv_ray.testing.contract_bench import Bench, eventually
+from aenv_ray.testing.contract_apart import ApartTests, TwoTests
+from aenv_ray.testing.contract_bench import Bench
 from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_life import LifeTests
 from aenv_ray.testing.contract_logs import LogTests
 from aenv_ray.testing.contract_ports import PortTests
 from aenv_ray.testing.contract_results import ResultTests
+from aenv_ray.testing.contract_standing import MakeEngine, Standing, end_engine
 from aenv_ray.testing.contract_start import StartTests
 from aenv_ray.testing.contract_workspace import WorkspaceTests
 
-MakeEngine = Callable[[HostId], Engine]
 
-
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="class")
 class EngineContract(
-    StartTests, CallTests, ResultTests, WorkspaceTests, LifeTests, LogTests, ApartTests, PortTests
-):
+    StartTests, LifeTests, LogTests, ApartTests,
+    TwoTests, WorkspaceTests, ResultTests, CallTests, PortTests,
+):  # fmt: skip
     """Every guarantee of the engine contract; subclass it for an engine."""
+
+    # The last base's tests run first: those with the standing sandboxes, then those without.
 
     known_gaps: ClassVar[Mapping[str, str]] = {}
     """What this engine does not do: ``test_x`` or ``test_x[id]``, and the reason."""
@@ -60,7 +65,10 @@ class EngineContract(
 
     @pytest.fixture
     def make_engine(self) -> MakeEngine:
-        """Return what makes an engine of a host id; each call a new object on the same node."""
+        """Return what makes an engine of a host id; each call a new object on the same node.
+
+        The node lasts at least as long as the tests of the class: the standing sandboxes are on it.
+        """
         raise NotImplementedError
 
     async def kill_sandbox(self, engine: Engine, sandbox: Sandbox) -> None:
@@ -86,15 +94,47 @@ class EngineContract(
         """Return a host id that no other test has."""
         return HostId(f"host-{uuid.uuid4().hex[:8]}")
 
-    @pytest_asyncio.fixture
-    async def engine(self, make_engine: MakeEngine, host_id: HostId) -> AsyncIterator[Engine]:
-        """Yield an engine; afterwards nothing of its sandboxes is left (invariant 3)."""
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    @classmethod
+    async def _standing(cls, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standing]:
+        standing = Standing(tmp_path_factory.mktemp("standing"))
+        yield standing
+        await standing.close()
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def standing(
+        self, _standing: Standing, make_engine: MakeEngine, request: pytest.FixtureRequest
+    ) -> AsyncIterator[Sandbox]:
+        """Yield a sandbox that earlier tests had and later ones will have; it must stay as it is.
+
+        What a test leaves in it has a name of its own, by `contract_bench.unique`.
+        """
+        test = request.node.name
+        yield await _standing.sandbox("standing", test, make_engine, self.left_over)
+        await _standing.check()
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def second(
+        self,
+        _standing: Standing,
+        standing: Sandbox,
+        make_engine: MakeEngine,
+        request: pytest.FixtureRequest,
+    ) -> Sandbox:
+        """Return another one, on the same engine."""
+        del standing  # is made before and looked at afterwards
+        test = request.node.name
+        return await _standing.sandbox("second", test, make_engine, self.left_over)
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def engine(
+        self, _standing: Standing, make_engine: MakeEngine, host_id: HostId
+    ) -> AsyncIterator[Engine]:
+        """Yield an engine, beside which none runs; afterwards nothing of its sandboxes is left."""
+        await _standing.end()
         engine = make_engine(host_id)
         yield engine
-        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
-        assert await engine.running() == []
-        await engine.close()
-        await eventually(lambda: not self.left_over(), "nothing is left")
+        await end_engine(engine, self.left_over)
 
     @pytest.fixture
     def bench(self, engine: Engine, tmp_path: Path) -> Bench:

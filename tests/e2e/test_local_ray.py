@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_quickstart import QUICKSTART, environment_of, processes_of, root, wait_until
+from tests.e2e.quickstarts import Running, environment_of, root
+from tests.ray.faults import eventually_empty, processes_of
 
 __all__ = ["root"]  # a fixture
 
@@ -37,21 +37,13 @@ print({kind[0].process.poll() for kind in processes.values()})
 @pytest.mark.parametrize("begun", ["raylet/raylet", "ray::DashboardAgent"])
 def test_ctrl_c_while_it_starts_leaves_nothing(root: Path, begun: str) -> None:
     """Invariant 3: its agents would look for the head of a Ray that is gone, for a minute."""
-    process = subprocess.Popen(
-        QUICKSTART, env=environment_of(root), cwd=root,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: any(begun in command for command in session_of(process.pid)), 180)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    wait_until(lambda: not session_of(process.pid), 50)
+    running = Running(root)
+
+    def is_begun() -> bool:
+        return any(begun in command for command in session_of(running.session))
+
+    running.interrupt(is_begun)
+    eventually_empty(lambda: session_of(running.session), 50.0)
 
 
 def session_of(session: int) -> list[str]:
@@ -73,4 +65,4 @@ def test_a_ray_that_a_thread_started_outlives_the_thread(root: Path) -> None:
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "alive\nalive\n{None}\n"), done.stderr
-    wait_until(lambda: not processes_of(root), 60)
+    eventually_empty(lambda: processes_of(root))

@@ -4,74 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aenv_ray.sampling import Episode
 from tests.contract.docker_node import base_image, docker
+from tests.e2e.quickstarts import QUICKSTART, Running, environment_of, root
 from tests.ray.cluster import Cluster
-from tests.ray.faults import eventually_empty, without
+from tests.ray.faults import eventually_empty, processes_of, without
+
+__all__ = ["root"]  # a fixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(300)]
 
-QUICKSTART = [sys.executable, "-m", "aenv_ray.cli.main", "quickstart"]
 KEYS = {
     "rollouts", "succeeded", "infra_failed", "reward_mean", "tool_calls", "calls_per_s",
     "create_p50_ms", "call_p50_ms", "wall_s", "instances_left",
 }  # fmt: skip
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """Directories of a Ray and a fabric of this test's own, on short paths."""
-    path = Path(tempfile.mkdtemp(prefix="aenv-q", dir="/tmp"))
-    yield path
-    for pid in processes_of(path):
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def environment_of(root: Path) -> dict[str, str]:
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("RAY_", "AENV_"))}
-    return {
-        **kept,
-        "RAY_TMPDIR": str(root),
-        "AENV_RUNTIME_DIR": str(root / "r"),
-        "AENV_DATA_DIR": str(root / "d"),
-    }
-
-
-def processes_of(root: Path) -> dict[int, str]:
-    """Return the live processes that name `root` in their arguments or environment."""
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path("/proc", name, "cmdline").read_bytes()
-            mark = os.fsencode(root)
-            named = mark in command or mark in Path("/proc", name, "environ").read_bytes()
-        except OSError:
-            continue
-        if command and named:
-            found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")[:150]
-    return found
-
-
-def wait_until(condition: Callable[[], Any], deadline_s: float) -> None:
-    """Wait for a condition; fail when it does not come true in time."""
-    ends = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < ends, f"not within {deadline_s} s"
-        threading.Event().wait(0.05)
 
 
 def quickstart(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +75,7 @@ def test_alone_it_starts_a_ray_and_ends_it(root: Path) -> None:
         "rollouts": "8", "reward mean": "1.000", "instances left": "0",
     }  # fmt: skip
     assert len((root / "quickstart.jsonl").read_text().splitlines()) == 8
-    wait_until(lambda: not processes_of(root), 60)
+    eventually_empty(lambda: processes_of(root))
 
 
 @pytest.mark.parametrize(("policy", "mean"), [("reference", 1.0), ("wrong", 0.0)])
@@ -195,62 +147,36 @@ def test_wrong_usage(root: Path, option: tuple[str, str]) -> None:
     assert option[0] in done.stderr
 
 
-def interrupted(root: Path, *options: str, **variables: str) -> str:
-    """Send SIGINT to a quickstart in the middle of its rollouts; return what it said on stderr."""
+def interrupted(root: Path, *options: str, **variables: str) -> None:
+    """Send SIGINT to a quickstart in the middle of its rollouts."""
     out = root / "episodes.jsonl"
-    process = subprocess.Popen(
-        [*QUICKSTART, "--rollouts", "100000", "--concurrency", "8", "--out", str(out), *options],
-        env=environment_of(root) | variables, cwd=root, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: out.exists() and out.read_text().count("\n") >= 20, 180)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert process.returncode == 130, stderr
-    assert stdout == ""
-    return stderr
+    options = ("--rollouts", "100000", "--concurrency", "8", "--out", str(out), *options)
+    running = Running(root, *options, **variables)
+    running.interrupt(lambda: out.exists() and out.read_text().count("\n") >= 20)
 
 
 def test_ctrl_c_ends_it_quickly_and_leaves_nothing(root: Path) -> None:
     """SIGINT in the middle: exit code 130 within seconds, no result, no process."""
-    assert "Traceback" not in interrupted(root)
-    wait_until(lambda: not processes_of(root), 60)
+    interrupted(root)
+    eventually_empty(lambda: processes_of(root))
 
 
 def test_ctrl_c_leaves_nothing_on_the_ray_that_runs_on(root: Path, joined: dict[str, str]) -> None:
     """Invariant 3: also with --json, where nothing draws a bar."""
-    assert "Traceback" not in interrupted(root, "--json", **joined)
+    interrupted(root, "--json", **joined)
 
 
 def test_ctrl_c_during_the_first_creates_starts_no_other_ray(root: Path) -> None:
     """A terminal's SIGINT goes to the whole group while threads still create: 130, and nothing."""
-    process = subprocess.Popen(
-        [*QUICKSTART, "--rollouts", "1000", "--concurrency", "16"],
-        env=environment_of(root), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        said: list[str] = []
-        while not said or "up after" not in said[-1]:
-            said.append(process.stderr.readline())
-            assert said[-1], said
-        sessions = list(root.glob("ray/session_2*"))
+    sessions: list[Path] = []
+
+    def creates() -> list[Path]:
+        sessions[:] = root.glob("ray/session_2*")
         # The first creates wait for the template, which is loaded once the launcher's socket is up.
-        wait_until(lambda: list(root.glob("r/**/*.sock")) or process.poll() is not None, 180)
-        os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
+        return list(root.glob("r/**/*.sock"))
+
+    running = Running(root, "--rollouts", "1000", "--concurrency", "16")
+    running.interrupt(creates, group=True)
     assert len(sessions) == 1
     assert list(root.glob("ray/session_2*")) == sessions, "another Ray was started"
-    wait_until(lambda: not processes_of(root), 60)
+    eventually_empty(lambda: processes_of(root))

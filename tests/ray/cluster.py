@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,6 +17,13 @@ from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
 from tests.ray.faults import eventually, eventually_empty, processes_of, settled, without
+
+FRUGAL: Final = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "3600",
+}
+"""A Ray's variables: no workers that nobody asked for, no search for logs that nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ def local_cluster() -> Iterator[Cluster]:
         patch.setenv("DOCKER_CONFIG", str(root / "docker"))
         patch.setenv("RAY_TMPDIR", str(root))
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        for name, value in FRUGAL.items():
+            patch.setenv(name, value)
         settings.cache_clear()
         import ray
 

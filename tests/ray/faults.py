@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aenv_ray.testing.looking import pause_s
+
 T = TypeVar("T")
 
 PROBE = Path(__file__).parent / "projects" / "probe"
 GONE_S = 60.0
 """How long a test waits for what has to go. Ten seconds are promised (invariant 3), which a busy
 machine need not keep; `aenv_ray.testing.chaos` measures them."""
-_LOOK_AGAIN_S = 0.02
 _SAYS = "the driver says "
 
 
@@ -32,10 +33,12 @@ def eventually(
 
     `what` is asked for the message of the failure.
     """
-    ends = time.monotonic() + deadline_s
+    began = looked = time.monotonic()
     while not (value := predicate()):
-        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what()}"
-        threading.Event().wait(_LOOK_AGAIN_S)
+        now = time.monotonic()
+        assert now < began + deadline_s, f"not within {deadline_s:g} s: {what()}"
+        threading.Event().wait(pause_s(now - began, now - looked))
+        looked = time.monotonic()
     return value
 
 

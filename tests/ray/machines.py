@@ -15,6 +15,7 @@ from typing import Final
 from aenv_ray.cli.free_ports import free_port
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.redis_server import find_program
+from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually, eventually_empty, kill, processes_of
 from tests.ray.nodes import HEALTH
 
@@ -71,6 +72,7 @@ class Machines:
         """Run the script for the node of that name, as an argument of the command `inside`."""
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "AENV_"))},
+            **FRUGAL,
             **self.variables,
             "AENV_CLUSTER_PORT": self.address.rpartition(":")[2],
             "AENV_NODE_IP": self._ip,

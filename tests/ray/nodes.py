@@ -23,6 +23,7 @@ from ray.experimental import internal_kv
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
+from tests.ray.cluster import FRUGAL
 from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled
 
 HEALTH = {
@@ -156,6 +157,8 @@ def own_root(prefix: str) -> Iterator[Path]:
         patch.setenv("AENV_DATA_DIR", str(root / "d"))
         patch.setenv("RAY_TMPDIR", str(root))
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        for name, value in FRUGAL.items():
+            patch.setenv(name, value)
         settings.cache_clear()
         try:
             yield root

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.cli.free_ports import free_port
+from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually_empty, kill, processes_of
 
 SLOTS: Final = 3
@@ -49,6 +50,7 @@ class ScalingCluster:
             env={
                 **{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
                 **{k: v for k, v in self.variables.items() if k != "RAY_ADDRESS"},
+                **FRUGAL,
                 "PYTHONPATH": str(Path(__file__).parents[2]),
                 "AUTOSCALER_UPDATE_INTERVAL_S": "1",
                 "RAY_FAKE_CLUSTER": "1",
