@@ -19,6 +19,7 @@ from aenv_ray.engines.base import Engine, OnProgress, Sandbox, SandboxSpec
 from aenv_ray.ids import InstanceId, new_call_id
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.testing.looking import pause_s
 
 ENVIRONMENT: Final = Path(__file__).parent / "contract_environment"
 LONG_S: Final = 30.0
@@ -44,16 +45,18 @@ async def eventually(condition: Callable[[], Any], what: str, within_s: float = 
         AssertionError: It does not hold within `within_s`.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + within_s
+    begun = loop.time()
     while True:
+        looked = loop.time()
         holds = condition()
         if inspect.isawaitable(holds):
             holds = await holds
         if holds:
             return
-        if loop.time() > end:
+        waited_s = loop.time() - begun
+        if waited_s > within_s:
             raise AssertionError(f"after {within_s:g} s still not: {what}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause_s(waited_s, loop.time() - looked))
 
 
 def write_project(

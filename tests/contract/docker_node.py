@@ -11,7 +11,6 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
 from aenv_ray.engines.docker_network import remove_rules
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.testing.contract_bench import Bench
+from tests.contract.processes import naming, none_after_a_while
 
 ADDRESS = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SUITE = "bookworm"
@@ -172,11 +172,7 @@ class DockerNode:
 
     def janitor_pids(self) -> list[int]:
         """Return the pids of this directory's janitor; none or one."""
-        done = subprocess.run(
-            ["pgrep", "-f", f"aenv_ray.engines.docker_janitor {self.root}"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return [int(word) for word in done.stdout.split()]
+        return list(naming(f"aenv_ray.engines.docker_janitor {self.root}"))
 
     def end(self) -> None:
         """End the janitor and delete everything.
@@ -184,15 +180,10 @@ class DockerNode:
         Raises:
             AssertionError: Something was left.
         """
-        end = time.monotonic() + 60.0
-        while (left := self.left_over()) and time.monotonic() < end:
-            time.sleep(0.01)
+        left = none_after_a_while(self.left_over)
         for pid in self.janitor_pids():
             os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + 60.0
-        while self.janitor_pids() and time.monotonic() < end:
-            time.sleep(0.01)
-        after = self.janitor_pids()
+        after = none_after_a_while(self.janitor_pids)
         for network in docker("network", "ls", "-q", "--filter", f"label={self.label}").split():
             docker("network", "rm", network)
         if os.geteuid() == 0:

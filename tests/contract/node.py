@@ -6,15 +6,14 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from aenv_ray.engines import census
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.engines.process import ProcessEngine
 from aenv_ray.ids import HostId
+from tests.contract.processes import naming, none_after_a_while
 
 SCOPE = "tests"
 
@@ -65,18 +64,11 @@ class Node:
 
     def launcher_pids(self) -> list[int]:
         """Return the pids of this directory's launcher; none or one."""
-        done = subprocess.run(
-            ["pgrep", "-f", f"aenv_ray.engines.launcher {self.directory}"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return [int(word) for word in done.stdout.split()]
+        return list(naming(f"aenv_ray.engines.launcher {self.directory}"))
 
     def mentions(self) -> list[str]:
         """Return the processes that name this node's directory."""
-        done = subprocess.run(
-            ["pgrep", "-a", "-f", str(self.root)], capture_output=True, text=True, check=False
-        )
-        return done.stdout.splitlines()
+        return [f"{pid} {words}" for pid, words in naming(str(self.root)).items()]
 
     def end(self) -> None:
         """End the launcher and delete everything.
@@ -84,15 +76,10 @@ class Node:
         Raises:
             AssertionError: Something was left.
         """
-        end = time.monotonic() + 60.0
-        while (before := self.left_over()) and time.monotonic() < end:
-            time.sleep(0.01)
+        before = none_after_a_while(self.left_over)
         for pid in self.launcher_pids():
             os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + 60.0
-        while self.mentions() and time.monotonic() < end:
-            time.sleep(0.01)
-        after = self.mentions()
+        after = none_after_a_while(self.mentions)
         shutil.rmtree(self.root)
         assert before == [], "sandboxes were left"
         assert after == [], "the launcher or a template was left"

@@ -11,6 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from aenv_ray.testing.looking import pause_s
+from tests.contract.processes import naming
+
 _UP_S = 60.0
 _SHIM_END_S = 20.0
 """A shim that is told to end has ended by then, or is killed."""
@@ -50,11 +53,13 @@ class OwnDaemon:
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        end = time.monotonic() + _UP_S
-        while self.run("version", check=False).returncode:
+        begun = time.monotonic()
+        while (looked := time.monotonic()) and self.run("version", check=False).returncode:
             words = (self.root / "log").read_text()[-2000:]
             assert process.poll() is None, words
-            assert time.monotonic() < end, words
+            now = time.monotonic()
+            assert now - begun < _UP_S, words
+            time.sleep(pause_s(now - begun, now - looked))
         return process
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
@@ -96,5 +101,4 @@ class OwnDaemon:
 
 
 def pids(mark: str) -> list[int]:
-    done = subprocess.run(["pgrep", "-f", "--", mark], capture_output=True, text=True, check=False)
-    return [int(word) for word in done.stdout.split()]
+    return list(naming(mark))

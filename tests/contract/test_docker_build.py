@@ -34,6 +34,7 @@ from tests.contract.docker_node import (
     docker,
     shell_image,
 )
+from tests.contract.processes import naming
 
 pytestmark = pytest.mark.docker
 
@@ -292,8 +293,7 @@ def call_it_foreign(image: str, foreign: str, directory: Path) -> None:
 
 def sleepers() -> bool:
     """Whether a step of the test above runs, in whichever container."""
-    done = subprocess.run(["pgrep", "-x", "-f", "sleep 4321"], capture_output=True, check=False)
-    return done.returncode == 0
+    return "sleep 4321" in naming("sleep 4321").values()
 
 
 def wait_for(happened: Callable[[], bool], what: str) -> None:

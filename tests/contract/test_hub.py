@@ -6,7 +6,7 @@ import asyncio
 import fnmatch
 import itertools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 
 from aenv_ray.actors.hub_actor import HubHost, HubSettings
 from aenv_ray.actors.remote_hub import RemoteHub
-from aenv_ray.clock import FakeClock
+from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.errors import QuotaExceeded
 from aenv_ray.hub import catalog, keys
 from aenv_ray.hub.connection import RedisClient
@@ -30,7 +30,7 @@ from tests.conftest import require
 pytestmark = pytest.mark.redis
 
 
-@pytest.fixture(params=["on PATH", "bundled"])
+@pytest.fixture(scope="module", params=["on PATH", "bundled"])
 def program(request: pytest.FixtureRequest) -> str:
     """Return a Redis: what this machine has, and what comes with the package."""
     if request.param == "on PATH":
@@ -40,12 +40,31 @@ def program(request: pytest.FixtureRequest) -> str:
     return str(bundled)
 
 
-@pytest.fixture
-async def server(tmp_path: Path, program: str) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path / "data", tmp_path / "run", program=program, linger_s=0.0)
-    await server.ensure()
+def running(directory: Path, program: str | None = None) -> Iterator[RedisServer]:
+    """Run a Redis for the tests of a module."""
+    server = RedisServer(directory / "data", directory / "run", program=program, linger_s=0.0)
+    asyncio.run(server.ensure())
     yield server
-    await server.end()
+    asyncio.run(server.end())
+
+
+@pytest.fixture(scope="module")
+def shared(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    yield from running(tmp_path_factory.mktemp("redis"), program)
+
+
+@pytest.fixture
+async def server(shared: RedisServer) -> RedisServer:
+    """Return a Redis that is empty."""
+    return await emptied(shared)
+
+
+async def emptied(server: RedisServer) -> RedisServer:
+    client = server.connect()
+    await client.flushall()
+    await client.script_flush()
+    await client.aclose()
+    return server
 
 
 STATUSES = (EnvironmentStatus.READY, EnvironmentStatus.FAILED, EnvironmentStatus.RELEASED)
@@ -184,10 +203,28 @@ class LocalActor:
         return asyncio.ensure_future(self._host.call(*arguments, **options))
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Yield a Redis that runs because somebody else uses it: each hub finds it, and leaves it."""
+    yield from running(tmp_path_factory.mktemp("beside"))
+
+
 class TestRemoteHub(HubContract):
     @pytest.fixture
-    async def hub(self, tmp_path: Path, clock: FakeClock) -> AsyncIterator[RemoteHub]:
-        options = HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run")
-        host = HubHost(options, clock)
+    async def hub(self, beside: RedisServer, clock: FakeClock) -> AsyncIterator[RemoteHub]:
+        await emptied(beside)
+        root = beside.directory.parents[1]
+        host = HubHost(HubSettings(data_dir=root / "data", runtime_dir=root / "run"), clock)
         yield RemoteHub(LocalActor(host), lambda: None, clock)
         await host.end()
+
+
+async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) -> None:
+    host = HubHost(HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run"))
+    hub = RemoteHub(LocalActor(host), lambda: None, SystemClock())
+    await hub.push(entry())
+    assert (await hub.environment("weather")).description == entry().description
+    socket = RedisServer(tmp_path / "data", tmp_path / "run").socket
+    assert socket.exists()
+    await host.end()
+    assert not socket.exists()

@@ -26,6 +26,7 @@ from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
 from tests.contract.node import Node
+from tests.contract.processes import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 HOST = HostId("host-faults")
@@ -39,11 +40,7 @@ async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def _template_pids(node: Node) -> list[int]:
-    done = subprocess.run(
-        ["pgrep", "-P", ",".join(map(str, node.launcher_pids()))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return [int(word) for word in done.stdout.split()]
+    return children(node.launcher_pids())
 
 
 async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) -> None:
@@ -97,48 +94,50 @@ async def _speak(node: Node, *lines: bytes) -> socket.socket:
     return sock
 
 
-async def test_a_peer_that_talks_nonsense_harms_nobody(bench: Bench, own_node: Node) -> None:
-    sandbox = await bench.start()
+async def test_a_peer_that_talks_nonsense_harms_nobody(walled: Bench, walled_node: Node) -> None:
+    sandbox = await walled.start()
     for line in (b"{", b"[]", b"{}", b'{"op":"start","seq":1,"items":[{}]}', b"\xff"):
-        (await _speak(own_node, line)).close()
+        (await _speak(walled_node, line)).close()
     assert await value_of(sandbox, "echo", text="hi") == "hi"
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
 async def test_a_host_that_goes_while_it_is_answered_harms_nobody(
-    bench: Bench, own_node: Node
+    walled: Bench, walled_node: Node
 ) -> None:
     """Invariant 2: what happens to one host does not reach the others' sandboxes."""
-    sandbox = await bench.start()
-    (launcher,) = own_node.launcher_pids()
+    sandbox = await walled.start()
+    (launcher,) = walled_node.launcher_pids()
     hello = json.dumps({"op": "hello", "seq": 1, "host": "other", "owner_pid": 0}).encode()
     asked = [json.dumps({"op": "list", "seq": n}).encode() for n in range(2, 40)]
     for _ in range(20):
         os.kill(launcher, signal.SIGSTOP)
-        (await _speak(own_node, hello, *asked)).close()
+        (await _speak(walled_node, hello, *asked)).close()
         os.kill(launcher, signal.SIGCONT)
     assert await value_of(sandbox, "echo", text="hi") == "hi"
-    assert own_node.launcher_pids() == [launcher]
-    await bench.engine.stop([sandbox.instance_id])
+    assert walled_node.launcher_pids() == [launcher]
+    await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_more_connections_than_descriptors_harm_nobody(bench: Bench, own_node: Node) -> None:
-    sandbox = await bench.start()
-    (launcher,) = own_node.launcher_pids()
+async def test_more_connections_than_descriptors_harm_nobody(
+    walled: Bench, walled_node: Node
+) -> None:
+    sandbox = await walled.start()
+    (launcher,) = walled_node.launcher_pids()
     opened = len(list(Path(f"/proc/{launcher}/fd").iterdir()))
     limits = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, (opened + 3, limits[1]))
-    peers = [await _speak(own_node) for _ in range(12)]
+    peers = [await _speak(walled_node) for _ in range(12)]
     assert select.select(peers, [], [], 30.0)[0], "the launcher refused none"
     for peer in peers:
         peer.close()
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, limits)
     assert await value_of(sandbox, "echo", text="hi") == "hi"
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(bench: Bench) -> None:
-    sandbox = await bench.start()
+async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(walled: Bench) -> None:
+    sandbox = await walled.start()
     for words in ("hello", '{"exited": "zz"}', '{"spare": 1}', "[]"):
         source = (
             "import os, socket, stat\n"
@@ -154,23 +153,23 @@ async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(bench: 
             "    return 1\n"
         )
         with contextlib.suppress(SandboxStartFailed):
-            odd = await bench.start(bench.project({"tools.py": source}))
-            await bench.engine.stop([odd.instance_id])
+            odd = await walled.start(walled.project({"tools.py": source}))
+            await walled.engine.stop([odd.instance_id])
         assert await value_of(sandbox, "echo", text="hi") == "hi"
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
 @pytest.mark.parametrize("variables", [{"A": "x" * 200_000}, {"A": "a\0b"}], ids=["long", "NUL"])
 async def test_variables_that_no_process_can_have_fail_their_own_start(
-    bench: Bench, variables: dict[str, str]
+    walled: Bench, variables: dict[str, str]
 ) -> None:
-    sandbox = await bench.start()
+    sandbox = await walled.start()
     config = {"deployConfig": {"environmentVariables": variables}}
     source = "from aenv_ray.runtime import register_tool\n@register_tool\ndef one() -> int: ...\n"
     with pytest.raises((SandboxStartFailed, ConfigError)):
-        await bench.start(bench.project({"tools.py": source}, config=config))
+        await walled.start(walled.project({"tools.py": source}, config=config))
     assert await value_of(sandbox, "echo", text="hi") == "hi"
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
 async def test_a_template_that_ended_is_made_again(bench: Bench, own_node: Node) -> None:
@@ -254,15 +253,15 @@ async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Nod
     await bench.engine.stop([row.instance_id for row in await bench.engine.running()])
 
 
-async def test_a_crash_tells_the_end_of_the_log(bench: Bench) -> None:
-    project = bench.project(
+async def test_a_crash_tells_the_end_of_the_log(walled: Bench) -> None:
+    project = walled.project(
         {
             "tools.py": "import os, sys\nfrom aenv_ray.runtime import register_tool\n"
             "@register_tool\ndef crash():\n    print('the last words', flush=True)\n"
             "    os.write(2, b'and an error\\n')\n    os.kill(os.getpid(), 11) or os.abort()\n"
         }
     )
-    sandbox = await bench.start(project)
+    sandbox = await walled.start(project)
     with pytest.raises(SandboxLost, match="the last words\nand an error"):
         await call(sandbox, "crash")
 
@@ -318,19 +317,19 @@ async def test_what_prints_faster_than_anybody_reads_fills_nothing(
     await eventually(lambda: not own_node.left_over(), "its log is gone")
 
 
-async def test_a_template_that_dies_while_it_loads_tells_the_end_of_its_log(bench: Bench) -> None:
+async def test_a_template_that_dies_while_it_loads_tells_the_end_of_its_log(walled: Bench) -> None:
     source = "import os\nprint('x' * 3_000_000)\nprint('the last words', flush=True)\nos.abort()\n"
     with pytest.raises(SandboxStartFailed, match="the last words"):
-        await bench.start(bench.project({"tools.py": source}))
+        await walled.start(walled.project({"tools.py": source}))
 
 
-async def test_an_id_that_runs_is_not_started_twice(bench: Bench) -> None:
-    spec = bench.spec()
-    sandbox = await bench.engine.start(spec)
+async def test_an_id_that_runs_is_not_started_twice(walled: Bench) -> None:
+    spec = walled.spec()
+    sandbox = await walled.engine.start(spec)
     with pytest.raises(SandboxStartFailed, match="runs already"):
-        await bench.engine.start(spec)
+        await walled.engine.start(spec)
     assert await value_of(sandbox, "echo", text="undisturbed") == "undisturbed"
-    await bench.engine.stop([spec.instance_id])
+    await walled.engine.stop([spec.instance_id])
 
 
 async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -149,35 +149,35 @@ _TOOL = (
     ],
 )  # fmt: skip
 async def test_what_cannot_be_forked_is_loaded_afresh_and_says_why(
-    bench: Bench, source: str, words: str
+    walled: Bench, source: str, words: str
 ) -> None:
     """Design D4: the fallback is visible."""
-    project = bench.project({"tools.py": source + _TOOL})
-    sandbox = await bench.start(project, environment_variables={"SEED": "7"})
+    project = walled.project({"tools.py": source + _TOOL})
+    sandbox = await walled.start(project, environment_variables={"SEED": "7"})
     assert sandbox.start_mode.startswith(words)
     assert await value_of(sandbox, "one") == 1
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_arguments_are_a_reason_to_load_afresh(bench: Bench) -> None:
+async def test_arguments_are_a_reason_to_load_afresh(walled: Bench) -> None:
     source = "import sys\nSEEN = sys.argv[1:]\n" + _TOOL.replace("return 1", "return len(SEEN)")
-    project = bench.project({"tools.py": source})
-    sandbox = await bench.start(project, arguments=("--a", "b"))
+    project = walled.project({"tools.py": source})
+    sandbox = await walled.start(project, arguments=("--a", "b"))
     assert "arguments" in sandbox.start_mode
     assert await value_of(sandbox, "one") == 2
-    await bench.engine.stop([sandbox.instance_id])
+    await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_code_that_fails_only_in_the_instance_fails_its_start(bench: Bench) -> None:
+async def test_code_that_fails_only_in_the_instance_fails_its_start(walled: Bench) -> None:
     source = "import os\nif os.environ.get('SEED') == 'bad': raise RuntimeError('bad seed')\n"
     source += _TOOL
-    project = bench.project({"tools.py": source})
+    project = walled.project({"tools.py": source})
     with pytest.raises(SandboxStartFailed, match="bad seed"):
-        await bench.start(project, environment_variables={"SEED": "bad"})
-    fine = await bench.start(project, environment_variables={"SEED": "good"})
+        await walled.start(project, environment_variables={"SEED": "bad"})
+    fine = await walled.start(project, environment_variables={"SEED": "good"})
     assert await value_of(fine, "one") == 1
-    assert await bench.running() == {fine.instance_id}
-    await bench.engine.stop([fine.instance_id])
+    assert await walled.running() == {fine.instance_id}
+    await walled.engine.stop([fine.instance_id])
 
 
 # --- what is shown ----------------------------------------------------------------------------
