@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
 
 
 bootstrap = load("bootstrap")
-fetch_pip = load("fetch_pip")
+package_index = load("package_index")
 precompile = load("precompile")
 
 
@@ -42,20 +42,43 @@ def bare(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def test_uv_is_not_asked_where_pip_knows_an_index_that_uv_does_not(bare, tmp_path):
-    assert not fetch_pip.pip_is_configured()
+def test_uv_takes_packages_from_where_pip_would(bare, tmp_path):
+    assert package_index.uv_options() == []
     bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    assert fetch_pip.pip_is_configured()
+    bare.setenv("PIP_EXTRA_INDEX_URL", "https://a.example https://b.example")
+    bare.setenv("PIP_FIND_LINKS", "/wheels")
+    bare.setenv("PIP_NO_INDEX", "true")
+    assert package_index.uv_options() == [
+        "--no-index", "--default-index", "https://index.example/simple",
+        "--index", "https://a.example", "--index", "https://b.example", "--find-links", "/wheels",
+        "--index-strategy", "unsafe-best-match",
+    ]  # fmt: skip
     bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    assert not fetch_pip.pip_is_configured()
+    assert package_index.uv_options() == []
+
+
+def test_uv_reaches_it_as_pip_would(bare, tmp_path):
+    bare.delenv("SSL_CERT_FILE", raising=False)
+    bare.setenv("PIP_PROXY", "http://proxy.example:3128")
+    bare.setenv("PIP_CERT", "/certs.pem")
+    bare.setenv("ALL_PROXY", "http://own.example")
+    assert package_index.uv_variables() == {"SSL_CERT_FILE": "/certs.pem"}
+    bare.delenv("ALL_PROXY")
+    assert package_index.uv_variables() == {
+        "SSL_CERT_FILE": "/certs.pem", "ALL_PROXY": "http://proxy.example:3128",
+    }  # fmt: skip
+
+
+def test_uv_is_what_the_project_itself_requires():
+    assert bootstrap.requirement_of_uv(ROOT).startswith("uv>=")
 
 
 def test_pip_configuration_files_count(bare, tmp_path):
     file = tmp_path / "pip.conf"
     file.write_text("[global]\nextra_index_url = https://a.example/simple\ntimeout = 3\n")
     bare.setenv("PIP_CONFIG_FILE", str(file))
-    assert fetch_pip.pip_settings()["extra-index-url"] == "https://a.example/simple"
-    assert "timeout" not in fetch_pip.pip_settings()
+    assert package_index.pip_settings()["extra-index-url"] == "https://a.example/simple"
+    assert "timeout" not in package_index.pip_settings()
 
 
 def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
@@ -74,13 +97,15 @@ def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
     links.append('<a href="pip-98.0-py3-none-any.whl">without a checksum</a>')
     (page / "index.html").write_text("\n".join(links))
     opener = urllib.request.build_opener()
-    url, found = fetch_pip.newest_wheel(opener, f"{page.as_uri()}/")
+    url, found = package_index.newest_wheel(opener, f"{page.as_uri()}/")
     assert url == f"{tmp_path.as_uri()}/files/pip-25.1-py3-none-any.whl"
     assert found == digest
 
 
 def test_a_password_in_an_index_address_is_not_shown():
-    assert fetch_pip.without_secret("https://me:pw@a.example/simple") == "https://a.example/simple"
+    assert (
+        package_index.without_secret("https://me:pw@a.example/simple") == "https://a.example/simple"
+    )
 
 
 def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(tmp_path):
@@ -119,8 +144,6 @@ def test_root_installs_what_its_sandboxes_can_read_whatever_the_umask(monkeypatc
     monkeypatch.setattr(bootstrap, "works", lambda venv: False)
     monkeypatch.setattr(bootstrap, "clear", lambda venv: masks.append(os.umask(0o077)))
     monkeypatch.setattr(bootstrap, "group_requirements", lambda root, groups: [])
-    monkeypatch.setattr(bootstrap, "pip_is_configured", lambda: False)
-    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: name)
     monkeypatch.setattr(bootstrap, "install_with_uv", lambda *_: "")
     monkeypatch.setattr(bootstrap, "finish", lambda *_: None)
     before = os.umask(0o077)

@@ -1,4 +1,4 @@
-"""Where pip's configuration says that packages come from, and pip's own wheel from there.
+"""Where pip's configuration says that packages come from: for uv, and for pip's own wheel.
 
 Standard library only: it is used before anything is installed.
 """
@@ -20,6 +20,12 @@ from pathlib import Path
 
 PYPI = "https://pypi.org/simple"
 DOWNLOAD_DEADLINE_S = 60.0
+TRUE = ("1", "true", "yes", "on")  # to pip
+UV_OPTIONS = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+}
 SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
 
 
@@ -47,10 +53,27 @@ def pip_settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if name in SOURCES}
 
 
-def pip_is_configured() -> bool:
-    """Whether pip knows package sources that uv would not, and uv was told none of its own."""
-    told = any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
-    return bool(pip_settings()) and not told
+def uv_options() -> list[str]:
+    """Return pip's package sources as options of uv, which does not read them.
+
+    None where uv was told sources of its own.
+    """
+    if any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ):
+        return []
+    settings = pip_settings()
+    options = ["--no-index"] if settings.get("no-index", "").lower() in TRUE else []
+    for name, option in UV_OPTIONS.items():
+        for source in settings.get(name, "").split():
+            options += [option, source]
+    # pip takes the best version of all its sources; uv would look into the first alone.
+    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
+
+
+def uv_variables() -> dict[str, str]:
+    """Return pip's proxy and certificates as environment variables, which uv reads."""
+    settings = pip_settings()
+    found = {"SSL_CERT_FILE": settings.get("cert"), "ALL_PROXY": settings.get("proxy")}
+    return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
 class Links(html.parser.HTMLParser):
