@@ -11,31 +11,26 @@ something fails: then the installer's own words follow.
 
 from __future__ import annotations
 
-import base64
-import configparser
 import contextlib
 import fcntl
 import hashlib
-import html.parser
 import importlib.util
 import json
 import os
-import re
 import shutil
-import ssl
 import subprocess
 import sys
 import tempfile
 import tomllib
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+# Python runs isolated, and then does not look beside its script.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fetch_pip import fetch_wheel, pip_is_configured
+
 STAMP = "aenv-bootstrap.json"
-PYPI = "https://pypi.org/simple"
-DOWNLOAD_DEADLINE_S = 60.0
 # Below an environment, ours that is being replaced or one that is active: what it was made from.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 VENV_HINT = "sudo apt-get install python3-venv, then run this again"
@@ -269,143 +264,17 @@ def make_with_pip(venv: Path) -> list[str]:
     if run([*system, "--version"]).returncode == 0:
         run([*system, "install", "pip"])
         return own if run([*own, "--version"]).returncode == 0 else system
-    fetch_pip(python)
-    return own
-
-
-# --- pip, where there is none --------------------------------------------------------------------
-
-SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
-
-
-def pip_settings() -> dict[str, str]:
-    """Return where pip's own configuration says that packages come from."""
-    home = Path.home()
-    directories = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [Path(d, "pip", "pip.conf") for d in directories.split(":")]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
-    own = os.environ.get("PIP_CONFIG_FILE")
-    files = [] if own == os.devnull else [*files, *([Path(own)] if own else [])]
-    parser = configparser.RawConfigParser()
-    for file in files:
-        with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
-            parser.read(file)
-    found: dict[str, str] = {}
-    for section in ("global", "install"):
-        if parser.has_section(section):
-            found |= {k.replace("_", "-"): v for k, v in parser.items(section)}
-    for name in SOURCES:
-        value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
-        if value:
-            found[name] = value
-    return {name: value for name, value in found.items() if name in SOURCES}
-
-
-def pip_is_configured() -> bool:
-    """Whether pip knows package sources that uv would not, and uv was told none of its own."""
-    told = any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
-    return bool(pip_settings()) and not told
-
-
-class Links(html.parser.HTMLParser):
-    """Collects the links of a simple index's page (PEP 503)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[dict[str, str]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a link."""
-        if tag == "a":
-            self.found.append({name: value or "" for name, value in attrs})
-
-
-def fetch_pip(python: str) -> None:
-    """Install pip into the environment from a wheel of the package index."""
-    settings = pip_settings()
-    opener = make_opener(settings)
-    indexes = [settings.get("index-url", PYPI), *settings.get("extra-index-url", "").split()]
-    reasons = []
-    for index in indexes:
+    with tempfile.TemporaryDirectory() as directory:
         try:
-            url, digest = newest_wheel(opener, f"{index.rstrip('/')}/pip/")
-            content = download(opener, url)
-        except (OSError, ValueError) as exc:
-            reasons.append(f"{without_secret(index)}: {exc}")
-            continue
-        if hashlib.sha256(content).hexdigest() != digest:
-            reasons.append(f"{without_secret(index)}: the wheel of pip does not have its checksum")
-            continue
-        with tempfile.TemporaryDirectory() as directory:
-            wheel = Path(directory, urllib.parse.unquote(url.rpartition("/")[2]))
-            wheel.write_bytes(content)
-            # A wheel of pip can be run as it is, and installs itself.
-            done = run([python, f"{wheel}/pip", "install", "--no-index", "--no-deps", str(wheel)])
-        if done.returncode:
-            raise Failure("pip cannot be installed", VENV_HINT, done.stdout)
-        return
-    raise Failure(
-        "this Python comes without pip, and it cannot be fetched", VENV_HINT, "\n".join(reasons)
-    )
-
-
-def make_opener(settings: dict[str, str]) -> urllib.request.OpenerDirector:
-    """Return what opens addresses with pip's proxy and certificates, or else the system's."""
-    context = ssl.create_default_context(cafile=settings.get("cert"))
-    proxy = settings.get("proxy")
-    proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
-    return urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context))
-
-
-def newest_wheel(opener: urllib.request.OpenerDirector, page: str) -> tuple[str, str]:
-    """Return address and SHA-256 of the newest wheel of pip that this Python can run.
-
-    Raises:
-        OSError: The page cannot be read.
-        ValueError: It names no such wheel.
-    """
-    if page.startswith("file:"):
-        page += "index.html"
-    links = Links()
-    links.feed(download(opener, page).decode(errors="replace"))
-    best: tuple[tuple[int, ...], str, str] | None = None
-    for link in links.found:
-        address, _, fragment = urllib.parse.urljoin(page, link.get("href", "")).partition("#")
-        match = re.fullmatch(r"pip-(\d+(?:\.\d+)*)-py3-none-any\.whl", address.rpartition("/")[2])
-        if match is None or "data-yanked" in link or not fragment.startswith("sha256="):
-            continue
-        version = tuple(map(int, match[1].split(".")))
-        if runs_here(link.get("data-requires-python", "")) and (best is None or version > best[0]):
-            best = (version, address, fragment.removeprefix("sha256="))
-    if best is None:
-        raise ValueError("it has no wheel of pip with a checksum for this Python")
-    return best[1], best[2]
-
-
-def runs_here(requires: str) -> bool:
-    """Whether ``>=3.9``, the only form that pip's releases use to exclude the old, is met."""
-    lower = re.findall(r">=\s*(\d+)\.(\d+)", requires)
-    return all((int(major), int(minor)) <= sys.version_info[:2] for major, minor in lower)
-
-
-def download(opener: urllib.request.OpenerDirector, url: str) -> bytes:
-    """Return the content of an address, with the user and password in it as its credentials."""
-    parts = urllib.parse.urlsplit(url)
-    request = urllib.request.Request(without_secret(url))
-    if parts.username is not None:
-        secret = ":".join(map(urllib.parse.unquote, (parts.username, parts.password or "")))
-        encoded = base64.b64encode(secret.encode()).decode()
-        # Not sent on: the files of an index are often on another host.
-        request.add_unredirected_header("Authorization", f"Basic {encoded}")
-    with opener.open(request, timeout=DOWNLOAD_DEADLINE_S) as answer:
-        return bytes(answer.read())
-
-
-def without_secret(url: str) -> str:
-    """Return an address without user and password."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+            wheel = fetch_wheel(Path(directory))
+        except OSError as exc:
+            what = "this Python comes without pip, and it cannot be fetched"
+            raise Failure(what, VENV_HINT, str(exc)) from exc
+        # A wheel of pip can be run as it is, and installs itself.
+        done = run([python, f"{wheel}/pip", "install", "--no-index", "--no-deps", str(wheel)])
+    if done.returncode:
+        raise Failure("pip cannot be installed", VENV_HINT, done.stdout)
+    return own
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.actors.handle import bare_tool_name
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
-from aenv_ray.client.opening import open_instance
+from aenv_ray.client.opening import check_numbers, open_instance
+from aenv_ray.client.waiting import Wait
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 
@@ -72,6 +73,7 @@ class Environment:
         engine: str | None = None,
         idle_timeout: str | float | None = None,
     ) -> None:
+        check_numbers(timeout, startup_timeout, max_retries)
         self.env_name = str(env_name)
         self.timeout = timeout
         self.startup_timeout = startup_timeout
@@ -88,6 +90,7 @@ class Environment:
         self._instance: Any = None
         self._attach_to: str | None = None
         self._initializing = asyncio.Lock()
+        self._wait = Wait(self.env_name, startup_timeout)
         self._breaker = CircuitBreaker()
         self._openai = OpenAITools()
 
@@ -124,6 +127,7 @@ class Environment:
             if self._instance is not None:
                 return True
             self._breaker.reset()
+            self._wait = Wait(f"an instance of {self.env_name}", self.startup_timeout)
             async with self._within(self.startup_timeout, "raise startup_timeout"):
                 self._instance = await open_instance(
                     self.env_name,
@@ -132,7 +136,7 @@ class Environment:
                     api_key=self._api_key,
                     actor=self._actor,
                     attach_to=self._attach_to,
-                    startup_timeout_s=self.startup_timeout,
+                    wait=self._wait,
                     health_timeout_s=None if self.skip_for_healthy else self.timeout,
                     max_retries=self.max_retries,
                 )
@@ -146,8 +150,9 @@ class Environment:
         except TimeoutError as exc:
             if isinstance(exc, AenvError):
                 raise
+            why = f": {self._wait.why}" if self._wait.why else ""
             raise DeadlineExceeded(
-                f"{self.env_name} was not ready within {seconds:g} s", hint=hint
+                f"{self.env_name} was not ready within {seconds:g} s{why}", hint=hint
             ) from exc
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:

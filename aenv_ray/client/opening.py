@@ -14,7 +14,7 @@ from aenv_ray.actors.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.client.waiting import HEALTHY, Wait, said
 from aenv_ray.config import read_settings
-from aenv_ray.errors import AenvError, SandboxStartFailed
+from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 
 if TYPE_CHECKING:
     from aenv_ray.client.over_gateway import GatewayInstance
@@ -34,7 +34,7 @@ async def open_instance(
     api_key: str | None,
     actor: str | None,
     attach_to: str | None,
-    startup_timeout_s: float,
+    wait: Wait,
     health_timeout_s: float | None,
     max_retries: int,
 ) -> RayInstance | HttpInstance:
@@ -47,7 +47,7 @@ async def open_instance(
         api_key: Token for a gateway; None: that of the settings.
         actor: As `GatewayInstance.create` takes it.
         attach_to: Id of a live instance to use instead of a new one.
-        startup_timeout_s: How long a server may take to become healthy.
+        wait: For the instance: how long a server may take to become healthy.
         health_timeout_s: How long a new instance's health check may take; None: do not wait.
         max_retries: Creations beyond the first, when the fabric has no room or is away.
 
@@ -62,7 +62,7 @@ async def open_instance(
 
         http = HttpInstance(settings.dummy_instance)
         if health_timeout_s is not None:
-            await _or_leave(http, http.wait_healthy(startup_timeout_s))
+            await _or_leave(http, http.wait_healthy(wait=wait))
         return http
     gateway = url or settings.system_url
     if gateway is not None:
@@ -75,12 +75,10 @@ async def open_instance(
         def create_there() -> Awaitable[GatewayInstance]:
             return GatewayInstance.create(gateway, token, env_name, options, actor=actor)
 
-        wait = Wait(f"an instance at {gateway}", startup_timeout_s)
         made: RayInstance | GatewayInstance = await _create(create_there, max_retries, wait)
     elif attach_to is not None:
         return await RayInstance.attach(attach_to)
     else:
-        wait = Wait(f"an instance of {env_name}", startup_timeout_s)
         made = await _create(lambda: RayInstance.create(env_name, options), max_retries, wait)
     if health_timeout_s is not None:
         await _or_leave(made, _expect_healthy(made, health_timeout_s))
@@ -119,3 +117,16 @@ async def _or_leave(instance: Any, wait: Coroutine[Any, Any, Any]) -> None:
         await asyncio.shield(instance.release())
         await instance.close()
         raise
+
+
+def check_numbers(timeout_s: Any, startup_timeout_s: Any, max_retries: Any) -> None:
+    """Refuse what is no time to wait, or no number of retries.
+
+    Raises:
+        ConfigError: One of them is not.
+    """
+    for what, seconds in (("timeout", timeout_s), ("startup_timeout", startup_timeout_s)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise ConfigError(f"{what} {seconds!r} is not a number of seconds above zero")
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise ConfigError(f"max_retries {max_retries!r} is no whole number from 0 on")

@@ -26,7 +26,7 @@ from aenv_ray.client.http_answers import (
 )
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
-from aenv_ray.client.waiting import until_healthy
+from aenv_ray.client.waiting import Wait, until_healthy
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -333,17 +333,21 @@ class HttpInstance:
         self._answered = True
         return body
 
-    async def wait_healthy(self, deadline_s: float = 300.0) -> dict[str, Any]:
+    async def wait_healthy(
+        self, deadline_s: float = 300.0, wait: Wait | None = None
+    ) -> dict[str, Any]:
         """Wait until the environment is healthy and return the health check's answer.
 
-        A wait of more than a few seconds is told on the log.
+        A wait of more than a few seconds is told on the log; `wait` is one that the caller began.
 
         Raises:
             DeadlineExceeded: It was not within `deadline_s`; the message has the last answer.
             SandboxStartFailed: Its code does not load, which waiting does not change.
         """
         return await until_healthy(
-            lambda timeout_s: self.check_health(timeout_s=timeout_s), self.url, deadline_s
+            lambda timeout_s: self.check_health(timeout_s=timeout_s),
+            self.url,
+            wait or Wait(f"a healthy environment at {self.url}", deadline_s),
         )
 
     async def renew(self, ttl: str | float) -> InstanceInfo:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from aenv_ray.client.environment import Environment
+from aenv_ray.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -50,7 +51,15 @@ class SyncEnvironment:
             future.cancel()  # Ctrl-C in the caller's thread cancels the call
             raise
 
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise ConfigError(
+                f"this SyncEnvironment of {self._environment.env_name} was closed",
+                hint="make a new one; after release() alone it can be used again",
+            )
+
     def __enter__(self) -> SyncEnvironment:
+        self._check_open()
         self._wait(self._environment.initialize())
         return self
 
@@ -59,10 +68,13 @@ class SyncEnvironment:
 
     def release(self) -> None:
         """End the instance. Any number of times."""
+        if self._loop.is_closed():
+            return
         self._wait(self._environment.release())
 
     def logs(self, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
         """Yield what the instance printed; see `Environment.logs`."""
+        self._check_open()
         pieces = self._environment.logs(follow=follow, tail=tail)
         try:
             while (piece := self._wait(anext(pieces, None))) is not None:
@@ -92,6 +104,7 @@ class SyncEnvironment:
 
         @functools.wraps(attribute)
         def call(*args: Any, **kwargs: Any) -> Any:
+            self._check_open()
             return self._wait(attribute(*args, **kwargs))
 
         return call

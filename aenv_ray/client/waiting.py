@@ -40,8 +40,10 @@ class Wait:
     def __init__(
         self, what: str, longest_s: float, now: Callable[[], float] = time.monotonic
     ) -> None:
+        self.why = ""
+        """Why it was not over when it was asked last."""
         self._what = what
-        self._longest_s = longest_s
+        self.longest_s = longest_s
         self._now = now
         self._began = now()
         self._next_word_s = FIRST_WORD_S
@@ -49,35 +51,35 @@ class Wait:
     @property
     def remaining_s(self) -> float:
         """What is left of it; below zero when it is over."""
-        return self._began + self._longest_s - self._now()
+        return self._began + self.longest_s - self._now()
 
     def goes_on(self, why: str) -> None:
         """Note that it is not over yet; told on the log when it is time."""
+        self.why = why
         waited_s = self._now() - self._began
         if waited_s < self._next_word_s:
             return
         self._next_word_s = 2 * waited_s
         logger.warning(
             "waiting for %s since %.0f s, for %g s at most: %s",
-            self._what, waited_s, self._longest_s, why,
+            self._what, waited_s, self.longest_s, why,
         )  # fmt: skip
 
 
 async def until_healthy(
-    check_health: Callable[[float], Awaitable[dict[str, Any]]], url: str, deadline_s: float
+    check_health: Callable[[float], Awaitable[dict[str, Any]]], url: str, wait: Wait
 ) -> dict[str, Any]:
     """Wait until a server is healthy and return its health check's answer.
 
     Args:
         check_health: Asks it, with a timeout in seconds.
         url: Of the server.
-        deadline_s: How long to wait.
+        wait: How long, and who is told.
 
     Raises:
-        DeadlineExceeded: It was not within `deadline_s`; the message has the last answer.
+        DeadlineExceeded: It was not within that time; the message has the last answer.
         SandboxStartFailed: Its code does not load, which waiting does not change.
     """
-    wait = Wait(f"a healthy environment at {url}", deadline_s)
     pause_s, last = _FIRST_POLL_S, ""
     while True:
         try:
@@ -97,7 +99,7 @@ async def until_healthy(
             last = json.dumps(data)[:500]
         if wait.remaining_s < pause_s:
             raise DeadlineExceeded(
-                f"{url} was not healthy within {deadline_s:g} s; its last answer: {last}"
+                f"{url} was not healthy within {wait.longest_s:g} s; its last answer: {last}"
             )
         wait.goes_on(last)
         await asyncio.sleep(pause_s)

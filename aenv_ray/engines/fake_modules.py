@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from aenv_ray.runtime.loader import load_project
+from aenv_ray.runtime.package_root import BareNames
 from aenv_ray.runtime.registry import Registry, registering_in
 
 _lock = threading.RLock()
@@ -47,7 +48,7 @@ class ModuleSpace:
         }
         self._modules: dict[str, ModuleType] = {}
         self._sources: set[tuple[str, int, int]] = set()
-        self._finder = _Finder(self)
+        self._finders: list[MetaPathFinder] = [_Finder(self)]
         self.builtins = {**vars(builtins), "__import__": self._import}
         """The built-in names of these modules, with an ``import`` that knows them."""
 
@@ -82,13 +83,16 @@ class ModuleSpace:
             sys.modules.update(self._modules)
             before, path = set(sys.modules), list(sys.path)
             writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-            sys.meta_path.insert(0, self._finder)
+            others = list(sys.meta_path)
+            sys.meta_path[:0] = self._finders
             _entered.append(self)
             try:
                 yield
             finally:
                 _entered.pop()
-                sys.meta_path.remove(self._finder)
+                bare = [f for f in sys.meta_path if isinstance(f, BareNames) and f not in others]
+                self._finders = [*bare, self._finders[-1]]
+                sys.meta_path[:] = [f for f in sys.meta_path if f not in self._finders]
                 sys.dont_write_bytecode = writes_bytecode
                 sys.path[:] = path
                 new = [name for name in sys.modules if name not in before]

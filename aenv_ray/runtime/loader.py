@@ -2,8 +2,9 @@
 
 A project directory holds ``src/*.py`` and packages below it, or the files directly. Each module is
 imported once under its ordinary name, so that siblings import each other, relatively inside
-packages, and dataclasses, pickling and ``inspect`` work. A failure is raised with its traceback:
-an environment is never healthy with no tools.
+packages, and dataclasses, pickling and ``inspect`` work; `package_root` says what changes where the
+directory is a package itself. A failure is raised with its traceback: an environment is never
+healthy with no tools.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from aenv_ray.runtime import compat
 from aenv_ray.runtime.faults import ProjectLoadError
+from aenv_ray.runtime.package_root import imports_beyond, make_package
 from aenv_ray.runtime.registry import Registry, get_registry
 
 _SKIPPED_DIRECTORIES: Final = frozenset(
@@ -51,8 +55,12 @@ def load_project(path: str | Path) -> Registry:
     if str(root) not in sys.path:
         # It stays: tools may import their helpers when they are called.
         sys.path.insert(0, str(root))
+    package = ""
+    if target != files[0] and imports_beyond(root, files):
+        with _told(root / "__init__.py"):
+            package = f"{make_package(root)}."
     for file in files:
-        _import(root, file)
+        _import(root, file, package)
     registry = get_registry()
     try:
         registry.compile()
@@ -98,17 +106,24 @@ def _module_name(root: Path, file: Path) -> str:
     return ".".join(file.relative_to(root).with_suffix("").parts)
 
 
-def _import(root: Path, file: Path) -> None:
-    name = _module_name(root, file)
+def _import(root: Path, file: Path, package: str) -> None:
+    name = package + _module_name(root, file)
     known = sys.modules.get(name)
     if known is not None and _is_module_of(known, file):
         return
-    try:
+    with _told(file):
         if known is not None or (not name.isidentifier() and "." not in name):
             # The name is taken by another module (`json.py`), or is no identifier (`my-env.py`).
             _import_as(f"aenv_project_{file.stem.replace('-', '_')}", file)
         else:
             importlib.import_module(name)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Raise whatever a module of the project raises as a failure to load it."""
+    try:
+        yield
     except BaseException as exc:
         if isinstance(exc, KeyboardInterrupt):
             raise

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.testing.looking import pause_s
+
 PROJECT = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 START_S = 30.0
 
@@ -70,10 +72,12 @@ def _read_url(process: subprocess.Popen[str]) -> str:
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that another process does."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # the other process sets no event
-            await asyncio.sleep(0.01)
-    assert condition(), what
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not condition():
+        waited_s = loop.time() - began
+        assert waited_s < 60.0, what
+        await asyncio.sleep(pause_s(waited_s, 0.0))
 
 
 async def cancel_begun(call: asyncio.Task[Any], marker: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_policy_in_json(root: Path, joined: dict[str, str], policy: str, mean:
 
 def test_the_random_policy_repeats_itself(root: Path, joined: dict[str, str]) -> None:
     """With one seed a task meets the same fate each time."""
-    options = ("--policy", "random", "--rollouts", "130", "--concurrency", "8")
+    options = ("--policy", "random", "--rollouts", "85", "--concurrency", "8")
     done = quickstart(root, *options, **joined)
     assert done.returncode == 0, done.stderr
     assert "on the Ray that runs" in done.stderr
@@ -110,9 +110,10 @@ def test_the_random_policy_repeats_itself(root: Path, joined: dict[str, str]) ->
     for line in (root / "quickstart.jsonl").read_text().splitlines():
         episode = Episode.model_validate_json(line)
         rewards.setdefault(episode.task_id, []).append(episode.reward or 0.0)
-    assert {len(found) for found in rewards.values()} == {2}
-    assert all(first == second for first, second in rewards.values())
-    assert {0.0, 1.0} == {first for first, _ in rewards.values()}
+    twice = [found for found in rewards.values() if len(found) == 2]
+    assert len(twice) >= 10
+    assert all(first == second for first, second in twice)
+    assert {0.0, 1.0} <= {first for first, _ in twice}
 
 
 def test_an_unwritable_out_fails_before_anything_starts(root: Path) -> None:

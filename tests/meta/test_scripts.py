@@ -27,6 +27,7 @@ def load(name: str) -> ModuleType:
 
 
 bootstrap = load("bootstrap")
+fetch_pip = load("fetch_pip")
 precompile = load("precompile")
 
 
@@ -42,19 +43,19 @@ def bare(monkeypatch, tmp_path):
 
 
 def test_uv_is_not_asked_where_pip_knows_an_index_that_uv_does_not(bare, tmp_path):
-    assert not bootstrap.pip_is_configured()
+    assert not fetch_pip.pip_is_configured()
     bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    assert bootstrap.pip_is_configured()
+    assert fetch_pip.pip_is_configured()
     bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    assert not bootstrap.pip_is_configured()
+    assert not fetch_pip.pip_is_configured()
 
 
 def test_pip_configuration_files_count(bare, tmp_path):
     file = tmp_path / "pip.conf"
     file.write_text("[global]\nextra_index_url = https://a.example/simple\ntimeout = 3\n")
     bare.setenv("PIP_CONFIG_FILE", str(file))
-    assert bootstrap.pip_settings()["extra-index-url"] == "https://a.example/simple"
-    assert "timeout" not in bootstrap.pip_settings()
+    assert fetch_pip.pip_settings()["extra-index-url"] == "https://a.example/simple"
+    assert "timeout" not in fetch_pip.pip_settings()
 
 
 def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
@@ -73,13 +74,13 @@ def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
     links.append('<a href="pip-98.0-py3-none-any.whl">without a checksum</a>')
     (page / "index.html").write_text("\n".join(links))
     opener = urllib.request.build_opener()
-    url, found = bootstrap.newest_wheel(opener, f"{page.as_uri()}/")
+    url, found = fetch_pip.newest_wheel(opener, f"{page.as_uri()}/")
     assert url == f"{tmp_path.as_uri()}/files/pip-25.1-py3-none-any.whl"
     assert found == digest
 
 
 def test_a_password_in_an_index_address_is_not_shown():
-    assert bootstrap.without_secret("https://me:pw@a.example/simple") == "https://a.example/simple"
+    assert fetch_pip.without_secret("https://me:pw@a.example/simple") == "https://a.example/simple"
 
 
 def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(tmp_path):

@@ -65,7 +65,7 @@ def test_quickstart_leaves_no_pod(
     done = subprocess.run(
         [
             sys.executable, "-m", "aenv_ray.cli.main", "quickstart", "--engine", "kubernetes",
-            "--rollouts", "16", "--concurrency", "4", "--json", "--out", str(tmp_path / "out"),
+            "--rollouts", "8", "--concurrency", "4", "--json", "--out", str(tmp_path / "out"),
         ],
         env={**os.environ, **{n: v for n, v in variables.items() if v is not None}},
         capture_output=True, text=True, timeout=400, check=False,
@@ -74,7 +74,7 @@ def test_quickstart_leaves_no_pod(
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     counts = {name: summary[name] for name in ("rollouts", "infra_failed", "instances_left")}
-    assert counts == {"rollouts": 16, "infra_failed": 0, "instances_left": 0}
+    assert counts == {"rollouts": 8, "infra_failed": 0, "instances_left": 0}
     assert summary["reward_mean"] == 1.0
     assert left == []
 
@@ -101,7 +101,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
         "    await env.call_tool('execute_command', {'command': 'sleep 0.5'})\n"
         "    for step in task.reference:\n"
         "        await env.call_tool(step.tool, step.arguments)\n"
-        f"run = sampling.sample({ENVIRONMENT!r}, act, [tasks[n % len(tasks)] for n in range(24)],\n"
+        f"run = sampling.sample({ENVIRONMENT!r}, act, [tasks[n % len(tasks)] for n in range(16)],\n"
         "    concurrency=6, infra_retries=20, engine='kubernetes')\n"
         f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1}, engine='kubernetes')\n"
     )
@@ -132,7 +132,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
     eventually(lambda: not console.value("sampler.is_alive()"), WITHIN_S)
     statuses = console.value("[[e.status.value, e.reward, e.error] for e in run.episodes]")
-    assert statuses == [["completed", 1.0, None]] * 24
+    assert statuses == [["completed", 1.0, None]] * 16
     console.do("aenv_ray.release_many(held)")
     console.do(f"aenv_ray.warm({ENVIRONMENT!r}, 0, engine='kubernetes')")
     assert pods.sandboxes_of(worker) == []

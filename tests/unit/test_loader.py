@@ -51,6 +51,40 @@ def test_packages_relative_imports_and_directories_without_init(tmp_path: Path) 
     assert call(load(tmp_path, files), "packed") == "innerINNER"
 
 
+def test_the_code_may_be_a_package_itself(tmp_path: Path) -> None:
+    """Each module once, whether it is imported relatively, by its bare name or by all of it."""
+    once = (
+        "import builtins as b\nb.aenv_once = getattr(b, 'aenv_once', 0) + 1\nONCE = b.aenv_once\n"
+    )
+    files = {
+        "__init__.py": "LEVEL = 'top'\n",
+        "tools.py": HEAD + "from . import LEVEL\nfrom .helper import ONCE as A\n"
+        "import helper\nfrom helper import ONCE as B\nfrom pack import deep\n"
+        + tool("same", "(LEVEL, A == B == helper.ONCE == deep.ONCE, deep.json.dumps(1))"),
+        "helper.py": once,
+        "json.py": "",
+        "pack/__init__.py": "",
+        "pack/deep.py": "import json\nfrom ..helper import ONCE\n",
+        "later.py": HEAD + "@register_tool\ndef late():\n    from .pack import deep\n"
+        "    import helper\n    return deep.ONCE == helper.ONCE\n",
+    }  # fmt: skip
+    finders = list(sys.meta_path)
+    registry = load(tmp_path / "a", files)
+    assert call(registry, "same") == ("top", True, "1")
+    assert call(registry, "late") is True
+    other = load(tmp_path / "b", files | {"helper.py": "ONCE = 7\n"})
+    assert call(other, "late") is call(registry, "late") is True
+    assert sys.meta_path == finders
+    assert not {"helper", "tools", "src"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize("init", ["raise KeyError('alas')\n", "import nothing_such\n"])
+def test_a_package_that_does_not_load_says_where(tmp_path: Path, init: str) -> None:
+    files = {"__init__.py": init, "tools.py": HEAD + "from . import x\n" + tool("one")}
+    with pytest.raises(ProjectLoadError, match=r"__init__\.py does not load: "):
+        load(tmp_path, files)
+
+
 def test_what_is_no_part_of_the_environment_is_not_loaded(tmp_path: Path) -> None:
     bad = "raise RuntimeError('loaded')\n"
     skipped = (

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+from aenv_ray import Environment, SyncEnvironment
+from aenv_ray.client import environment as environments
 from aenv_ray.client.waiting import FIRST_WORD_S, Wait, said, until_healthy
-from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    FabricUnavailable,
+    SandboxStartFailed,
+)
 
 GONE = FabricUnavailable("nobody answers", hint="start a server")
 
@@ -34,7 +41,7 @@ def test_a_long_wait_is_told_and_then_each_time_it_has_doubled(
         wait.goes_on(said(GONE))
         told += [second] if len(caplog.records) > before else []
     assert told == [FIRST_WORD_S, 2 * FIRST_WORD_S, 4 * FIRST_WORD_S, 8 * FIRST_WORD_S]
-    assert wait.remaining_s == 460.0
+    assert (wait.remaining_s, wait.why) == (460.0, "nobody answers (start a server)")
     assert caplog.records[0].levelno == logging.WARNING
     assert caplog.records[0].getMessage() == (
         "waiting for a server since 5 s, for 500 s at most: nobody answers (start a server)"
@@ -53,7 +60,7 @@ def test_a_server_that_comes_late_is_waited_for(status: str) -> None:
             raise answer
         return dict(answer)
 
-    body = asyncio.run(until_healthy(check, "http://x", 60.0))
+    body = asyncio.run(until_healthy(check, "http://x", Wait("x", 60.0)))
     assert (body, answers) == ({"data": {"status": status}}, [])
 
 
@@ -65,7 +72,7 @@ def test_one_that_never_comes_ends_with_its_last_answer() -> None:
         raise GONE
 
     with pytest.raises(DeadlineExceeded, match=r"http://x was not healthy .* nobody answers"):
-        asyncio.run(until_healthy(check, "http://x", 0.05))
+        asyncio.run(until_healthy(check, "http://x", Wait("x", 0.05)))
 
 
 def test_code_that_does_not_load_is_not_waited_for() -> None:
@@ -74,4 +81,45 @@ def test_code_that_does_not_load_is_not_waited_for() -> None:
         return {"data": {"status": "error", "code": SandboxStartFailed.code, "message": "boom"}}
 
     with pytest.raises(SandboxStartFailed, match="boom"):
-        asyncio.run(until_healthy(check, "http://x", 60.0))
+        asyncio.run(until_healthy(check, "http://x", Wait("x", 60.0)))
+
+
+async def test_an_environment_without_a_server_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 9: also when its own deadline comes first."""
+
+    async def open_instance(*args: Any, wait: Wait, **options: Any) -> None:
+        del args, options
+        wait.goes_on(said(GONE))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(environments, "open_instance", open_instance)
+    environment = Environment("nobody", startup_timeout=0.01)
+    with pytest.raises(DeadlineExceeded, match=r"nobody was not .* 0\.01 s: nobody answers \("):
+        await environment.initialize()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": -1}, {"timeout": "x"}, {"timeout": True}, {"startup_timeout": 0},
+        {"startup_timeout": float("nan")}, {"max_retries": -1}, {"max_retries": "x"},
+        {"max_retries": 1.5},
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_are_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Environment("mini-terminal", **wrong)
+
+
+def test_a_sync_environment_that_was_closed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUMMY_INSTANCE_IP", "127.0.0.1:1")
+    environment = SyncEnvironment("nobody")
+    environment.close()
+    environment.close()
+    environment.release()
+    with pytest.raises(ConfigError, match="was closed"):
+        environment.call_tool("echo", {})
+    with pytest.raises(ConfigError, match="was closed"), environment:
+        pass
