@@ -82,7 +82,8 @@ tar --create --dereference "$@" etc/passwd etc/group $(echo "$loaded" | cut -c 3
 def small_image() -> str:
     """Return an image with the Python of `base_image`, a shell, and what they load: a quarter of
     its size, for tests that push or copy it."""
-    name = f"aenv-test-small:{base_image().rpartition(':')[2]}"
+    content = json.dumps([base_image(), _SMALL]).encode()
+    name = f"aenv-test-small:{hashlib.sha256(content).hexdigest()[:12]}"
     with _alone():
         if not docker("images", "--quiet", name):
             make = (
