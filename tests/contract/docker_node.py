@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,20 @@ def docker(*arguments: str, check: bool = True) -> str:
     return done.stdout.strip()
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other processes of the tests from making the same image."""
+    with Path(tempfile.gettempdir(), f"aenv-test-base-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @cache
 def base_image() -> str:
     """Return an image with Python, made without a registry; once for each content."""
     content = json.dumps([SUITE, PACKAGES]).encode()
     name = f"aenv-test-base:{hashlib.sha256(content).hexdigest()[:12]}"
-    with Path(tempfile.gettempdir(), f"aenv-test-base-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+    with _alone():
         if docker("images", "--quiet", name):
             return name
         make = (
@@ -57,6 +66,34 @@ def base_image() -> str:
         subprocess.run(
             ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True, timeout=600
         )
+    return name
+
+
+_SMALL = """
+cd /
+set -- bin/sh usr/bin/python3 usr/lib/python3* lib/*/libgcc_s.so.1 lib/*/librt.so.1 \\
+    lib/*/libpthread.so.0 lib/*/libdl.so.2  # by what wheels are made of
+loaded=$(ldd bin/sh usr/bin/python3 usr/lib/python3*/lib-dynload/*.so | grep -o '[[:space:]]/[^ ]*')
+tar --create --dereference "$@" etc/passwd etc/group $(echo "$loaded" | cut -c 3- | sort -u)
+"""
+
+
+@cache
+def small_image() -> str:
+    """Return an image with the Python of `base_image`, a shell, and what they load: a quarter of
+    its size, for tests that push or copy it."""
+    content = json.dumps([base_image(), _SMALL]).encode()
+    name = f"aenv-test-small:{hashlib.sha256(content).hexdigest()[:12]}"
+    with _alone():
+        if not docker("images", "--quiet", name):
+            make = (
+                f'docker --host {ADDRESS} run --rm {base_image()} sh -c "$SMALL" '
+                f"| docker --host {ADDRESS} import - {name}"
+            )
+            subprocess.run(
+                ["bash", "-o", "pipefail", "-c", make], check=True, capture_output=True,
+                timeout=600, env={**os.environ, "SMALL": _SMALL},
+            )  # fmt: skip
     return name
 
 

@@ -18,7 +18,7 @@ from aenv_ray.errors import FabricUnavailable, SandboxLost
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
 from tests.conftest import require
-from tests.contract.docker_node import base_image, data_dir
+from tests.contract.docker_node import data_dir, small_image
 from tests.contract.own_daemon import OwnDaemon
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -29,7 +29,7 @@ def daemon() -> Iterator[OwnDaemon]:
     require("docker", os.geteuid() == 0, "a daemon of the test's own needs root")
     require("docker", shutil.which("dockerd") is not None, "dockerd is not installed")
     daemon = OwnDaemon()
-    daemon.load(base_image())
+    daemon.load(small_image())
     yield daemon
     daemon.end()
 
@@ -38,7 +38,7 @@ async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Pa
     """Invariants 1 and 2: sandboxes go on without it, and what its return ends is lost."""
     engine = DockerEngine(
         HostId(f"host-{uuid.uuid4().hex[:8]}"), runtime_dir=daemon.root / "r", data_dir=data_dir(),
-        scope=daemon.root.name, owner_pid=os.getpid(), address=daemon.address, image=base_image(),
+        scope=daemon.root.name, owner_pid=os.getpid(), address=daemon.address, image=small_image(),
     )  # fmt: skip
     bench = Bench(engine, tmp_path)
     sandbox = await bench.start()

@@ -23,9 +23,9 @@ from tests.conftest import require, without_rays_words
 from tests.contract.docker_node import (
     DockerNode,
     bare_project,
-    base_image,
     data_dir,
     docker,
+    small_image,
 )  # fmt: skip
 from tests.contract.registry import PASSWORD, PROGRAM, Gate, Registry, keep_login, log_in, push_new
 
@@ -125,7 +125,7 @@ async def test_an_instance_runs_the_pushed_image_on_a_node_that_did_not_build_it
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log_in(docker_config, closed_registry.name)
-    project = write(tmp_path / "p", f"FROM {base_image()}\nRUN echo built > /built\n")
+    project = write(tmp_path / "p", f"FROM {small_image()}\nRUN echo built > /built\n")
     options = ("-t", "one", "-t", "two", "--push")
     assert await asyncio.to_thread(build, project, closed_registry, *options) == 0
     out, err = map(without_rays_words, capsys.readouterr())
@@ -149,7 +149,7 @@ async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
     docker_config: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    project = write(tmp_path / "p", f"FROM {base_image()}\n")
+    project = write(tmp_path / "p", f"FROM {small_image()}\n")
     before = (project / "config.json").read_bytes()
     assert await asyncio.to_thread(build, project, closed_registry, "--push") == 1
     err = capsys.readouterr().err
@@ -168,7 +168,7 @@ async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
 
 
 @pytest.mark.parametrize("buildkit", ["0", "1"])
-async def test_a_base_image_is_pulled_with_the_login(
+async def test_a_small_image_is_pulled_with_the_login(
     tmp_path: Path,
     closed_registry: Registry,
     docker_config: Path,
