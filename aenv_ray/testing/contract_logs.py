@@ -43,36 +43,51 @@ class Listener:
         await eventually(lambda: text in self.heard, f"{text!r} is heard")
 
 
-class LogTests:
-    """What sandboxes print."""
+class StandingLogTests:
+    """What sandboxes print, and go on."""
 
-    async def test_a_log_has_what_was_printed(self, bench: Bench) -> None:
-        sandbox, other = await bench.start(), await bench.start()
-        await say(sandbox, "by a tool")
-        await say(sandbox, "as an error", stream="stderr")
+    async def test_a_log_has_what_was_printed(
+        self, standing_bench: Bench, standing: Sandbox, second: Sandbox
+    ) -> None:
+        await say(standing, "by a tool")
+        await say(standing, "as an error", stream="stderr")
         await evaluate(
-            sandbox, "import subprocess; result = subprocess.call(['echo', 'by a program'])"
+            standing, "import subprocess; result = subprocess.call(['echo', 'by a program'])"
         )
-        await say(other, "by another")
+        await say(second, "by another")
 
         async def all_is_there() -> bool:
-            log = await log_of(bench, sandbox)
+            log = await log_of(standing_bench, standing)
             return all(text in log for text in (b"by a tool", b"as an error", b"by a program"))
 
         await eventually(all_is_there, "everything is in the log")
-        assert b"by another" not in await log_of(bench, sandbox)
+        assert b"by another" not in await log_of(standing_bench, standing)
 
-    async def test_a_log_can_begin_with_its_last_lines(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        await say(sandbox, "one", "two", "three")
+    async def test_a_log_can_begin_with_its_last_lines(
+        self, standing_bench: Bench, standing: Sandbox
+    ) -> None:
+        await say(standing, "one", "two", "three")
 
         async def is_there() -> bool:
-            return (await log_of(bench, sandbox, 1)) == b"three\n"
+            return (await log_of(standing_bench, standing, 1)) == b"three\n"
 
         await eventually(is_there, "the last line is there")
-        assert await log_of(bench, sandbox, 2) == b"two\nthree\n"
-        assert await log_of(bench, sandbox, 0) == b""
-        assert (await log_of(bench, sandbox, 1000)).endswith(b"one\ntwo\nthree\n")
+        assert await log_of(standing_bench, standing, 2) == b"two\nthree\n"
+        assert await log_of(standing_bench, standing, 0) == b""
+        assert (await log_of(standing_bench, standing, 1000)).endswith(b"one\ntwo\nthree\n")
+
+    async def test_who_stops_following_a_log_leaves_the_sandbox_running(
+        self, standing_bench: Bench, standing: Sandbox
+    ) -> None:
+        listener = Listener(standing_bench, standing)
+        listener.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await listener.task
+        assert await evaluate(standing, "result = 7") == 7
+
+
+class LogTests:
+    """What sandboxes print until they end."""
 
     async def test_a_log_that_is_followed_tells_what_comes_until_the_end(
         self, bench: Bench
@@ -99,14 +114,6 @@ class LogTests:
         listener = Listener(bench, sandbox)
         await bench.engine.stop([sandbox.instance_id])
         await asyncio.wait_for(listener.task, 30.0)
-
-    async def test_who_stops_following_a_log_leaves_the_sandbox_running(self, bench: Bench) -> None:
-        sandbox = await bench.start()
-        listener = Listener(bench, sandbox)
-        listener.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await listener.task
-        assert await evaluate(sandbox, "result = 7") == 7
 
     async def test_what_does_not_run_has_no_log(self, bench: Bench) -> None:
         sandbox = await bench.start()

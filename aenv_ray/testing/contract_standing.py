@@ -74,6 +74,12 @@ class Standing:
             self._sandboxes[name] = await self._bench.start(ttl_s=_TTL_S)
         return self._sandboxes[name]
 
+    @property
+    def bench(self) -> Bench:
+        """What the sandboxes were started with; there is none when none stands."""
+        assert self._bench is not None, "no sandbox stands"
+        return self._bench
+
     async def check(self) -> None:
         """See that each is as a test should leave it; end them all where one is not.
 

@@ -33,7 +33,7 @@ from aenv_ray.testing.contract_apart import ApartTests, TwoTests
 from aenv_ray.testing.contract_bench import Bench
 from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_life import LifeTests
-from aenv_ray.testing.contract_logs import LogTests
+from aenv_ray.testing.contract_logs import LogTests, StandingLogTests
 from aenv_ray.testing.contract_ports import PortTests
 from aenv_ray.testing.contract_results import ResultTests
 from aenv_ray.testing.contract_standing import MakeEngine, Standing, end_engine
@@ -44,7 +44,7 @@ from aenv_ray.testing.contract_workspace import WorkspaceTests
 @pytest.mark.asyncio(loop_scope="class")
 class EngineContract(
     StartTests, LifeTests, LogTests, ApartTests,
-    TwoTests, WorkspaceTests, ResultTests, CallTests, PortTests,
+    StandingLogTests, TwoTests, WorkspaceTests, ResultTests, CallTests, PortTests,
 ):  # fmt: skip
     """Every guarantee of the engine contract; subclass it for an engine."""
 
@@ -125,6 +125,12 @@ class EngineContract(
         del standing  # is made before and looked at afterwards
         test = request.node.name
         return await _standing.sandbox("second", test, make_engine, self.left_over)
+
+    @pytest.fixture
+    def standing_bench(self, _standing: Standing, standing: Sandbox) -> Bench:
+        """Return what the standing sandboxes were started with."""
+        del standing  # is made before
+        return _standing.bench
 
     @pytest_asyncio.fixture(loop_scope="class")
     async def engine(

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines import docker_presence
+from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
 from tests.contract.docker_node import DockerNode
 from tests.contract.engines import engine_on
 from tests.contract.kubernetes_double import Double
 from tests.contract.node import Node
+from tests.contract.redis_servers import running
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,13 @@ def docker_node() -> Iterator[DockerNode]:
     node = DockerNode()
     yield node
     node.end()
+
+
+@pytest.fixture(scope="module")
+def module_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Yield a Redis of a module; a test that uses it empties it first."""
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from aenv_ray.serve.instances import Instances, Made
 from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus, status_of
 from aenv_ray.serve.service_storage import Sites
 from aenv_ray.serve.settings import GatewaySettings
+from tests.contract.redis_servers import emptied
 
 TOOLS = """
 import asyncio
@@ -242,11 +243,20 @@ class Bench:
 
 
 @asynccontextmanager
-async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> AsyncIterator[Bench]:
-    """Run a gateway with the environment ``probe@1.0.0`` published."""
+async def a_gateway(
+    root: Path, settings: GatewaySettings | None = None, redis: RedisServer | None = None
+) -> AsyncIterator[Bench]:
+    """Run a gateway with the environment ``probe@1.0.0`` published.
+
+    Args:
+        root: Empty.
+        settings: The gateway's.
+        redis: Runs already; what is in it is deleted. None: one of its own.
+    """
     source = _written(root / "probe")
-    server = RedisServer(root / "data", root / "run", linger_s=0.0)
+    server = redis or RedisServer(root / "data", root / "run", linger_s=0.0)
     await server.ensure()
+    await emptied(server)
     clock = SystemClock()
     hub = HubCore(server.connect(), clock, where="test")
     engine = FakeEngine(HostId("aenv-host-n-0"))
@@ -301,7 +311,8 @@ async def a_gateway(root: Path, settings: GatewaySettings | None = None) -> Asyn
         await engine.close()
         await hub.close()
         artifacts.close()
-        await server.end()
+        if redis is None:
+            await server.end()
 
 
 def _written(root: Path) -> Project:

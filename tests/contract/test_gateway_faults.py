@@ -13,6 +13,7 @@ import pytest
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
+from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve import replicas
 from aenv_ray.serve.settings import GatewaySettings
@@ -24,9 +25,11 @@ WISH = {"envName": "probe"}
 
 
 @pytest.fixture
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+async def bench(
+    tmp_path_factory: pytest.TempPathFactory, module_redis: RedisServer
+) -> AsyncIterator[Bench]:
     root = tmp_path_factory.mktemp("g")
-    async with a_gateway(root, GatewaySettings(sweep_s=60)) as found:
+    async with a_gateway(root, GatewaySettings(sweep_s=60), module_redis) as found:
         yield found
 
 

@@ -25,7 +25,8 @@ from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from aenv_ray.testing.hub_contract import HubContract, entry, lease
-from tests.conftest import require
+from tests.conftest import redis_refusal, require
+from tests.contract.redis_servers import emptied, running
 
 pytestmark = pytest.mark.redis
 
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.redis
 @pytest.fixture(scope="module", params=["on PATH", "bundled"])
 def program(request: pytest.FixtureRequest) -> str:
     """Return a Redis: what this machine has, and what comes with the package."""
+    require("redis", not redis_refusal(), redis_refusal())
     if request.param == "on PATH":
         return find_program()[0]
     bundled = bundled_program()
@@ -40,31 +42,16 @@ def program(request: pytest.FixtureRequest) -> str:
     return str(bundled)
 
 
-def running(directory: Path, program: str | None = None) -> Iterator[RedisServer]:
-    """Run a Redis for the tests of a module."""
-    server = RedisServer(directory / "data", directory / "run", program=program, linger_s=0.0)
-    asyncio.run(server.ensure())
-    yield server
-    asyncio.run(server.end())
-
-
 @pytest.fixture(scope="module")
 def shared(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    yield from running(tmp_path_factory.mktemp("redis"), program)
+    with running(tmp_path_factory.mktemp("redis"), program) as server:
+        yield server
 
 
 @pytest.fixture
 async def server(shared: RedisServer) -> RedisServer:
     """Return a Redis that is empty."""
     return await emptied(shared)
-
-
-async def emptied(server: RedisServer) -> RedisServer:
-    client = server.connect()
-    await client.flushall()
-    await client.script_flush()
-    await client.aclose()
-    return server
 
 
 STATUSES = (EnvironmentStatus.READY, EnvironmentStatus.FAILED, EnvironmentStatus.RELEASED)
@@ -206,7 +193,8 @@ class LocalActor:
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Yield a Redis that runs because somebody else uses it: each hub finds it, and leaves it."""
-    yield from running(tmp_path_factory.mktemp("beside"))
+    with running(tmp_path_factory.mktemp("beside")) as server:
+        yield server
 
 
 class TestRemoteHub(HubContract):

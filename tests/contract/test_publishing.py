@@ -29,6 +29,7 @@ from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.testing.contract_bench import request, value_of, write_project
+from tests.contract.redis_servers import emptied
 
 KITCHEN_SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 TOOLS = """
@@ -199,13 +200,11 @@ async def test_what_only_a_container_has_does_not_keep_code_from_being_seen(
 
 
 @pytest.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[HubCore]:
-    server = RedisServer(tmp_path / "data", tmp_path / "run", linger_s=0.0)
-    await server.ensure()
+async def hub(module_redis: RedisServer) -> AsyncIterator[HubCore]:
+    server = await emptied(module_redis)
     hub = HubCore(server.connect(), SystemClock(), where="test")
     yield hub
     await hub.close()
-    server.leave()
 
 
 @pytest.fixture

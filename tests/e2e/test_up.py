@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually, eventually_empty, kill, processes_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(600)]
@@ -32,7 +33,7 @@ class Machine:
         self.root.chmod(0o755)
         places = {"HOME": "h", "AENV_DATA_DIR": "d", "AENV_RUNTIME_DIR": "r", "RAY_TMPDIR": "t"}
         left_out = {"RAY_ADDRESS", "AENV_SYSTEM_URL", "AENV_API_KEY"}
-        self.environment = {k: v for k, v in os.environ.items() if k not in left_out}
+        self.environment = {k: v for k, v in os.environ.items() if k not in left_out} | FRUGAL
         for name, place in places.items():
             (self.root / place).mkdir()
             self.environment[name] = str(self.root / place)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from aenv_ray.hub.records import Role
+from aenv_ray.hub.redis_server import RedisServer
 from tests.contract.gateway_bench import Bench, a_gateway
 
 
@@ -18,8 +19,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def bench(root: Path) -> AsyncIterator[Bench]:
-    async with a_gateway(root) as made:
+async def bench(root: Path, module_redis: RedisServer) -> AsyncIterator[Bench]:
+    async with a_gateway(root, redis=module_redis) as made:
         yield made
 
 
