@@ -23,8 +23,6 @@ the launcher itself dies, for its templates die with it and everything dies with
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import selectors
 import signal
@@ -329,8 +327,7 @@ class Launcher:
             template.queued.remove(instance)
             self._exited(instance_id, cause)
         else:
-            with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
-                template.control.send(json.dumps({"kill": instance.process}).encode())
+            template.end(instance.process)
 
     def _exited(self, instance_id: str, cause: str) -> None:
         instance = self._instances.get(instance_id)

@@ -17,6 +17,10 @@ from aenv_ray.engines.launcher_peers import Peer
 PACKET_BYTES: Final = 1 << 20
 SPARES: Final = 3
 """Spare processes of a template: they hide a fork from whoever creates one after another."""
+UNHEARD_SWEEPS: Final = 12
+"""A template that was told to end a process, and then says nothing for so many sweeps, hangs. They
+take 6 s, and what it was to end may outlive its deadline by 10 s. Not measured by the clock, which
+runs on while the machine sleeps."""
 SPARE_DELAY_S: Final = 0.006
 """While one is left, another is ordered this late: a fork takes a core for some milliseconds, which
 the create that is under way and its first call have more use for."""
@@ -51,10 +55,31 @@ class Template:
     env_reads: list[str] = field(default_factory=list)
     """Variables that code which failed to load had read."""
 
+    is_ending: bool = False
+    """It was told to end a process since the last sweep."""
+    unheard: int = 0
+    """Sweeps in which it was told to, since it said something."""
+
     @property
     def log(self) -> str:
         """The name of its log."""
         return log_of_template(self.key)
+
+    def end(self, process: int) -> None:
+        """Have it end a process and all that this started."""
+        self.is_ending = True
+        with contextlib.suppress(OSError):  # a full socket: the next sweep asks again
+            self.control.send(json.dumps({"kill": process}).encode())
+
+    def hangs(self) -> bool:
+        """Whether it has long said nothing although it was told to end something; ask it again."""
+        if not self.is_ending:
+            return False
+        self.is_ending = False
+        self.unheard += 1
+        with contextlib.suppress(OSError):  # a full socket: it does not read
+            self.control.send(b'{"ping":1}')
+        return self.unheard > UNHEARD_SWEEPS
 
     def order_soon(self, now: float) -> None:
         """Ask for spares: at once where somebody waits or none is left, else a little later."""

@@ -91,10 +91,13 @@ class Templates:
         return wait_s
 
     def sweep(self, now: float) -> None:
-        """End those that hang while they load, and those that nobody used for long."""
+        """End those that hang, and those that nobody used for long."""
         in_use = self._in_use()
         for template in self.present():
             template.order(now)
+            if template.hangs():
+                self._end(template, "it hung, and did not end what it was told to")
+                continue
             if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
                 self._end(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
                 continue
@@ -177,6 +180,7 @@ class Templates:
                 return
 
     def _on_packet(self, template: Template, message: dict[str, Any], fds: list[int]) -> None:
+        template.unheard = 0
         if "spare" in message and not fds:  # the kernel drops what there is no room for
             message = {"no_spare": "the launcher has as many open files as it may"}
         if fds:

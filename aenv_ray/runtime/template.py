@@ -6,6 +6,7 @@
     launcher → template   {"setup": …}                   once, first
                           {"spares": n, "rehearse": b}   make more; in a burst they rehearse nothing
                           {"kill": n}                    end process n and all it started
+                          {"ping": x}                    say {"pong": x}
     template → launcher   {"ready": facts …} | {"failed": text, …} | {"jail_unavailable": why}, once
                           {"spare": n} + [channel]       process n waits at the other end
                           {"no_spare": text}             one could not be made
@@ -204,6 +205,8 @@ class Template:
                 os.kill(child.pid, signal.SIGKILL)  # pid 1 of its namespace: all goes with it
             else:
                 kill_tree(child.pid)
+        elif "ping" in message:
+            self._send({"pong": message["ping"]})
 
     def _make_spare(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -104,6 +104,21 @@ async def test_a_template_whose_code_hangs_ends_at_its_deadline(
     await eventually(lambda: not list(_below(launcher)), "the template that hung is gone")
 
 
+async def test_a_template_that_hangs_is_ended_with_its_instances(
+    bench: Bench, own_node: Node
+) -> None:
+    """Invariant 3: what only it could end does not outlive its deadline."""
+    start_launcher(
+        own_node, "from aenv_ray.engines import launcher_records as r; r.UNHEARD_SWEEPS = 2"
+    )
+    sandbox = await bench.start()
+    (launcher,) = own_node.launcher_pids()
+    for pid in _below(launcher):
+        os.kill(pid, signal.SIGSTOP)
+    await bench.engine.stop([sandbox.instance_id])
+    await eventually(lambda: not own_node.left_over(), "nothing is left")
+
+
 # --- projects that cannot be forked -----------------------------------------------------------
 
 _TOOL = (
