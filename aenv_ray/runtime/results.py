@@ -14,6 +14,7 @@ from pydantic import BaseModel
 RESULT_LIMIT_BYTES: Final = 10 * 1024 * 1024
 """Largest text of one result; more is cut with a mark (invariant 12)."""
 
+_WRAPPED: Final = {"aenv/wrapped": True, "fastmcp": {"wrap_result": True}}
 _IMAGE_MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -82,8 +83,9 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
     """Return the MCP ``CallToolResult`` object for what a tool returned.
 
     An object is both text and ``structuredContent``; another JSON value is structured as
-    ``{"result": value}`` and marked ``aenv/wrapped``. Images, bytes and MCP content blocks pass as
-    blocks. Text over `limit_bytes` is cut with a mark and ``aenv/truncated``.
+    ``{"result": value}`` and marked ``aenv/wrapped``, and as FastMCP's clients know it. Images,
+    bytes and MCP content blocks pass as blocks. Text over `limit_bytes` is cut with a mark and
+    ``aenv/truncated``.
 
     Raises:
         ValueError: The value cannot be JSON.
@@ -95,7 +97,7 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
             result = _limited(result, limit_bytes)
             text = result["content"][0]["text"]
         result["structuredContent"] = {"result": text}
-        result.setdefault("_meta", {})["aenv/wrapped"] = True
+        result["_meta"] = {**result.get("_meta", {}), **_WRAPPED}
         return result
     if isinstance(value, Passed):
         return _limited(value.result, limit_bytes)
@@ -113,7 +115,7 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
         result["structuredContent"] = plain
     elif value is not None:
         result["structuredContent"] = {"result": plain}
-        result["_meta"] = {"aenv/wrapped": True}
+        result["_meta"] = dict(_WRAPPED)
     else:
         result["content"] = []
     return result

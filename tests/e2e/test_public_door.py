@@ -145,7 +145,8 @@ async def test_fastmcp_client(server: Server, tmp_path: Path, mode: Any) -> None
         marker = tmp_path / "call"
         call = asyncio.create_task(client.call_tool("until_stopped", {"marker": str(marker)}))
         await cancel_begun(call, tmp_path / "call")
-        assert (await client.call_tool("add", {"a": 1, "b": 1})).structured_content == {"result": 2}
+        added = await client.call_tool("add", {"a": 1, "b": 1})
+        assert (added.structured_content, added.data) == ({"result": 2}, 2)
 
 
 @pytest.mark.parametrize("tool", ["until_stopped", "auntil_stopped"])

@@ -83,7 +83,7 @@ def test_an_object_is_structured_as_itself_and_a_value_is_wrapped() -> None:
     }
     wrapped = tool_result([1])
     assert wrapped["structuredContent"] == {"result": [1]}
-    assert wrapped["_meta"] == {"aenv/wrapped": True}
+    assert wrapped["_meta"] == {"aenv/wrapped": True, "fastmcp": {"wrap_result": True}}
 
 
 @pytest.mark.parametrize("size", [99, 100, 101, 1000])
