@@ -33,7 +33,7 @@ collect_ignore = ["fixtures"]  # projects with tests of their own, written for e
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-_LONG_FIRST = ("e2e", "ray", "contract")
+_LONG_FIRST = ("meta/test_linters.py", "e2e", "ray", "contract")
 _ON_SHARED_RAY: set[Path] = set()
 """Modules of which a test uses `cluster`."""
 _SHARED_RAY = contextlib.ExitStack()
@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, int]:
         for index, name in enumerate(_LONG_FIRST):
-            if here / name in item.path.parents:
+            if here / name in item.path.parents or here / name == item.path:
                 return (1 if item.path in _ON_SHARED_RAY else 0 if name != "contract" else 2), index
         return 3, 0
 

@@ -1,0 +1,29 @@
+"""The linters find nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINTERS = (
+    ("mypy",),
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("lint-imports", "--no-cache"),
+    ("vulture", "aenv_ray", "--min-confidence", "80"),
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", LINTERS, ids=" ".join)
+def test_it_finds_nothing(command: tuple[str, ...]) -> None:
+    program, *arguments = command
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *arguments], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
