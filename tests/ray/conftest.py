@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,13 @@ def told(make: Callable[..., Any], witness: Witness) -> Callable[..., Any]:
 
 @pytest.fixture
 def driver(cluster: Cluster) -> Iterator[Callable[..., Driver]]:
-    """Start drivers that join the cluster of these tests, or with `alone` start their own."""
+    """Start drivers that join the cluster of these tests, or with `alone` start their own.
+
+    `inside` is a command that runs another in namespaces of its own.
+    """
     started: list[Driver] = []
 
-    def start(source: str, *, alone: Path | None = None) -> Driver:
+    def start(source: str, *, alone: Path | None = None, inside: Sequence[str] = ()) -> Driver:
         variables: dict[str, str | None] = {"RAY_ADDRESS": cluster.address}
         if alone is not None:
             variables = {
@@ -115,7 +118,7 @@ def driver(cluster: Cluster) -> Iterator[Callable[..., Driver]]:
                 "AENV_RUNTIME_DIR": str(alone / "r"),
                 "AENV_DATA_DIR": str(alone / "d"),
             }
-        started.append(Driver(source, variables))
+        started.append(Driver(source, variables, inside))
         return started[-1]
 
     yield start

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -174,9 +174,12 @@ class Driver:
     Args:
         source: Its body; it calls ``say(value)`` once.
         environment: Added to this process's variables; None as value removes one.
+        inside: A command that runs another in namespaces of its own.
     """
 
-    def __init__(self, source: str, environment: Mapping[str, str | None]) -> None:
+    def __init__(
+        self, source: str, environment: Mapping[str, str | None], inside: Sequence[str] = ()
+    ) -> None:
         prelude = "import json, os, sys, ray, aenv_ray\n"
         # Written at once, and on a line of its own whatever Ray's threads are printing meanwhile.
         prelude += (
@@ -188,7 +191,7 @@ class Driver:
         # A pipe that nobody reads fills up, and the driver waits for ever to print.
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # `close` closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],
+            [*inside, sys.executable, "-c", f"{prelude}\n{source}\nsys.stdin.read()\n"],
             env={name: value for name, value in merged.items() if value is not None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

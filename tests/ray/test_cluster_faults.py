@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,7 @@ LOCAL_CLUSTER = (
     "ray.get([h.exec.remote('setsid sleep 1234 >/dev/null 2>&1 &') for h in made])\n"
     "ray.get(made[0].call_tool.remote('count'))\n"
 )
+HELD = "held = made[1].call_tool.remote('hold', {'key': 'never'})\n"
 
 
 def ours(root: Path) -> list[str]:
@@ -167,13 +171,26 @@ def test_a_local_ray_ends_with_its_driver(driver: Callable[..., Driver], short_d
     eventually_empty(lambda: processes_of(short_dir))
 
 
-def test_a_killed_raylet_leaves_no_sandbox(driver: Callable[..., Driver], short_dir: Path) -> None:
-    """What `ray stop --force` does to a node: launcher and sandboxes go with the raylet."""
-    alone = driver(LOCAL_CLUSTER.format(path=str(PROBE)) + "say(1)", alone=short_dir)
+@pytest.mark.namespaces
+@pytest.mark.timeout(300)  # Ray gives its processes 16 s to end
+def test_ray_stop_in_the_middle_leaves_nothing(
+    driver: Callable[..., Driver], short_dir: Path
+) -> None:
+    """In namespaces of its own, for it ends every Ray that it sees; a call is under way."""
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    apart = ["unshare", *rights, "--pid", "--mount-proc", "--fork", "--kill-child"]
+    source = LOCAL_CLUSTER.format(path=str(PROBE)) + HELD
+    alone = driver(source + "say(1)", alone=short_dir, inside=apart)
     alone.said()
-    (raylet,) = [
-        pid for pid, command in processes_of(short_dir).items() if "/raylet/raylet" in command
-    ]
-    kill(raylet)
+    assert len(ours(short_dir)) > 5
+    pid = alone.process.pid
+    (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    enter = ["nsenter", f"--target={first}", "--pid", "--mount", *(["--user"] if rights else [])]
+    stopped = subprocess.run(
+        [*enter, sys.executable, "-m", "ray.scripts.scripts", "stop"],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     eventually_empty(lambda: ours(short_dir))
     alone.kill()
+    eventually_empty(lambda: processes_of(short_dir))
