@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -33,9 +34,16 @@ async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield int(child)
-        yield from _below(int(child))
+    with contextlib.suppress(OSError):  # it has ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield int(child)
+            yield from _below(int(child))
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def start_launcher(node: Node, change: str) -> None:
@@ -86,8 +94,7 @@ async def test_a_spare_that_dies_is_replaced(bench: Bench, own_node: Node) -> No
 
 def _spares(node: Node) -> list[int]:
     (launcher,) = node.launcher_pids()
-    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _below(launcher)}
-    return [pid for pid, name in names.items() if name == "aenv-spare"]
+    return [pid for pid in _below(launcher) if _name(pid) == "aenv-spare"]
 
 
 async def test_a_template_whose_code_hangs_ends_at_its_deadline(

@@ -53,15 +53,9 @@ class Head:
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=60)
 
     def replicas(self) -> list[int]:
-        found = []
-        for pid in processes_of(self.cluster.root):
-            try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:  # it ended meanwhile
-                continue
-            if title.startswith(b"ray::ServeReplica:aenv-gateway"):
-                found.append(pid)
-        return sorted(found)
+        title = "ray::ServeReplica:aenv-gateway"
+        found = processes_of(self.cluster.root).items()
+        return sorted(pid for pid, command in found if command.startswith(title))
 
 
 @pytest.fixture(scope="module")

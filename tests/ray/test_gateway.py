@@ -89,12 +89,8 @@ def before_the_test(door: Door, request: pytest.FixtureRequest) -> None:
 
 
 def replica_pids(root: Path) -> list[int]:
-    found = []
-    for pid in processes_of(root):
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if title.startswith("ray::ServeReplica:aenv-gateway"):
-            found.append(pid)
-    return found
+    title = "ray::ServeReplica:aenv-gateway"
+    return [pid for pid, command in processes_of(root).items() if command.startswith(title)]
 
 
 def test_the_walk_through_of_the_docs_works(door: Door, tmp_path: Path) -> None:
