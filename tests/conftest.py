@@ -33,7 +33,15 @@ collect_ignore = ["fixtures"]  # projects with tests of their own, written for e
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
-_LONG_FIRST = ("meta/test_linters.py", "e2e", "ray", "contract")
+_LONG_FIRST = (
+    "meta/test_linters.py",
+    "e2e",
+    "ray",
+    "contract/test_kubernetes_engine.py",
+    "contract/test_engines.py",
+    "contract/test_docker_kernel.py",
+    "contract",
+)
 _ON_SHARED_RAY: set[Path] = set()
 """Modules of which a test uses `cluster`."""
 _SHARED_RAY = contextlib.ExitStack()
@@ -134,8 +142,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, int]:
         for index, name in enumerate(_LONG_FIRST):
-            if here / name in item.path.parents or here / name == item.path:
-                return (1 if item.path in _ON_SHARED_RAY else 0 if name != "contract" else 2), index
+            if here / name in (item.path, *item.path.parents):
+                first = 2 if name.startswith("contract") else 0
+                return (1 if item.path in _ON_SHARED_RAY else first), index
         return 3, 0
 
     items.sort(key=place)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Final
 
 from aenv_ray.engines import docker_files, docker_logs
+from aenv_ray.engines.answered import until_answered
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.docker_files import DockerFiles
@@ -95,13 +96,7 @@ class Containers:
         Cancelled, it ends once the daemon has answered: that goes on making what its asker gave up,
         and whoever removes it then has to find it.
         """
-        making = asyncio.create_task(self._create(name, body))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            await asyncio.wait([making])
-            making.exception()  # told to nobody: its asker is gone
-            raise
+        return await until_answered(self._create(name, body))
 
     async def _create(self, name: str, body: dict[str, Any]) -> str:
         params = {"name": name}

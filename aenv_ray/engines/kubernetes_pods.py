@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.engines import kubernetes_names as names
+from aenv_ray.engines.answered import until_answered
 from aenv_ray.engines.kubernetes_access import Access
 from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
 from aenv_ray.errors import FabricUnavailable
@@ -120,10 +121,13 @@ class Pods:
     # --- requests -------------------------------------------------------------------------------
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Make a pod, instead of an ended one of its name; return it."""
+        """Make a pod, instead of an ended one of its name; return it.
+
+        Cancelled, it ends once the API has answered: whoever removes the pod then has to find it.
+        """
         async with self._creating:
             try:
-                return await self._client.request(Access.CREATE_POD, body=body)
+                return await self._make(body)
             except ApiRefused as exc:
                 if exc.reason != "AlreadyExists":
                     raise
@@ -135,7 +139,10 @@ class Pods:
                     return found  # made by a request of which no answer came
                 # What an earlier host left under this name has ended, or it would be adopted.
                 await self.delete(metadata["name"], found["metadata"]["uid"])
-            return await self._client.request(Access.CREATE_POD, body=body)
+            return await self._make(body)
+
+    async def _make(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await until_answered(self._client.request(Access.CREATE_POD, body=body))
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """Return a pod; None when there is none of that name."""
