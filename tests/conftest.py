@@ -140,14 +140,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     _ON_SHARED_RAY.update(item.path for item in items if "cluster" in fixtures_of(item))
 
-    def place(item: pytest.Item) -> tuple[int, int]:
+    @cache
+    def place(path: Path) -> tuple[int, int]:
         for index, name in enumerate(_LONG_FIRST):
-            if here / name in (item.path, *item.path.parents):
+            if here / name in (path, *path.parents):
                 first = 2 if name.startswith("contract") else 0
-                return (1 if item.path in _ON_SHARED_RAY else first), index
+                return (1 if path in _ON_SHARED_RAY else first), index
         return 3, 0
 
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
