@@ -21,11 +21,6 @@ from pathlib import Path
 PYPI = "https://pypi.org/simple"
 DOWNLOAD_DEADLINE_S = 60.0
 TRUE = ("1", "true", "yes", "on")  # to pip
-UV_OPTIONS = {
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-}
 SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
 
 
@@ -54,26 +49,30 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_options() -> list[str]:
-    """Return pip's package sources as options of uv, which does not read them.
-
-    None where uv was told sources of its own.
-    """
-    if any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ):
-        return []
-    settings = pip_settings()
-    options = ["--no-index"] if settings.get("no-index", "").lower() in TRUE else []
-    for name, option in UV_OPTIONS.items():
-        for source in settings.get(name, "").split():
-            options += [option, source]
-    # pip takes the best version of all its sources; uv would look into the first alone.
-    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
+    """Return what of pip's configuration uv takes as an option alone."""
+    is_alone = pip_settings().get("no-index", "").lower() in TRUE
+    return ["--no-index"] if is_alone and not uv_is_told() else []
 
 
 def uv_variables() -> dict[str, str]:
-    """Return pip's proxy and certificates as environment variables, which uv reads."""
+    """Return pip's configuration as environment variables for uv, which does not read it.
+
+    Not as options, which everybody on this machine can see: an index's address may hold a password.
+    """
     settings = pip_settings()
-    found = {"SSL_CERT_FILE": settings.get("cert"), "ALL_PROXY": settings.get("proxy")}
+    found = {"SSL_CERT_FILE": settings.get("cert", ""), "ALL_PROXY": settings.get("proxy", "")}
+    if not uv_is_told():
+        found["UV_DEFAULT_INDEX"] = settings.get("index-url", "")
+        found["UV_INDEX"] = " ".join(settings.get("extra-index-url", "").split())
+        found["UV_FIND_LINKS"] = ",".join(settings.get("find-links", "").split())
+        # pip takes the best version of all its sources; uv would look into the first alone.
+        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
+def uv_is_told() -> bool:
+    """Whether uv has package sources of its own."""
+    return any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
 
 
 class Links(html.parser.HTMLParser):

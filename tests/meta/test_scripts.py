@@ -43,22 +43,27 @@ def bare(monkeypatch, tmp_path):
 
 
 def test_uv_takes_packages_from_where_pip_would(bare, tmp_path):
-    assert package_index.uv_options() == []
-    bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    """By variables, which only its own user sees: an address may hold a password."""
+    bare.setenv("PIP_INDEX_URL", "https://me:pw@index.example/simple")
     bare.setenv("PIP_EXTRA_INDEX_URL", "https://a.example https://b.example")
-    bare.setenv("PIP_FIND_LINKS", "/wheels")
+    bare.setenv("PIP_FIND_LINKS", "/wheels /more")
     bare.setenv("PIP_NO_INDEX", "true")
-    assert package_index.uv_options() == [
-        "--no-index", "--default-index", "https://index.example/simple",
-        "--index", "https://a.example", "--index", "https://b.example", "--find-links", "/wheels",
-        "--index-strategy", "unsafe-best-match",
-    ]  # fmt: skip
+    for name in ("SSL_CERT_FILE", "ALL_PROXY"):
+        bare.delenv(name, raising=False)
+    assert package_index.uv_options() == ["--no-index"]
+    assert package_index.uv_variables() == {
+        "UV_DEFAULT_INDEX": "https://me:pw@index.example/simple",
+        "UV_INDEX": "https://a.example https://b.example", "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }  # fmt: skip
     bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
     assert package_index.uv_options() == []
+    assert package_index.uv_variables() == {}
 
 
 def test_uv_reaches_it_as_pip_would(bare, tmp_path):
     bare.delenv("SSL_CERT_FILE", raising=False)
+    bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
     bare.setenv("PIP_PROXY", "http://proxy.example:3128")
     bare.setenv("PIP_CERT", "/certs.pem")
     bare.setenv("ALL_PROXY", "http://own.example")
