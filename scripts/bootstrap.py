@@ -26,10 +26,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# Python runs isolated, and then does not look beside its script.
+# Python runs isolated, and then looks neither beside its script nor where the project is.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from package_index import fetch_wheel, uv_options, uv_variables
+from package_index import fetch_wheel
+
+from aenv_ray.engines.pip_sources import uv_options, uv_variables
 
 STAMP = "aenv-bootstrap.json"
 # Below an environment, ours that is being replaced or one that is active: what it was made from.

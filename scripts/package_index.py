@@ -1,4 +1,4 @@
-"""Where pip's configuration says that packages come from: for uv, and for pip's own wheel.
+"""A wheel of pip from a package index, where Python came without pip.
 
 Standard library only: it is used before anything is installed.
 """
@@ -6,11 +6,8 @@ Standard library only: it is used before anything is installed.
 from __future__ import annotations
 
 import base64
-import configparser
-import contextlib
 import hashlib
 import html.parser
-import os
 import re
 import ssl
 import sys
@@ -18,61 +15,13 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+# Python runs isolated, and then does not look where the project is.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from aenv_ray.engines.pip_sources import pip_settings
+
 PYPI = "https://pypi.org/simple"
 DOWNLOAD_DEADLINE_S = 60.0
-TRUE = ("1", "true", "yes", "on")  # to pip
-SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
-
-
-def pip_settings() -> dict[str, str]:
-    """Return where pip's own configuration says that packages come from."""
-    home = Path.home()
-    directories = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [Path(d, "pip", "pip.conf") for d in directories.split(":")]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
-    own = os.environ.get("PIP_CONFIG_FILE")
-    files = [] if own == os.devnull else [*files, *([Path(own)] if own else [])]
-    parser = configparser.RawConfigParser()
-    for file in files:
-        with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
-            parser.read(file)
-    found: dict[str, str] = {}
-    for section in ("global", "install"):
-        if parser.has_section(section):
-            found |= {k.replace("_", "-"): v for k, v in parser.items(section)}
-    for name in SOURCES:
-        value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
-        if value:
-            found[name] = value
-    return {name: value for name, value in found.items() if name in SOURCES}
-
-
-def uv_options() -> list[str]:
-    """Return what of pip's configuration uv takes as an option alone."""
-    is_alone = pip_settings().get("no-index", "").lower() in TRUE
-    return ["--no-index"] if is_alone and not uv_is_told() else []
-
-
-def uv_variables() -> dict[str, str]:
-    """Return pip's configuration as environment variables for uv, which does not read it.
-
-    Not as options, which everybody on this machine can see: an index's address may hold a password.
-    """
-    settings = pip_settings()
-    found = {"SSL_CERT_FILE": settings.get("cert", ""), "ALL_PROXY": settings.get("proxy", "")}
-    if not uv_is_told():
-        found["UV_DEFAULT_INDEX"] = settings.get("index-url", "")
-        found["UV_INDEX"] = " ".join(settings.get("extra-index-url", "").split())
-        found["UV_FIND_LINKS"] = ",".join(settings.get("find-links", "").split())
-        # pip takes the best version of all its sources; uv would look into the first alone.
-        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    return {name: value for name, value in found.items() if value and name not in os.environ}
-
-
-def uv_is_told() -> bool:
-    """Whether uv has package sources of its own."""
-    return any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
 
 
 class Links(html.parser.HTMLParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,15 @@ _WORDS_LIMIT: Final = 4000
 
 
 async def failure_of(
-    command: Sequence[str], *, deadline_s: float, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    deadline_s: float,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> str | None:
     """Run a command; return its last words when it fails, None when it does not.
+
+    It has this process's environment variables, and `variables` besides.
 
     Cancelling ends the command.
 
@@ -26,7 +32,8 @@ async def failure_of(
     """
     process = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"},
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "NO_COLOR": "1", **(variables or {})},
     )  # fmt: skip
     try:
         async with asyncio.timeout(deadline_s):

@@ -8,7 +8,6 @@ it and one builds it.
 from __future__ import annotations
 
 import asyncio
-import configparser
 import contextlib
 import fcntl
 import hashlib
@@ -18,11 +17,11 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.installer import failure_of
+from aenv_ray.engines.pip_sources import uv_options, uv_variables
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 
 logger = logging.getLogger(__name__)
@@ -121,17 +120,19 @@ async def _build(project_dir: Path, requirements: list[str], target: Path) -> No
             file.write("\n".join([*requirements, *RUNTIME_REQUIREMENTS]))
             file.flush()
             install = [uv, "pip", "install", "--python", str(partial), "-r", file.name]
-            await _run([*install, *_index_options()], cwd=project_dir)
+            await _run([*install, *uv_options()], project_dir, **uv_variables())
         partial.rename(marker)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
 
 
-async def _run(command: list[str], cwd: Path | None = None) -> None:
+async def _run(command: list[str], cwd: Path | None = None, **variables: str) -> None:
     # A sandbox must be able to read it. Ray's actors run on uvloop, which has no `umask` argument.
     readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh"]
-    words = await failure_of([*readable, *command], deadline_s=BUILD_DEADLINE_S, cwd=cwd)
+    words = await failure_of(
+        [*readable, *command], deadline_s=BUILD_DEADLINE_S, cwd=cwd, variables=variables
+    )
     if words is not None:
         raise SandboxStartFailed(
             f"the project's requirements cannot be installed:\n{words}",
@@ -151,38 +152,3 @@ def _uv() -> str:
             hint="pip install uv",
         )
     return found
-
-
-def _index_options() -> list[str]:
-    """Return the package indexes of pip's configuration as uv's options, unless uv has its own."""
-    if any(name.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for name in os.environ):
-        return []
-    options: list[str] = []
-    for key, value in _pip_settings():
-        option = {
-            "index-url": "--default-index",
-            "extra-index-url": "--index",
-            "find-links": "--find-links",
-        }.get(key)
-        for item in value.split() if option else ():
-            options += [str(option), item]
-    # pip takes the best version of all its indexes; uv would look into the first alone.
-    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
-
-
-def _pip_settings() -> Iterator[tuple[str, str]]:
-    candidates = [
-        Path("/etc/pip.conf"),
-        Path.home() / ".pip" / "pip.conf",
-        Path.home() / ".config" / "pip" / "pip.conf",
-        Path(sys.prefix) / "pip.conf",
-    ]
-    parser = configparser.RawConfigParser()
-    with contextlib.suppress(configparser.Error, UnicodeDecodeError):
-        parser.read(candidates)
-    if parser.has_section("global"):
-        yield from parser.items("global")
-    for name in ("index-url", "extra-index-url", "find-links"):
-        value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
-        if value:
-            yield name, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -111,16 +111,20 @@ def test_a_file_without_requirements_installs_nothing(tmp_path: Path) -> None:
         assert virtual_environment.may_be_installing(tmp_path) is may
 
 
-def test_pips_indexes_are_asked_as_pip_asks_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A private index that has an old version of something hides no newer one."""
-    for name in list(os.environ):
-        if name.startswith(("UV_", "PIP_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(virtual_environment, "_pip_settings", lambda: iter(()))
-    assert virtual_environment._index_options() == []
-    settings = [("index-url", "https://a/simple"), ("extra-index-url", "https://b https://c")]
-    monkeypatch.setattr(virtual_environment, "_pip_settings", lambda: iter(settings))
-    assert virtual_environment._index_options() == [
-        "--default-index", "https://a/simple", "--index", "https://b", "--index", "https://c",
-        "--index-strategy", "unsafe-best-match",
-    ]  # fmt: skip
+async def test_packages_come_from_where_pip_would_take_them(
+    bench: Bench, own_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of the user's own, beside those of the index."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    about = "Metadata-Version: 2.1\nName: aenv-private\nVersion: 1.0\n"
+    kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(wheels / "aenv_private-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("aenv_private.py", "")
+        for name, text in (("METADATA", about), ("WHEEL", kind), ("RECORD", "")):
+            wheel.writestr(f"aenv_private-1.0.dist-info/{name}", text)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    project = bench.project({"tools.py": TOOLS.replace("import six", "import aenv_private as six")})
+    (project / "requirements.txt").write_text("aenv-private\n")
+    sandbox = await bench.start(project)
+    assert await value_of(sandbox, "word") == "aenv_private"

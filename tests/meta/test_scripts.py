@@ -31,59 +31,8 @@ package_index = load("package_index")
 precompile = load("precompile")
 
 
-@pytest.fixture
-def bare(monkeypatch, tmp_path):
-    """No configuration of pip or uv."""
-    for name in list(os.environ):
-        if name.startswith(("PIP_", "UV_", "XDG_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    return monkeypatch
-
-
-def test_uv_takes_packages_from_where_pip_would(bare, tmp_path):
-    """By variables, which only its own user sees: an address may hold a password."""
-    bare.setenv("PIP_INDEX_URL", "https://me:pw@index.example/simple")
-    bare.setenv("PIP_EXTRA_INDEX_URL", "https://a.example https://b.example")
-    bare.setenv("PIP_FIND_LINKS", "/wheels /more")
-    bare.setenv("PIP_NO_INDEX", "true")
-    for name in ("SSL_CERT_FILE", "ALL_PROXY"):
-        bare.delenv(name, raising=False)
-    assert package_index.uv_options() == ["--no-index"]
-    assert package_index.uv_variables() == {
-        "UV_DEFAULT_INDEX": "https://me:pw@index.example/simple",
-        "UV_INDEX": "https://a.example https://b.example", "UV_FIND_LINKS": "/wheels,/more",
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-    }  # fmt: skip
-    bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    assert package_index.uv_options() == []
-    assert package_index.uv_variables() == {}
-
-
-def test_uv_reaches_it_as_pip_would(bare, tmp_path):
-    bare.delenv("SSL_CERT_FILE", raising=False)
-    bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    bare.setenv("PIP_PROXY", "http://proxy.example:3128")
-    bare.setenv("PIP_CERT", "/certs.pem")
-    bare.setenv("ALL_PROXY", "http://own.example")
-    assert package_index.uv_variables() == {"SSL_CERT_FILE": "/certs.pem"}
-    bare.delenv("ALL_PROXY")
-    assert package_index.uv_variables() == {
-        "SSL_CERT_FILE": "/certs.pem", "ALL_PROXY": "http://proxy.example:3128",
-    }  # fmt: skip
-
-
 def test_uv_is_what_the_project_itself_requires():
     assert bootstrap.requirement_of_uv(ROOT).startswith("uv>=")
-
-
-def test_pip_configuration_files_count(bare, tmp_path):
-    file = tmp_path / "pip.conf"
-    file.write_text("[global]\nextra_index_url = https://a.example/simple\ntimeout = 3\n")
-    bare.setenv("PIP_CONFIG_FILE", str(file))
-    assert package_index.pip_settings()["extra-index-url"] == "https://a.example/simple"
-    assert "timeout" not in package_index.pip_settings()
 
 
 def test_the_newest_wheel_of_pip_that_this_python_runs_is_taken(tmp_path):
