@@ -7,10 +7,10 @@ lists of the Docker daemon and of the Kubernetes API.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,8 @@ from aenv_ray.errors import FabricUnavailable
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
 """What `aenv_ray.runtime.template` calls a forked process that is no instance yet."""
 _LAUNCHER: Final = b"aenv_ray.engines.launcher"
+_PROC: Final = "/proc"
+_MORE_THAN_THESE_HOLD: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,6 @@ class _Process:
     parent: int
     state: str
     name: str
-    pid_namespaces: int
-    """How deep it is in nested pid namespaces."""
 
 
 def live_processes(directory: Path | None = None) -> list[int]:
@@ -46,16 +46,17 @@ def live_processes(directory: Path | None = None) -> list[int]:
     launcher's children are templates and everything below them are instances. Linux only; elsewhere
     empty.
     """
-    processes = _processes()
     children: dict[int, list[_Process]] = defaultdict(list)
-    for process in processes.values():
+    launchers: list[int] = []
+    for process in _processes():
         children[process.parent].append(process)
+        if _is_launcher(process.pid, directory):
+            launchers.append(process.pid)
     found: list[int] = []
-    for launcher in processes.values():
-        if not _is_launcher(launcher.pid, directory):
-            continue
-        for template in children[launcher.pid]:
-            found += _below(template, launcher, children)
+    for launcher in launchers:
+        depth = _pid_namespaces(launcher)
+        for template in children[launcher]:
+            found += _below(template, depth, children)
     return found
 
 
@@ -107,43 +108,57 @@ def live_pods(scope: str, settings: Settings) -> list[str]:
 
 
 def _below(
-    template: _Process, launcher: _Process, children: dict[int, list[_Process]]
+    template: _Process, launchers_depth: int, children: dict[int, list[_Process]]
 ) -> list[int]:
     found: list[int] = []
     pending = list(children[template.pid])
     while pending:
         process = pending.pop()
         pending += children[process.pid]
-        is_inner_template = process.pid_namespaces == launcher.pid_namespaces + 1
-        is_sandbox = process.name not in _NOT_YET and not is_inner_template
-        if process.state != "Z" and is_sandbox:
-            found.append(process.pid)
+        if process.state != "Z" and process.name not in _NOT_YET:
+            depth = _pid_namespaces(process.pid)
+            is_gone, is_inner_template = depth == 0, depth == launchers_depth + 1
+            if not is_gone and not is_inner_template:
+                found.append(process.pid)
     return found
 
 
-def _processes() -> dict[int, _Process]:
-    found = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+def _processes() -> Iterator[_Process]:
+    """Yield all processes, by one short read each: who counts, counts among thousands."""
+    for name in os.listdir(_PROC) if os.path.isdir(_PROC) else ():
         if name.isdigit():
-            with contextlib.suppress(OSError, KeyError, IndexError):
-                fields = dict(
-                    line.split(":", 1)
-                    for line in Path("/proc", name, "status").read_text().splitlines()
-                    if ":" in line
-                )
-                found[int(name)] = _Process(
-                    pid=int(name),
-                    parent=int(fields["PPid"]),
-                    state=fields["State"].split()[0],
-                    name=fields["Name"].strip(),
-                    pid_namespaces=len(fields.get("NSpid", name).split()),
-                )
-    return found
+            text = _read(f"{_PROC}/{name}/stat").decode(errors="replace")
+            # proc(5): pid (name) state parent …; a name may hold any of these characters.
+            before, _, after = text.rpartition(") ")
+            if after:
+                state, parent, _ = after.split(" ", 2)
+                yield _Process(int(name), int(parent), state, before.partition("(")[2])
+
+
+def _pid_namespaces(pid: int) -> int:
+    """Return how deep a process is in nested pid namespaces; 0 when it is gone."""
+    status = _read(f"{_PROC}/{pid}/status")
+    _, _, after = status.partition(b"\nNSpid:")
+    return len(after.partition(b"\n")[0].split()) or min(1, len(status))
 
 
 def _is_launcher(pid: int, directory: Path | None) -> bool:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if _LAUNCHER in words:
-            return directory is None or os.fsencode(directory) in words
-    return False
+    command = _read(f"{_PROC}/{pid}/cmdline")
+    if _LAUNCHER not in command:
+        return False
+    words = command.split(b"\0")
+    return _LAUNCHER in words and (directory is None or os.fsencode(directory) in words)
+
+
+def _read(path: str) -> bytes:
+    """Return a file of a process; empty when it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _MORE_THAN_THESE_HOLD)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aenv_ray.engines import census
-from aenv_ray.engines.census import _Process
 
 LAUNCHER, TEMPLATE, INNER = 10, 20, 21
+PLACE = Path("/run/node")
+
+Table = Callable[..., None]
 
 
-def table(monkeypatch: pytest.MonkeyPatch, *rows: tuple[int, int, str, str, int]) -> None:
-    processes = {
-        pid: _Process(pid=pid, parent=parent, state=state, name=name, pid_namespaces=depth)
-        for pid, parent, state, name, depth in rows
-    }
-    monkeypatch.setattr(census, "_processes", lambda: processes)
-    monkeypatch.setattr(census, "_is_launcher", lambda pid, _: pid == LAUNCHER)
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Make a process table of rows of pid, parent, state, name and depth in pid namespaces."""
+    monkeypatch.setattr(census, "_PROC", str(tmp_path))
+
+    def make(*rows: tuple[int, int, str, str, int]) -> None:
+        for pid, parent, state, name, depth in rows:
+            entry = tmp_path / str(pid)
+            entry.mkdir()
+            (entry / "stat").write_text(f"{pid} ({name}) {state} {parent} 1 1 0 -1 4194560\n")
+            inner = "\t".join(["1"] * (depth - 1))
+            (entry / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t{inner}\nNSsid:\t1\n")
+            words = ["python3", "-m", "aenv_ray.engines.launcher", str(PLACE)]
+            (entry / "cmdline").write_text("\0".join(words if pid == LAUNCHER else [name]))
+
+    return make
 
 
-def test_instances_and_what_they_started_are_counted_in_a_jail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_instances_and_what_they_started_are_counted_in_a_jail(table: Table) -> None:
     table(
-        monkeypatch,
         (LAUNCHER, 1, "S", "python3", 1),
         (TEMPLATE, LAUNCHER, "S", "python3", 1),
         (INNER, TEMPLATE, "S", "python3", 2),
         (30, INNER, "S", "python3", 3),
-        (31, 30, "S", "sleep", 3),
+        (31, 30, "S", "a) S 1 (b", 3),
         (32, INNER, "S", "aenv-spare", 3),
         (33, INNER, "Z", "python3", 3),
         (40, 1, "S", "sleep", 1),
@@ -39,9 +47,8 @@ def test_instances_and_what_they_started_are_counted_in_a_jail(
     assert sorted(census.live_processes()) == [30, 31]
 
 
-def test_instances_are_counted_without_a_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instances_are_counted_without_a_jail(table: Table) -> None:
     table(
-        monkeypatch,
         (LAUNCHER, 1, "S", "python3", 1),
         (TEMPLATE, LAUNCHER, "S", "python3", 1),
         (30, TEMPLATE, "S", "python3", 1),
@@ -49,9 +56,22 @@ def test_instances_are_counted_without_a_jail(monkeypatch: pytest.MonkeyPatch) -
         (32, TEMPLATE, "S", "aenv-spare", 1),
     )
     assert sorted(census.live_processes()) == [30, 31]
+    assert sorted(census.live_processes(PLACE)) == [30, 31]
+    assert census.live_processes(PLACE / "another") == []
 
 
-def test_without_a_launcher_nothing_is_counted(tmp_path: Path) -> None:
-    assert census.live_processes(tmp_path) == []
-    assert census._is_launcher(os.getpid(), None) is False
-    assert census._is_launcher(2**22 + 1, None) is False
+def test_what_ends_while_it_is_counted_is_not_counted(table: Table, tmp_path: Path) -> None:
+    table(
+        (LAUNCHER, 1, "S", "python3", 1),
+        (TEMPLATE, LAUNCHER, "S", "python3", 1),
+        (30, TEMPLATE, "S", "python3", 1),
+        (31, TEMPLATE, "S", "python3", 1),
+    )
+    (tmp_path / "30" / "status").unlink()
+    (tmp_path / "50").mkdir()
+    assert census.live_processes() == [31]
+
+
+def test_without_a_launcher_nothing_is_counted(table: Table) -> None:
+    table((30, 1, "S", "python3", 1))
+    assert census.live_processes() == []
