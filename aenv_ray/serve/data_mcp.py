@@ -74,7 +74,7 @@ class McpDoor:
             target = await self._find(request)
         except AenvError as exc:
             if in_session and request.method == "POST" and exc.http_status in {404, 410}:
-                rpc = mcp_wire.parse(await request.body(), request.headers)
+                rpc = await _message(request)
                 return _answer(rpc, *mcp_wire.failure(rpc, exc))
             raise
         if request.method == "DELETE":
@@ -85,7 +85,7 @@ class McpDoor:
             response.status_code = 405
             response.headers["Allow"] = _METHODS
             return response
-        rpc = mcp_wire.parse(await request.body(), request.headers)
+        rpc = await _message(request)
         if rpc.id is None:
             await self._note(target, rpc)
             return Response(status_code=202)
@@ -188,6 +188,12 @@ class _Stream:
         if self._pinging is not None:
             async with self._sending:
                 self._pinging.cancel()
+
+
+async def _message(request: Request) -> Rpc:
+    """Return the message of a POST; raises `Refused` when it is none."""
+    await mcp_wire.load(request.headers)
+    return mcp_wire.parse(await request.body(), request.headers)
 
 
 def _answer(rpc: Rpc, status: int, body: bytes) -> Response:

@@ -3,27 +3,21 @@
 One endpoint serves both eras of the protocol. Versions up to 2025-11-25 begin with ``initialize``,
 which gives the client a session id; here that is a name and nothing behind it, so any replica
 answers any request of the session. The version 2026-07-28 has no sessions at all.
+
+The SDK's versions and rules are imported when the first client comes, by `load`: they take half a
+second, which every replica that starts would spend.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pydantic_core
-from mcp.shared.inbound import (
-    ERROR_CODE_HTTP_STATUS,
-    InboundLadderRejection,
-    classify_inbound_request,
-    unsupported_protocol_version_rejection,
-)
-from mcp_types.version import (
-    HANDSHAKE_PROTOCOL_VERSIONS,
-    LATEST_HANDSHAKE_VERSION,
-    MODERN_PROTOCOL_VERSIONS,
-)
 
 from aenv_ray.errors import AenvError, to_wire
 from aenv_ray.runtime.faults import (
@@ -41,6 +35,10 @@ VERSION_HEADER: Final = "mcp-protocol-version"
 _SERVER: Final = {"name": "aenv-ray", "version": "0.1.0"}
 _SERVER_META: Final = {"io.modelcontextprotocol/serverInfo": _SERVER}
 _OK: Final = 200
+_BAD_REQUEST: Final = 400
+_NOT_FOUND: Final = 404
+_VERSIONS: Final = "mcp_types.version"
+_RULES: Final = "mcp.shared.inbound"
 
 _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
     "ping": {},
@@ -50,6 +48,7 @@ _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
     "prompts/list": {"prompts": []},
 }
 """What old clients may ask for, and what is always so here; as our public door answers."""
+_LOADED: Final[set[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,30 @@ class Refused(Exception):
         self.body = body
 
 
+async def load(headers: Mapping[str, str]) -> None:
+    """Import what `parse` needs for a POST, beside the loop: other requests do not wait for it."""
+    for module in (_VERSIONS, _RULES):
+        if module not in _LOADED:
+            await asyncio.to_thread(importlib.import_module, module)
+            _LOADED.add(module)
+        if not _is_modern(headers):
+            return
+
+
+def _is_modern(headers: Mapping[str, str]) -> bool:
+    from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+    version = headers.get(VERSION_HEADER)
+    return version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
+
+
 def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
     """Return the message in a POST.
 
     Raises:
         Refused: It is none.
     """
-    version = headers.get(VERSION_HEADER)
-    is_modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
+    is_modern = _is_modern(headers)
     try:
         message = pydantic_core.from_json(body)
     except ValueError as exc:
@@ -116,7 +131,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
     if is_request and (isinstance(request_id, bool) or not isinstance(request_id, str | int)):
         raise _refused(None, INVALID_REQUEST, "the id of a request is text or a whole number")
     if is_modern:
-        _check_modern(message, headers, request_id, version or "")
+        _check_modern(message, headers, request_id)
     return Rpc(
         id=request_id if is_request else None,
         method=method,
@@ -126,23 +141,30 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
     )
 
 
-def _check_modern(
-    message: Mapping[str, Any], headers: Mapping[str, str], request_id: Any, version: str
-) -> None:
+def _check_modern(message: Mapping[str, Any], headers: Mapping[str, str], request_id: Any) -> None:
     """Refuse what breaks the rules of the version without sessions."""
+    from mcp.shared.inbound import (
+        ERROR_CODE_HTTP_STATUS,
+        InboundLadderRejection,
+        classify_inbound_request,
+        unsupported_protocol_version_rejection,
+    )
+
     verdict: Any
     if "id" in message:
         verdict = classify_inbound_request(message, headers=dict(headers))
     else:
-        verdict = unsupported_protocol_version_rejection(version)
+        verdict = unsupported_protocol_version_rejection(headers[VERSION_HEADER])
     if isinstance(verdict, InboundLadderRejection):
-        raise _refused(request_id, verdict.code, verdict.message, verdict.data)
+        status = ERROR_CODE_HTTP_STATUS.get(verdict.code, _OK)
+        raise _refused(request_id, verdict.code, verdict.message, verdict.data, status)
 
 
-def _refused(request_id: Any, code: int, message: str, data: Any = None) -> Refused:
+def _refused(
+    request_id: Any, code: int, message: str, data: Any = None, status: int = _BAD_REQUEST
+) -> Refused:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
-    body = to_json({"jsonrpc": "2.0", "id": request_id, "error": error})
-    return Refused(ERROR_CODE_HTTP_STATUS.get(code, _OK), body)
+    return Refused(status, to_json({"jsonrpc": "2.0", "id": request_id, "error": error}))
 
 
 # --- answers that need no instance ---------------------------------------------------------------
@@ -150,12 +172,14 @@ def _refused(request_id: Any, code: int, message: str, data: Any = None) -> Refu
 
 def own_result(rpc: Rpc) -> bytes | None:
     """Return the result of a request that is the same for all instances; None: ask the instance."""
+    from mcp_types import version
+
     if rpc.method == "initialize" and not rpc.is_modern:
         asked = rpc.params.get("protocolVersion")
-        known = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+        is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
         return to_json(
             {
-                "protocolVersion": known,
+                "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
                 "capabilities": {"tools": {"listChanged": False}},
                 "serverInfo": _SERVER,
             }
@@ -163,7 +187,7 @@ def own_result(rpc: Rpc) -> bytes | None:
     if rpc.method == "server/discover" and rpc.is_modern:
         return to_json(
             {
-                "supportedVersions": list(MODERN_PROTOCOL_VERSIONS),
+                "supportedVersions": list(version.MODERN_PROTOCOL_VERSIONS),
                 "capabilities": {"tools": {"listChanged": False}},
                 "resultType": "complete",
                 "ttlMs": 0,
@@ -217,7 +241,7 @@ def unknown_method(rpc: Rpc) -> tuple[int, bytes]:
     """Return HTTP status and body for a method that is not served."""
     error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": rpc.method}
     body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": error})
-    return (ERROR_CODE_HTTP_STATUS[METHOD_NOT_FOUND] if rpc.is_modern else _OK), body
+    return (_NOT_FOUND if rpc.is_modern else _OK), body
 
 
 def progress(rpc: Rpc, report: tuple[float, float | None, str | None]) -> bytes:
