@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 from jsonschema import Draft202012Validator
 
-VERSION = "1.34"
+from aenv_ray.testing.kubernetes_schemas import fault_of
+
 CRDS = Path(__file__).parent / "fixtures" / "kuberay" / "crds-1.7.0.json.gz"
 
 
@@ -54,11 +54,8 @@ def _problems(text: str) -> list[str]:
         plain = {key: value for key, value in document.items() if key != "metadata"}
         errors = ray_schema(document["kind"]).iter_errors(plain)
         return [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in errors]
-    try:
-        kubernetes_validate.validate(document, VERSION, strict=True)
-    except kubernetes_validate.ValidationError as exc:
-        return [f"{'.'.join(map(str, exc.path))}: {exc.message}"]
-    return []
+    wrong = fault_of(document)
+    return [] if wrong is None else [f"{'.'.join(map(str, wrong.path))}: {wrong.message}"]
 
 
 def pod_specs(document: dict[str, Any]) -> list[dict[str, Any]]:

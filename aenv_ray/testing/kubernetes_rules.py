@@ -7,7 +7,6 @@ from typing import Any, Final
 from aenv_ray.testing.kubernetes_store import Kind, Object, Refused, Store
 from aenv_ray.testing.kubernetes_validation import check_pod
 
-SCHEMA_VERSION: Final = "1.34"
 _RESTRICTED: Final = "restricted"
 VERBS: Final = {
     "POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete",
@@ -22,16 +21,16 @@ def check_schema(body: Object) -> None:
     Raises:
         Refused: It says what does not fit.
     """
-    from kubernetes_validate.utils import SchemaNotFoundError, ValidationError, validate
+    from aenv_ray.testing.kubernetes_schemas import fault_of
 
     try:
-        validate(body, SCHEMA_VERSION, strict=True)
-    except ValidationError as exc:
-        where = ".".join(map(str, exc.path))
-        kind = body.get("kind", "object")
-        raise Refused(422, "Invalid", f"{kind} is invalid: {where}: {exc.message}") from None
-    except SchemaNotFoundError:
+        wrong = fault_of(body)
+    except LookupError:
         return
+    if wrong is not None:
+        kind = body.get("kind", "object")
+        where = ".".join(map(str, wrong.path))
+        raise Refused(422, "Invalid", f"{kind} is invalid: {where}: {wrong.message}")
 
 
 def check_permission(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +15,7 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.free_ports import FIRST_PORT, free_port
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
@@ -24,6 +26,7 @@ from aenv_ray.testing.hub_contract import entry, lease
 pytestmark = pytest.mark.redis
 
 PASSWORD = "geheim/ü@:?"
+BUS_OFFSET = 10_000
 QUOTED = "geheim%2F%C3%BC%40%3A%3F"
 
 
@@ -160,14 +163,28 @@ async def test_the_master_that_sentinels_name(start: Start) -> None:
     await fails(wrong, ConfigError)
 
 
+def port_with_a_bus() -> int:
+    """Return a free port for a node of a cluster, which listens 10,000 higher as well.
+
+    Both are of those that nobody is given without asking, as a connection of another test would be.
+    """
+    while True:
+        bus = free_port()
+        if bus - BUS_OFFSET < FIRST_PORT:
+            continue
+        with contextlib.suppress(OSError), socket.create_server(("", bus - BUS_OFFSET)):
+            return bus - BUS_OFFSET
+
+
 async def test_a_cluster(start: Start) -> None:
     port = await start("--cluster-enabled", "yes", config=f'requirepass "{PASSWORD}"',
-                       password=PASSWORD)  # fmt: skip
+                       password=PASSWORD, port=port_with_a_bus())  # fmt: skip
     client = Redis(port=port, password=PASSWORD)
     await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
     async with asyncio.timeout(30):
         state = b""
         while b"cluster_state:ok" not in state:
+            await asyncio.sleep(0.05)
             state = await client.execute_command("CLUSTER", "INFO")
     await client.aclose()
     await works(f"redis+cluster://:{QUOTED}@127.0.0.1:{port}")

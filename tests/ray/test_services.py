@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastmcp import Client
-from fastmcp.client.transports import StreamableHttpTransport
 
 from aenv_ray import serve as services
 from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
@@ -135,6 +133,9 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
 
 async def test_any_mcp_client_uses_a_service(desk: Any, gateway: httpx.Client) -> None:
     """In both eras of the protocol; a client with a session stays with one replica."""
+    from fastmcp import Client
+    from fastmcp.client.transports import StreamableHttpTransport
+
     del desk
     token = gateway.headers["Authorization"].removeprefix("Bearer ")
     for mode in ("legacy", "auto"):
