@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ FRUGAL: Final = {
     "LOG_NAME_UPDATE_INTERVAL_S": "3600",
 }
 """A Ray's variables: no workers that nobody asked for, no search for logs that nobody reads."""
+FRUGAL_HEAD: Final = {"include_log_monitor": False, "no_monitor": True}
+"""A head's parameters: nobody reads its logs, and it gets no nodes by itself."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,12 @@ def local_cluster() -> Iterator[Cluster]:
             patch.setenv(name, value)
         settings.cache_clear()
         import ray
+        from ray._private.parameter import RayParams
 
         from aenv_ray.actors import ray_api
 
+        # `ray.init` has no names for them.
+        patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, **FRUGAL_HEAD))
         context = ray.init(
             address="local",
             num_cpus=4,

@@ -23,7 +23,7 @@ from ray.experimental import internal_kv
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
-from tests.ray.cluster import FRUGAL
+from tests.ray.cluster import FRUGAL, FRUGAL_HEAD
 from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled
 
 HEALTH = {
@@ -112,7 +112,9 @@ class Nodes:
     def __init__(self, root: Path, node_directories: Path) -> None:
         self.root = root
         self._node_directories = node_directories
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
+        head = {
+            "num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH, **FRUGAL_HEAD,
+        }  # fmt: skip
         self._cluster = RayCluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
         self.head = self._node(self._cluster.head_node)
