@@ -23,28 +23,28 @@ WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmulatedCluster]:
-    with EmulatedCluster() as cluster:
-        cluster.fill_nodes(True)  # nothing is to run here
-        yield cluster
+def api() -> Iterator[EmulatedCluster]:
+    with EmulatedCluster() as api:
+        api.fill_nodes(True)  # nothing is to run here
+        yield api
 
 
 @pytest.fixture
-async def client(cluster: EmulatedCluster) -> AsyncIterator[KubernetesClient]:
+async def client(api: EmulatedCluster) -> AsyncIterator[KubernetesClient]:
     from kubernetes.aio import client as models
 
-    client = KubernetesClient(NAMESPACE, models.Configuration(host=cluster.url))
+    client = KubernetesClient(NAMESPACE, models.Configuration(host=api.url))
     yield client
     await client.close()
-    for pod in cluster.objects("pods"):
-        cluster.delete("pods", pod["metadata"]["name"])
+    for pod in api.objects("pods"):
+        api.delete("pods", pod["metadata"]["name"])
 
 
 @pytest.fixture
-def owner(cluster: EmulatedCluster) -> Owner:
+def owner(api: EmulatedCluster) -> Owner:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray-1"},
            "spec": {"containers": []}, "status": {}}  # fmt: skip
-    return Owner("ray-1", cluster.create("pods", pod)["metadata"]["uid"])
+    return Owner("ray-1", api.create("pods", pod)["metadata"]["uid"])
 
 
 def body(owner: Owner, name: str) -> dict[str, Any]:
@@ -116,9 +116,9 @@ async def test_names_labels_and_limits_are_those_that_the_api_server_takes(
 
 
 async def test_a_create_that_lost_a_race_is_tried_again(
-    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: Owner
 ) -> None:
-    cluster.race(2)
+    api.race(2)
     made = await client.request(Access.CREATE_POD, body=body(owner, "one"))
     assert made["metadata"]["name"] == "one"
 
@@ -154,17 +154,17 @@ async def test_lists_come_in_pages_and_by_label(client: KubernetesClient, owner:
 
 
 async def test_what_is_owned_goes_with_its_owner(
-    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: Owner
 ) -> None:
     await client.request(Access.CREATE_POD, body=body(owner, "owned"))
-    cluster.delete("pods", "ray-1")
-    await eventually(lambda: not cluster.objects("pods"), "the owned one is gone", WITHIN_S)
+    api.delete("pods", "ray-1")
+    await eventually(lambda: not api.objects("pods"), "the owned one is gone", WITHIN_S)
     await client.request(Access.CREATE_POD, body=body(owner, "orphan"))
-    await eventually(lambda: not cluster.objects("pods"), "and one of no owner", WITHIN_S)
+    await eventually(lambda: not api.objects("pods"), "and one of no owner", WITHIN_S)
 
 
 async def test_a_watch_goes_on_where_it_was_unless_that_is_forgotten(
-    cluster: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: Owner
 ) -> None:
     listed = await client.request(Access.LIST_PODS)
     query = {"resourceVersion": listed["metadata"]["resourceVersion"]}
@@ -172,7 +172,7 @@ async def test_a_watch_goes_on_where_it_was_unless_that_is_forgotten(
     async with client.watch(Access.WATCH_PODS, query) as events:
         event = await anext(events)
         assert (event["type"], event["object"]["metadata"]["name"]) == ("ADDED", "seen")
-    cluster.break_watches(forget=True)
+    api.break_watches(forget=True)
     with pytest.raises(ApiRefused) as raised:
         async with client.watch(Access.WATCH_PODS, query) as events:
             await anext(events)
