@@ -77,7 +77,7 @@ class Server:
 
     async def _echo(self, websocket: WebSocket) -> None:
         await websocket.accept()
-        await asyncio.sleep(4 * SHORT_S)
+        await asyncio.sleep(2 * SHORT_S)
         await websocket.send_text("still here")
 
     def connect(self) -> socket.socket:
