@@ -100,7 +100,7 @@ def of_git(repository: Path, root: Path) -> list[str]:
     return sorted(filter(None, listed.split("\0")))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(names=paths, top=lines, nested=st.dictionaries(st.sampled_from(NAMES), lines, max_size=2))
 def test_the_files_of_a_project_are_those_that_git_would_add(
     empty_repository: Path, names: list[str], top: str, nested: dict[str, str]

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from starlette.applications import Starlette
@@ -22,7 +24,8 @@ from aenv_ray.serve.listener import Listener, listen
 
 LONG_S = 120.0
 """For what comes soon."""
-SHORT_S = 0.2
+SHORT_S = 0.1
+"""For what never comes, and for nothing that is to come in time: see `Server.held`."""
 
 
 class Server:
@@ -30,11 +33,13 @@ class Server:
 
     def __init__(self) -> None:
         self._sock = listen("127.0.0.1", 0, shared=False)
-        self.go = asyncio.Event()
+        self._began = threading.Event()
+        """An answer, since the latest connection of `told`."""
         self._listener = Listener(self._make, [self._sock], self._close)
         self._listener.start(LONG_S)
 
     async def _make(self):  # type: ignore[no-untyped-def]
+        self._loop = asyncio.get_running_loop()
         routes = [
             Route("/", self._answer),
             Route("/later", self._answer_later),
@@ -48,16 +53,22 @@ class Server:
         pass
 
     async def _answer(self, request: Request) -> Response:
+        self._began.set()
         return Response(b"here")
 
     async def _answer_later(self, request: Request) -> Response:
-        await asyncio.sleep(4 * SHORT_S)  # longer than heads are waited for
+        self._began.set()
+        await asyncio.sleep(2 * SHORT_S)  # longer than heads are waited for
+        patience.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
+        await asyncio.sleep(2 * SHORT_S)  # the short wait that had begun is over
         return Response(b"late")
 
     async def _read(self, request: Request) -> Response:
+        self._began.set()
         return Response(await limits.read_body(request, 10**6))
 
     async def _read_as_door(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        self._began.set()
         try:
             response = Response(await Request(scope, receive).body())
         except public_requests.BadRequest as exc:
@@ -66,7 +77,7 @@ class Server:
 
     async def _echo(self, websocket: WebSocket) -> None:
         await websocket.accept()
-        await asyncio.sleep(4 * SHORT_S)
+        await asyncio.sleep(2 * SHORT_S)
         await websocket.send_text("still here")
 
     def connect(self) -> socket.socket:
@@ -74,10 +85,36 @@ class Server:
 
     def told(self, *pieces: bytes) -> bytes:
         """Return what the server answers until it closes."""
-        with self.connect() as sock:
-            for piece in pieces:
+        self._began.clear()
+        first, *more = [piece for piece in pieces if piece] or [b""]
+        with self.held():
+            sock = self.connect()
+            sock.sendall(first)
+        with sock:
+            assert not more or self._began.wait(LONG_S)  # what follows is no part of the first
+            for piece in more:
                 sock.sendall(piece)
             return rest_of(sock)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the server's loop still: what is sent meanwhile is there when it sees who sent it.
+
+        Else a busy machine could take longer from the connection to its first byte than the server
+        waits.
+        """
+        is_still, go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_still.set()
+            go.wait(LONG_S)
+
+        self._loop.call_soon_threadsafe(hold)
+        try:
+            assert is_still.wait(LONG_S)
+            yield
+        finally:
+            go.set()
 
     def stop(self) -> None:
         self._listener.stop()
@@ -92,15 +129,10 @@ def rest_of(sock: socket.socket) -> bytes:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (
-        (patience, "HEAD_S"),
-        (limits, "BODY_S"),
-        (public_requests, "BODY_S"),
-    ):
-        monkeypatch.setattr(module, name, SHORT_S)
+    monkeypatch.setattr(patience, "HEAD_S", SHORT_S)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # what is patched is read when a connection or a request comes
 def server() -> Iterator[Server]:
     server = Server()
     try:
@@ -153,10 +185,14 @@ def test_requests_under_way_and_behind_them_have_their_time(hasty: None, server:
 
 
 @pytest.mark.parametrize("path", [b"/body", b"/door"])
-def test_a_body_that_stops_is_answered(hasty: None, server: Server, path: bytes) -> None:
+def test_a_body_that_stops_is_answered(
+    server: Server, path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Invariant 9: 408, and what has come whole is taken."""
     head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
     assert server.told(head + b"Connection: close\r\n\r\n", b"half").endswith(b"\r\n\r\nhalf")
+    for module in (limits, public_requests):
+        monkeypatch.setattr(module, "BODY_S", SHORT_S)
     for part in (b"", b"ha"):
         with server.connect() as sock:
             sock.sendall(head + b"\r\n" + part)

@@ -131,7 +131,7 @@ hostile = st.lists(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(members=hostile)
 def test_nothing_is_ever_written_outside(members: list[tarfile.TarInfo]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -154,25 +154,34 @@ def test_nothing_is_ever_written_outside(members: list[tarfile.TarInfo]) -> None
             assert os.path.realpath(found).startswith(top)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Return a project's digest and archive."""
+    made = write_project(
+        tmp_path_factory.mktemp("whole") / "p", {"tools.py": "x = 1\n", "pack/run.sh": "#\n"}
+    )
+    loaded = project.load(made)
+    return loaded.digest, loaded.archive()
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(edits=st.lists(st.tuples(st.integers(0, 6000), st.binary(min_size=1, max_size=12))))
 def test_a_damaged_archive_is_refused_or_is_the_same(
-    edits: list[tuple[int, bytes]],
+    whole: tuple[str, bytes], edits: list[tuple[int, bytes]]
 ) -> None:
     """Invariant 6, whatever bits flip: typed, and nothing of it stays."""
+    digest, archive = whole
     with tempfile.TemporaryDirectory() as directory:
-        made = write_project(Path(directory, "p"), {"tools.py": "x = 1\n", "pack/run.sh": "#\n"})
-        loaded = project.load(made)
-        data = bytearray(loaded.archive())
+        data = bytearray(archive)
         for at, replacement in edits:
             data[at : at + len(replacement)] = replacement
         cache = Path(directory, "cache")
         try:
-            target = unpack(bytes(data), loaded.digest, cache)
+            target = unpack(bytes(data), digest, cache)
         except ConfigError:
             assert list(cache.iterdir()) == []
         else:
-            assert project.load(target).digest == loaded.digest
+            assert project.load(target).digest == digest
 
 
 contents = st.dictionaries(
@@ -184,7 +193,7 @@ contents = st.dictionaries(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(files=contents)
 def test_what_is_packed_is_unpacked(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import socket
 import subprocess
@@ -45,24 +47,45 @@ def test_a_full_disk_is_named_as_what_a_local_ray_wants(monkeypatch: pytest.Monk
     assert ray_address.way_out().endswith("/no/such/place/ray/session_latest/logs")
 
 
-@pytest.mark.parametrize("given", [None, "of-the-user"])
-@pytest.mark.parametrize("home", ["/proc/no-home", "writable"])
+HOMES = ("/proc/no-home", "writable")
+GIVEN = (None, "of-the-user")
+CARRY = """
+import json, os, sys
+from ray import _raylet  # what takes its time, once
+from aenv_ray.actors.ray_token import carry_token
+
+for changes in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:  # a process for each: Ray remembers a token that it has found
+        os.environ |= changes
+        carry_token()
+        print(json.dumps(os.environ.get("RAY_AUTH_TOKEN", "")), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str | None], str]:
+    """Return the tokens that users of each kind carry."""
+    users = list(itertools.product(HOMES, GIVEN))
+    changes = []
+    for home, given in users:
+        own = str(tmp_path_factory.mktemp("home")) if home == "writable" else home
+        changes.append({"HOME": own} | ({} if given is None else {"RAY_AUTH_TOKEN": given}))
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", CARRY, json.dumps(changes)]
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, check=True)
+    return dict(zip(users, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("home", HOMES)
 def test_a_user_who_cannot_keep_a_token_carries_one(
-    tmp_path: Path, home: str, given: str | None
+    carried: dict[tuple[str, str | None], str], home: str, given: str | None
 ) -> None:
     """Ray itself does not start then; with a home it makes one there, which others find."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-    kept["HOME"] = str(tmp_path) if home == "writable" else home
-    kept |= {} if given is None else {"RAY_AUTH_TOKEN": given}
-    code = (
-        "import os; from aenv_ray.actors.ray_token import carry_token; "
-        "carry_token(); print(os.environ.get('RAY_AUTH_TOKEN', ''))"
-    )  # in a process of its own: Ray remembers a token that it has found
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True
-    )
-    carried = done.stdout.strip()
-    assert carried == given if given is not None else bool(carried) == (home != "writable")
+    token = carried[home, given]
+    assert token == given if given is not None else bool(token) == (home != "writable")
 
 
 def test_a_named_ray_where_nothing_listens_is_given_up_and_named() -> None:

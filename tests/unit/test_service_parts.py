@@ -18,6 +18,7 @@ from aenv_ray.errors import (
     SessionLost,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
+from aenv_ray.serve import service_sandbox
 from aenv_ray.serve.service_apps import ServiceStatus, cause_in, status_of
 from aenv_ray.serve.service_router import ranked
 from aenv_ray.serve.service_sandbox import ReplicaSandbox
@@ -178,7 +179,10 @@ async def test_an_environment_that_is_not_healthy_ends_its_replica() -> None:
     await sandbox.close()
 
 
-async def test_one_that_never_becomes_healthy_leaves_nothing() -> None:
+async def test_one_that_never_becomes_healthy_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_sandbox, "_LOOK_S", 0.001)
     boxes = Boxes()
     boxes.says = {"status": "unhealthy", "message": "no model"}
     sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0)

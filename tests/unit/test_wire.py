@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aenv_ray.actors import wire
 from aenv_ray.actors.wire import (
-    MAX_CALL_BYTES,
     CallMessage,
     WireResult,
     call_message,
@@ -57,6 +57,9 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
+arguments_of_tools = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"])), json_values, max_size=3
+)
 
 
 def message(arguments: Any, timeout_s: Any = 5.0) -> CallMessage:
@@ -66,7 +69,7 @@ def message(arguments: Any, timeout_s: Any = 5.0) -> CallMessage:
     )
 
 
-@given(arguments=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), json_values))
+@given(arguments=arguments_of_tools)
 def test_a_call_arrives_as_it_was_sent(arguments: dict[str, Any]) -> None:
     arrived = message(arguments)
     assert arrived[:3] == (INSTANCE, "tools/call", 5.0)
@@ -75,7 +78,7 @@ def test_a_call_arrives_as_it_was_sent(arguments: dict[str, Any]) -> None:
     assert params["_meta"] == {"aenv/call_id": "call-1", "aenv/timeout_s": 5.0}
 
 
-@given(arguments=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), json_values))
+@given(arguments=arguments_of_tools)
 def test_parameters_are_one_line(arguments: dict[str, Any]) -> None:
     """The fast door reads lines: no argument may hold a line break of its own."""
     assert b"\n" not in message(arguments).params
@@ -117,10 +120,14 @@ def test_the_method_names_a_call_without_a_tool() -> None:
         call_message(INSTANCE, "aenv/exec", {"command": Opaque()}, CallId("c"), 1.0)
 
 
-def test_arguments_beyond_one_message_are_refused_with_size_and_limit() -> None:
+def test_arguments_beyond_one_message_are_refused_with_size_and_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The runtime ends a connection over its limit, and the instance would be lost with it."""
-    with pytest.raises(ToolInputInvalid, match=rf"{MAX_CALL_BYTES:,}") as caught:
-        message({"text": "x" * MAX_CALL_BYTES})
+    monkeypatch.setattr(wire, "MAX_CALL_BYTES", 10_000)
+    message({"text": "x" * 9_000})
+    with pytest.raises(ToolInputInvalid, match="10,000") as caught:
+        message({"text": "x" * 10_000})
     assert caught.value.tool_name == "tool"
     assert "file" in str(caught.value.hint)
 
