@@ -131,7 +131,7 @@ hostile = st.lists(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(members=hostile)
 def test_nothing_is_ever_written_outside(members: list[tarfile.TarInfo]) -> None:
     with tempfile.TemporaryDirectory() as directory:
