@@ -91,11 +91,11 @@ class KubernetesClient:
         if configuration is None:
             configuration = client.Configuration()
             try:
-                config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(configuration)
                 self._namespace = self._namespace or _own_namespace()
             except config.ConfigException as outside:
                 try:
-                    await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                    await config.load_kube_config(client_configuration=configuration)
                 except (config.ConfigException, OSError) as exc:
                     raise FabricUnavailable(
                         f"there is no Kubernetes here: {outside}",
