@@ -23,10 +23,8 @@ FRUGAL: Final = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "3600",
-    "RAY_worker_niceness": "0",
 }
-"""A Ray's variables: no workers that nobody asked for, no search for logs that nobody reads, and
-workers that other tests, which are no Ray's, do not keep from running."""
+"""A Ray's variables: no workers that nobody asked for, no search for logs that nobody reads."""
 FRUGAL_HEAD: Final = {"include_log_monitor": False, "no_monitor": True}
 """A head's parameters: nobody reads its logs, and it gets no nodes by itself."""
 

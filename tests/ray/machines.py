@@ -79,6 +79,7 @@ class Machines:
             "AENV_DASHBOARD": "0",
             "AENV_CLIENT_PORT": str(free_port()),
             "RAY_TMPDIR": str(self.root),
+            "RAY_worker_niceness": "0",
             **{f"RAY_{key}": str(value) for key, value in HEALTH.items()},
             **variables,
         }
