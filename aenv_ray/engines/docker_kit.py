@@ -26,6 +26,7 @@ from typing import Final
 from aenv_ray.engines import docker_python
 from aenv_ray.engines.docker_files import locked
 from aenv_ray.engines.installer import failure_of
+from aenv_ray.engines.pip_sources import uv_options, uv_variables
 from aenv_ray.errors import SandboxStartFailed
 
 LIBRARIES: Final = (
@@ -192,9 +193,9 @@ async def _install_libraries(python: ImagePython, target: Path) -> None:
         find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:",
         "--target", str(target), "--python-version", ".".join(map(str, python.version)),
         "--python-platform", f"{python.machine}-{_PLATFORMS[python.libc]}",
-        *(f"{name}=={version}" for name, version in _versions()),
+        *uv_options(), *(f"{name}=={version}" for name, version in _versions()),
     ]  # fmt: skip
-    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S)
+    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S, variables=uv_variables())
     if words is not None:
         raise SandboxStartFailed(
             f"the runtime's libraries cannot be installed for Python {python}:\n{words}",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 _WORDS_LIMIT: Final = 4000
 """Characters of an installer's output that an error shows, from its end."""
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/'\"]+@")
+"""In addresses; uv hides them itself, but not in an address that it refuses."""
 
 
 async def failure_of(
@@ -21,6 +24,8 @@ async def failure_of(
     variables: Mapping[str, str] | None = None,
 ) -> str | None:
     """Run a command; return its last words when it fails, None when it does not.
+
+    Users and passwords in addresses are left out.
 
     It has this process's environment variables, and `variables` besides.
 
@@ -42,4 +47,6 @@ async def failure_of(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         raise
-    return output.decode(errors="replace").strip()[-_WORDS_LIMIT:] if process.returncode else None
+    if not process.returncode:
+        return None
+    return _CREDENTIALS.sub("****@", output.decode(errors="replace")).strip()[-_WORDS_LIMIT:]

@@ -22,7 +22,7 @@ def pip_settings() -> dict[str, str]:
     Its files in pip's order, the machine's, the user's, the virtual environment's and the one that
     ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables (pip's documentation, "Configuration").
     """
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # a user without one has no files there
     directories = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [Path(d, "pip", "pip.conf") for d in directories.split(":")]

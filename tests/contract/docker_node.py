@@ -24,7 +24,7 @@ from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
 from aenv_ray.engines.docker_network import remove_rules
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.testing.contract_bench import Bench
-from tests.contract.processes import naming, none_after_a_while
+from tests.contract.processes import naming, none_after_a_while, signal_all
 
 ADDRESS = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SUITE = "bookworm"
@@ -218,8 +218,7 @@ class DockerNode:
             AssertionError: Something was left.
         """
         left = none_after_a_while(self.left_over)
-        for pid in self.janitor_pids():
-            os.kill(pid, signal.SIGTERM)
+        signal_all(self.janitor_pids(), signal.SIGTERM)
         after = none_after_a_while(self.janitor_pids)
         for network in docker("network", "ls", "-q", "--filter", f"label={self.label}").split():
             docker("network", "rm", network)

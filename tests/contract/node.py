@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ from aenv_ray.engines import census
 from aenv_ray.engines.launcher_client import node_directory
 from aenv_ray.engines.process import ProcessEngine
 from aenv_ray.ids import HostId
-from tests.contract.processes import naming, none_after_a_while
+from tests.contract.processes import naming, none_after_a_while, signal_all
 
 SCOPE = "tests"
 
@@ -50,9 +49,7 @@ class Node:
 
     def kill_sandboxes(self) -> None:
         """SIGKILL every sandbox process."""
-        for pid in self.sandbox_pids():
-            with contextlib.suppress(ProcessLookupError):  # it went with its parent
-                os.kill(pid, signal.SIGKILL)
+        signal_all(self.sandbox_pids())
 
     def left_over(self) -> list[str]:
         """Return what is left of sandboxes: processes, sockets, logs, work directories."""
@@ -77,8 +74,7 @@ class Node:
             AssertionError: Something was left.
         """
         before = none_after_a_while(self.left_over)
-        for pid in self.launcher_pids():
-            os.kill(pid, signal.SIGTERM)
+        signal_all(self.launcher_pids(), signal.SIGTERM)
         after = none_after_a_while(self.mentions)
         shutil.rmtree(self.root)
         assert before == [], "sandboxes were left"

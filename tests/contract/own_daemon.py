@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 from aenv_ray.testing.looking import pause_s
-from tests.contract.processes import naming
+from tests.contract.processes import naming, signal_all
 
 _UP_S = 60.0
 _SHIM_END_S = 20.0
@@ -82,14 +81,12 @@ class OwnDaemon:
         for process in (self.process, self.containerd):
             process.terminate()
             process.wait(60)
-        for janitor in pids(f"docker_janitor {self.root}"):
-            os.kill(janitor, signal.SIGKILL)
+        signal_all(pids(f"docker_janitor {self.root}"))
         begun = time.monotonic()
         while pids(str(self.root)) and (waited := time.monotonic() - begun) < 2 * _SHIM_END_S:
             # Of containers that nobody ended, or that were on their way when containerd ended.
-            for shim in pids(f"-address {self.root}"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(shim, signal.SIGTERM if waited < _SHIM_END_S else signal.SIGKILL)
+            number = signal.SIGTERM if waited < _SHIM_END_S else signal.SIGKILL
+            signal_all(pids(f"-address {self.root}"), number)
             time.sleep(0.1)
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         for target in sorted((m.split()[1] for m in mounts), reverse=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ def naming(text: str) -> dict[int, str]:
             if text in (words := line.decode(errors="replace")):
                 found[int(entry.name)] = words
     return found
+
+
+def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to those of the processes that have not ended since somebody found them."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def children(parents: Container[int]) -> list[int]:

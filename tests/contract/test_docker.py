@@ -27,6 +27,7 @@ from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, e
 from tests.conftest import require
 from tests.contract.docker_node import DockerNode, docker
 from tests.contract.engines import end_of, engine_on, new_host
+from tests.contract.processes import signal_all
 
 pytestmark = pytest.mark.docker
 
@@ -392,8 +393,7 @@ async def test_what_a_dead_janitor_left_is_ended_by_another(
     }
     flags = [word for item in labels.items() for word in ("--label", "=".join(item))]
     docker("create", "--network=none", *flags, own_node.image, "true")
-    for pid in docker_node.janitor_pids():  # a new one looks at once
-        os.kill(pid, signal.SIGTERM)
+    signal_all(docker_node.janitor_pids(), signal.SIGTERM)  # a new one looks at once
     await eventually(lambda: not docker_node.janitor_pids(), "no janitor")
     async with engine_on(docker_node) as engine:
         await engine.start_many([])

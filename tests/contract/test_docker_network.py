@@ -26,6 +26,7 @@ from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, execute, value_of
 from tests.conftest import require
 from tests.contract.docker_node import DockerNode, docker, shell_image
+from tests.contract.processes import signal_all
 
 pytestmark = pytest.mark.docker
 
@@ -190,8 +191,7 @@ async def test_networks_of_lists_that_nobody_uses_are_removed(
 
     async def has_new_janitor() -> None:
         await eventually(docker_node.janitor_pids, "there is a janitor")
-        for pid in docker_node.janitor_pids():  # a new one looks at once
-            os.kill(pid, signal.SIGTERM)
+        signal_all(docker_node.janitor_pids(), signal.SIGTERM)  # a new one looks at once
 
     sandbox = await bench.start(project)
     await has_new_janitor()

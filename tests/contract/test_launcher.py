@@ -26,7 +26,7 @@ from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
 from tests.contract.node import Node
-from tests.contract.processes import children
+from tests.contract.processes import children, signal_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 HOST = HostId("host-faults")
@@ -176,8 +176,7 @@ async def test_a_template_that_ended_is_made_again(bench: Bench, own_node: Node)
     """Idle for long, or killed: the next start does not notice."""
     sandbox = await bench.start()
     await bench.engine.stop([sandbox.instance_id])
-    for pid in _template_pids(own_node):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(_template_pids(own_node))
     await eventually(lambda: not _template_pids(own_node), "the template is gone")
     group = await bench.engine.start_many([bench.spec(), bench.spec()])
     assert [started.start_mode for started in group if isinstance(started, Sandbox)] == [
@@ -190,8 +189,7 @@ async def test_stopping_a_launcher_leaves_nothing(bench: Bench, own_node: Node) 
     """Invariant 3."""
     sandbox = await bench.start()
     await value_of(sandbox, "spawn", command=["sleep", "60"], daemon=True)
-    for pid in own_node.launcher_pids():
-        os.kill(pid, signal.SIGTERM)
+    signal_all(own_node.launcher_pids(), signal.SIGTERM)
     await eventually(lambda: not own_node.mentions(), "every process is gone")
     assert own_node.left_over() == []
 
@@ -236,8 +234,7 @@ async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_pa
 async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Node) -> None:
     """A template that the kernel's memory killer took: typed, and the next start makes another."""
     sandbox = await bench.start()
-    for pid in _template_pids(own_node):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(_template_pids(own_node))
     await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost")
     assert "template" in str(sandbox.end_cause)
     await eventually(lambda: not own_node.left_over(), "nothing is left")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import stat
 import sys
 import sysconfig
@@ -20,6 +19,7 @@ from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.testing.hub_contract import entry
 from tests.conftest import require
+from tests.contract.processes import signal_all
 from tests.ray.faults import eventually_empty
 
 pytestmark = pytest.mark.redis
@@ -97,8 +97,7 @@ async def test_it_ends_with_its_keeper_and_comes_back_with_all_it_acknowledged(
         await push(server, f"1.{number}.0")
         keeper = int((server.directory / redis_keeper.KEEPER_LOCK).read_text())
         redis = processes(server)
-        for pid in {"keeper": [keeper], "redis": redis, "both": [*redis, keeper]}[victim]:
-            os.kill(pid, signal.SIGKILL)
+        signal_all({"keeper": [keeper], "redis": redis, "both": [*redis, keeper]}[victim])
         await gone(server)
     await server.ensure()
     assert await versions(server) == ["1.2.0", "1.1.0", "1.0.0"]

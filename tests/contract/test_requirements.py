@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines import virtual_environment
+from aenv_ray.engines import docker_kit, virtual_environment
 from aenv_ray.engines.virtual_environment import read_requirements
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -86,6 +86,18 @@ async def test_a_failed_installation_is_told_in_the_installers_words(
     assert not list((own_node.data_dir / "environments").glob("*/bin/python"))
 
 
+async def test_an_indexs_password_is_in_no_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even in that of an address which the installer refuses, and repeats."""
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:geh@eim@")
+    project = bench.project({"tools.py": TOOLS})
+    (project / "requirements.txt").write_text("six\n")
+    with pytest.raises(SandboxStartFailed, match="https://") as raised:
+        await bench.start(project)
+    assert "eim" not in f"{raised.value} {vars(raised.value)}"
+
+
 async def test_requirements_that_are_no_text_are_refused(bench: Bench) -> None:
     project = bench.project({"tools.py": TOOLS})
     (project / "requirements.txt").write_bytes(b"\xff\xfe\x00")
@@ -128,3 +140,13 @@ async def test_packages_come_from_where_pip_would_take_them(
     (project / "requirements.txt").write_text("aenv-private\n")
     sandbox = await bench.start(project)
     assert await value_of(sandbox, "word") == "aenv_private"
+
+
+async def test_so_do_the_libraries_for_an_images_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror is all that some nodes reach; this one is empty."""
+    monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}")
+    python = docker_kit.ImagePython((3, 12), "x86_64", "glibc")
+    with pytest.raises(SandboxStartFailed, match="no version of pydantic"):
+        await docker_kit._install_libraries(python, tmp_path / "lib")

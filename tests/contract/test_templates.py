@@ -22,6 +22,7 @@ from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, value_of
 from tests.contract.node import SCOPE, Node
+from tests.contract.processes import signal_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
@@ -83,8 +84,7 @@ async def test_a_spare_that_dies_is_replaced(bench: Bench, own_node: Node) -> No
     """Nobody gets a dead one: another process becomes the instance."""
     sandboxes = [await bench.start()]
     await eventually(lambda: len(_spares(own_node)) == SPARES, "spares wait")
-    for pid in (dead := _spares(own_node)):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(dead := _spares(own_node))
     for _ in range(2):
         sandboxes.append(await bench.start())
         assert await value_of(sandboxes[-1], "echo", text="hi") == "hi"
@@ -120,8 +120,7 @@ async def test_a_template_that_hangs_is_ended_with_its_instances(
     )
     sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
-    for pid in _below(launcher):
-        os.kill(pid, signal.SIGSTOP)
+    signal_all(_below(launcher), signal.SIGSTOP)
     await bench.engine.stop([sandbox.instance_id])
     await eventually(lambda: not own_node.left_over(), "nothing is left")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually, eventually_empty, kill, processes_of
 
@@ -215,8 +215,6 @@ def test_a_ray_that_was_there_before_is_used_and_left_there():
         assert "HubHost" not in held
         assert "redis" not in held
     finally:
-        for pid in processes_of(machine.root):
-            with contextlib.suppress(ProcessLookupError):
-                kill(pid)
+        signal_all(processes_of(machine.root))
         eventually_empty(lambda: processes_of(machine.root), 60.0)
         shutil.rmtree(machine.root, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ import aenv_ray
 from aenv_ray.client import Environment
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.records import Role
+from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
 from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
@@ -23,7 +23,6 @@ from tests.ray.faults import (
     Driver,
     Witness,
     eventually_empty,
-    kill,
     processes_of,
     without,
 )
@@ -131,9 +130,7 @@ def short_dir() -> Iterator[Path]:
     """A directory whose path is short enough for sockets below it."""
     path = Path(tempfile.mkdtemp(prefix="aenv-a", dir="/tmp"))
     yield path
-    for pid in processes_of(path):  # Ray's own agents outlive a killed raylet by half a minute
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid)
+    signal_all(processes_of(path))  # Ray's own agents outlive a killed raylet by half a minute
     shutil.rmtree(path, ignore_errors=True)
 
 

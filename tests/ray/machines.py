@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import subprocess
@@ -15,8 +14,9 @@ from typing import Final
 from aenv_ray.cli.free_ports import free_port
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.redis_server import find_program
+from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
-from tests.ray.faults import eventually, eventually_empty, kill, processes_of
+from tests.ray.faults import eventually, eventually_empty, processes_of
 from tests.ray.nodes import HEALTH
 
 LOCAL: Final = Path(__file__).parents[2] / "clusters" / "local"
@@ -128,9 +128,7 @@ class Machines:
 
         def end() -> dict[int, str]:
             found = self.processes(name)
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
+            signal_all(found)
             return found
 
         eventually_empty(end, 60.0)
@@ -140,11 +138,9 @@ class Machines:
 
         def end() -> dict[int, str]:
             found = processes_of(self.root)
-            for pid in found:
-                if pid != self._redis.pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        kill(pid)
-            return {pid: command for pid, command in found.items() if pid != self._redis.pid}
+            found.pop(self._redis.pid, None)
+            signal_all(found)
+            return found
 
         eventually_empty(end, 60.0)
         self._redis.kill()

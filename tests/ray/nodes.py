@@ -23,6 +23,7 @@ from ray.experimental import internal_kv
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.launcher_client import node_directory
+from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, FRUGAL_HEAD
 from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled
 
@@ -165,9 +166,7 @@ def own_root(prefix: str) -> Iterator[Path]:
         try:
             yield root
         finally:
-            for pid in processes_of(root):  # Ray's agents outlive a killed raylet by half a minute
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
+            signal_all(processes_of(root))  # Ray's agents outlive a killed raylet by half a minute
             eventually_empty(lambda: processes_of(root), 60.0)
             shutil.rmtree(root, ignore_errors=True)
     settings.cache_clear()

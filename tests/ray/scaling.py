@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.cli.free_ports import free_port
+from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
-from tests.ray.faults import eventually_empty, kill, processes_of
+from tests.ray.faults import eventually_empty, processes_of
 
 SLOTS: Final = 3
 MOST_NODES: Final = 2
@@ -70,9 +70,7 @@ class ScalingCluster:
 
         def end() -> dict[int, str]:
             found = processes_of(self.root)
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
+            signal_all(found)
             return found
 
         eventually_empty(end, 60.0)

@@ -35,6 +35,7 @@ from aenv_ray.serve.replicas import Replicas
 from aenv_ray.serve.settings import GatewaySettings
 from aenv_ray.serve.sweep import Sweep
 from tests.conftest import require
+from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, kill, processes_of
 
@@ -249,8 +250,7 @@ def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: C
         async with asyncio.timeout(GROUP_S):
             began = "until [ -s /tmp/ran ]; do sleep 0.1; done"
             assert (await sh(began)).exit_code == 0
-            for pid in replica_pids(cluster.root):
-                kill(pid)
+            signal_all(replica_pids(cluster.root))
             await sh("touch /tmp/go")
             await asyncio.wait({call})
             failure = call.exception()

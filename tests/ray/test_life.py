@@ -19,8 +19,9 @@ from aenv_ray.errors import (
     SandboxLost,
 )
 from aenv_ray.models import InstanceStatus
+from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
-from tests.ray.faults import Witness, eventually, eventually_empty, kill, without
+from tests.ray.faults import Witness, eventually, eventually_empty, without
 
 TOOL = "from aenv_ray.runtime import register_tool\n@register_tool\ndef fine() -> int: ...\n"
 
@@ -194,8 +195,7 @@ def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, dens
     expired = make(actor=density, ttl="1s")
     before = cluster.sandboxes()
     dead = make(actor=density)
-    for pid in cluster.appeared(before):
-        kill(pid)
+    signal_all(cluster.appeared(before))
     with pytest.raises(SandboxLost):
         ray.get(dead.call_tool.remote("block"))
     wait_for_end(expired)

@@ -17,6 +17,7 @@ from aenv_ray.errors import ConfigError, InstanceReleased, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity
 from tests.contract.docker_node import base_image
+from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, actor_pid, eventually, eventually_empty, kill, without
 from tests.ray.test_docker import containers
@@ -111,8 +112,7 @@ def test_one_that_was_killed_is_never_handed_out(
 ) -> None:
     before = cluster.sandboxes()
     warm(3)
-    for pid in cluster.appeared(before, 3):
-        kill(pid)
+    signal_all(cluster.appeared(before, 3))
     handles = [make() for _ in range(3)]
     assert [ray.get(handle.call_tool.remote("count")).data for handle in handles] == [1] * 3
 

@@ -86,8 +86,9 @@ def json_of(text: str) -> object:
 def test_it_pushes_and_finds_what_it_pushed(published: PublishedClient, pushed: str) -> None:
     again = published.cli("push", cwd=PROJECTS / "weather-demo")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert pushed.partition("@")[0] in published.script_cli("list").stdout
-    listed = published.cli("list", "--limit", "1000", "-f", "json")
+    everything = ("list", "--limit", "1000")  # modules before this one published into the same hub
+    assert pushed.partition("@")[0] in published.script_cli(*everything).stdout
+    listed = published.cli(*everything, "-f", "json")
     assert listed.returncode == 0, listed.stdout + listed.stderr
     rows = json_of(listed.stdout)
     assert isinstance(rows, list)

@@ -13,8 +13,9 @@ import pytest
 
 import aenv_ray
 from aenv_ray.sampling import EpisodeStatus, Task, time_limit
+from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
-from tests.ray.faults import PROBE, eventually_empty, kill
+from tests.ray.faults import PROBE, eventually_empty
 from tests.ray.policies import MINI, mini_tasks, probe_tasks, replay, replay_sync
 
 __all__ = ["mini_tasks"]  # a fixture
@@ -136,8 +137,7 @@ def test_a_transient_failure_is_retried(cluster: Cluster) -> None:
         await env.call_tool("count")
         if not killed:
             killed.extend(cluster.sandboxes())
-            for pid in killed:
-                kill(pid)
+            signal_all(killed)
         await env.call_tool("count")
 
     (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), concurrency=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,16 @@ def test_pip_configuration_files_count(bare: pytest.MonkeyPatch, tmp_path: Path)
     bare.setenv("PIP_CONFIG_FILE", str(file))
     assert pip_settings()["extra-index-url"] == "https://a.example/simple"
     assert "timeout" not in pip_settings()
+
+
+def test_a_user_without_a_home_has_the_machines_configuration(bare: pytest.MonkeyPatch) -> None:
+    """As in containers that run as any user id."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    bare.delenv("HOME")
+    bare.delenv("PIP_CONFIG_FILE")
+    bare.setattr(pwd, "getpwuid", nobody)
+    bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    assert pip_settings()["index-url"] == "https://index.example/simple"
