@@ -106,7 +106,15 @@ def is_current(venv: Path, wanted: str, groups: Sequence[str]) -> bool:
         and isinstance(installed, list)
         and set(groups) <= set(installed)
         and (venv / "bin" / "python").exists()
+        and is_of_asked_python(venv)
     )
+
+
+def is_of_asked_python(venv: Path) -> bool:
+    """Whether the environment is of the Python that ``AENV_PYTHON`` asks for, which runs this then."""
+    if not os.environ.get("AENV_PYTHON"):
+        return True
+    return (venv / "bin" / "python").resolve() == Path(PYTHON).resolve()
 
 
 @contextlib.contextmanager
@@ -133,7 +141,8 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     # What was there stays: ./quickstart after ./test takes no test tool away.
     keep = sorted({*groups, *(before if isinstance(before, list) else [])})
     say(f"installing aenv-ray into {venv} (once, about a minute) …")
-    if stamp.get("root") not in (None, str(root)) or not works(venv):
+    ours = stamp.get("root") in (None, str(root)) and is_of_asked_python(venv)
+    if not ours or not works(venv):
         clear(venv)
     requirements = ["--editable", str(root), *group_requirements(root, keep)]
     words = install_with_uv(root, venv, requirements)

@@ -184,7 +184,7 @@ def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
         "name": CARRIER,
         "image": around.carrier_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "aenv_ray.engines.kubernetes_carrier", _CARRIED],
+        "command": ["python3", "-m", "aenv_ray.engines.kubernetes_carrier", _CARRIED],
         "resources": _resources(deploy, around.place.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],

@@ -76,6 +76,23 @@ def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(
     assert not bootstrap.is_current(venv, "a", [])
 
 
+def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(
+    tmp_path, monkeypatch
+):
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to("/elsewhere/python3")
+    assert bootstrap.is_of_asked_python(venv)
+    monkeypatch.setenv("AENV_PYTHON", "python3")
+    assert not bootstrap.is_of_asked_python(venv)
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to(bootstrap.PYTHON)
+    bootstrap.note(venv, tmp_path, "a", ["dev"])
+    assert bootstrap.is_current(venv, "a", ["dev"])
+    monkeypatch.setattr(bootstrap, "PYTHON", "/elsewhere/python3")
+    assert not bootstrap.is_current(venv, "a", ["dev"])
+
+
 def test_an_environment_below_a_name_that_is_not_ascii_starts_in_every_locale(tmp_path):
     root = tmp_path / "cloné dir"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
@@ -121,19 +138,40 @@ def test_the_groups_of_pyproject_are_read():
     assert any(r.startswith("pytest>") for r in requirements)
 
 
-def test_an_old_python_is_refused_with_the_way_out(tmp_path):
+def started(path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Have the bootstrap look for a Python among the programs of a directory."""
+    return subprocess.run(
+        ["/bin/sh", "-c", '. "$1/scripts/bootstrap.sh"; bootstrap /nowhere', "sh", str(ROOT)],
+        env={"PATH": str(path), **variables}, capture_output=True, text=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
     python = tmp_path / "python3"
     python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
     python.chmod(0o755)
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
-    ran = subprocess.run(
-        ["/bin/sh", "-c", '. "$1/scripts/bootstrap.sh"; bootstrap /nowhere', "sh", str(ROOT)],
-        env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    return python
+
+
+def test_an_old_python_is_refused_with_the_way_out(old):
+    ran = started(old.parent)
     assert ran.returncode == 1
     assert "needs Python 3.11" in ran.stderr
     assert "Python 3.9.2" in ran.stderr
     assert "hint:" in ran.stderr
+
+
+def test_the_python_that_was_asked_for_is_taken_or_nothing_is(old):
+    taken = started(old.parent, AENV_PYTHON=bootstrap.PYTHON)
+    assert "/nowhere/scripts/bootstrap.py" in taken.stderr, "it ran, and found no checkout there"
+    for wrong in (str(old), "no-such-python"):
+        ran = started(Path(bootstrap.PYTHON).parent, AENV_PYTHON=wrong)
+        assert ran.returncode == 1
+        assert f"error: AENV_PYTHON={wrong} is no Python 3.11 or newer" in ran.stderr
+        assert "hint:" in ran.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux")
