@@ -111,7 +111,7 @@ def is_current(venv: Path, wanted: str, groups: Sequence[str]) -> bool:
 
 
 def is_of_asked_python(venv: Path) -> bool:
-    """Whether the environment is of the Python that ``AENV_PYTHON`` asks for, which runs this then."""
+    """Whether it is of the Python that ``AENV_PYTHON`` asks for, and which then runs this."""
     if not os.environ.get("AENV_PYTHON"):
         return True
     return (venv / "bin" / "python").resolve() == Path(PYTHON).resolve()
