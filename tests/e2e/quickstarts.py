@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.ray.faults import eventually, kill, processes_of
+from tests.contract.processes import signal_all
+from tests.ray.faults import eventually, processes_of
 
 QUICKSTART: Final = (sys.executable, "-m", "aenv_ray.cli.main", "quickstart")
 _BEGIN_S: Final = 180.0
@@ -25,8 +26,7 @@ def root() -> Iterator[Path]:
     """Directories of a Ray and a fabric of this test's own, on short paths."""
     path = Path(tempfile.mkdtemp(prefix="aenv-q", dir="/tmp"))
     yield path
-    for pid in processes_of(path):
-        kill(pid)
+    signal_all(processes_of(path))
     shutil.rmtree(path, ignore_errors=True)
 
 

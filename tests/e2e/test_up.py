@@ -17,7 +17,7 @@ import pytest
 
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
-from tests.ray.faults import eventually, eventually_empty, kill, processes_of
+from tests.ray.faults import eventually, eventually_empty, processes_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -58,8 +58,7 @@ class Machine:
             assert list((self.root / "t").iterdir()) == []
             assert not (self.root / "d" / "up.json").exists()
         finally:
-            for pid in processes_of(self.root):
-                kill(pid)
+            signal_all(processes_of(self.root))
             shutil.rmtree(self.root, ignore_errors=True)
 
 
@@ -183,8 +182,7 @@ def test_an_up_that_was_killed_half_way_is_taken_down_whole():
         assert machine.run("status", "-o", "json", code=1)["state"] == "starting"
         raylets = [p for p, command in processes_of(machine.root).items() if "raylet" in command]
         assert raylets
-        for pid in raylets:
-            kill(pid)
+        signal_all(raylets)
     finally:
         machine.end()
 
