@@ -196,7 +196,7 @@ def _no_settings_of_the_user() -> None:
     """Keep the developer's own settings out of the tests."""
     for name in (
         "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP", "AENV_REDIS_URL",
-        "AENV_REDIS_PREFIX",
+        "AENV_REDIS_PREFIX", "AENV_PYTHON",
     ):  # fmt: skip
         os.environ.pop(name, None)
 
