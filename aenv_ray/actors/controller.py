@@ -232,6 +232,7 @@ class Controller:
     async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
         """Return the live instances, and which others of `ids` may live on a silent host."""
         names = await asyncio.to_thread(ray_api.actor_names)
+        creating = set(self._creating)  # a host is named before its instance is there
         hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
         seen = await survey(self._ask, hosts)
         doubtful = seen.doubtful(ids, self._where)
@@ -239,8 +240,8 @@ class Controller:
             self._forget(name)
         self._where |= {info.id: info.host for info in seen.found}
         self._hosts.nodes |= {info.host: info.node_id for info in seen.found}
-        for name in set(hosts) - {info.host for info in seen.found} - seen.silent:
-            if not name.startswith(SHARED_PREFIX) and name not in self._creating:
+        for name in seen.vacant(hosts) - creating:
+            if not name.startswith(SHARED_PREFIX):
                 self._forget(name)
                 self._dedicated.pop(name, None)  # its instance has ended: it may go
         return sorted(seen.found, key=lambda info: info.created_at), doubtful

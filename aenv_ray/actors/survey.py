@@ -41,6 +41,13 @@ class Survey:
         known = {info.id for info in self.found}
         return {i for i in ids if i not in known and where.get(i) in {None, *self.silent}}
 
+    def vacant(self, names: Iterable[str]) -> set[str]:
+        """Return which of these hosts said that nothing lives on them.
+
+        Not those that are dead: something of theirs may live.
+        """
+        return set(names) - self.unheard - {info.host for info in self.found}
+
 
 async def survey(ask: Ask, names: Collection[str]) -> Survey:
     """Ask hosts, by their names, what lives on them; one that does not answer delays no other."""

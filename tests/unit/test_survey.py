@@ -42,6 +42,8 @@ async def ask(name: str, operation: str) -> Any:
     assert operation == "instances"
     if name == "well":
         return [info("a", "well")]
+    if name == "idle":
+        return []
     error = FabricUnavailable(f"host {name}")
     if name == "dead":
         raise error from ray_exceptions.ActorDiedError()
@@ -55,6 +57,13 @@ async def test_only_a_host_that_has_ended_has_nothing_any_more() -> None:
     assert [one.id for one in seen.found] == ["a"]
     assert seen.unheard == {"dead", "dead-node", "hung"}
     assert seen.silent == {"hung"}
+
+
+async def test_a_host_is_vacant_only_by_its_own_word() -> None:
+    """Invariant 3: what one that was killed left is ended by those who watch for its end."""
+    hosts = ["well", "idle", "dead", "dead-node", "hung"]
+    seen = await survey(ask, hosts)
+    assert seen.vacant(hosts) == {"idle"}
 
 
 async def test_what_a_silent_host_may_have_is_doubtful() -> None:
