@@ -64,6 +64,11 @@ def volume_name(name: str) -> str:
     return f"{name}-shared"
 
 
+def names_file(run_directory: Path) -> Path:
+    """Return the file of names and addresses of a container without network."""
+    return run_directory / "hosts"
+
+
 class DockerFiles:
     """The directory of one scope.
 
@@ -100,6 +105,15 @@ class DockerFiles:
         path.mkdir()
         path.chmod(0o777)
         return path
+
+    def write_names(self, name: str, hostname: str) -> None:
+        """Write the names that a container without network knows: those of its loopback."""
+        path = names_file(self.run_directory(name))
+        path.write_text(
+            "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+            f"127.0.1.1\t{hostname}\n"  # as on a machine of its own; nobody else's name of it
+        )
+        path.chmod(0o644)
 
     def run_directory(self, name: str) -> Path:
         """Return the directory that a container shares with this node."""

@@ -257,6 +257,7 @@ class DockerImages:
             "Cmd": [],
             "User": user,
             "WorkingDir": "/",
+            "NetworkDisabled": True,
             "Labels": {**self._labels, labels.DEADLINE_LABEL: repr(deadline)},
             "HostConfig": {
                 "NetworkMode": "none", "Mounts": binds, "CapDrop": ["ALL"],

@@ -212,7 +212,7 @@ async def test_the_second_container_has_fewer_rights_and_shares_the_first_ones_n
     assert not second["HostConfig"]["CapAdd"]
     assert second["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
     targets = {mount["Destination"] for mount in second["Mounts"]}
-    inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
+    inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime", "/etc/hosts"}
     assert targets == {"/shared", *inside}
     sources = [mount["Source"] for each in (first, second) for mount in each["Mounts"]]
     assert not any(word in source for source in sources for word in ("docker.sock", "containerd"))

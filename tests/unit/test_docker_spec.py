@@ -46,14 +46,16 @@ def variables(body: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_container_has_no_right_that_nobody_asked_for() -> None:
-    host = body_of({})["HostConfig"]
+    body = body_of({})
+    host = body["HostConfig"]
+    assert body["NetworkDisabled"] is True
     assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], [])
     assert host["SecurityOpt"] == ["no-new-privileges"]
     assert host["NetworkMode"] == "none"
     assert host["PidsLimit"] == 1024
     assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
     writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
-    assert writable == ["/.aenv/run"]
+    assert writable == ["/.aenv/run", "/etc/hosts"], "as the daemon's own"
     assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
 
 
@@ -67,6 +69,7 @@ def test_what_the_project_asks_for_is_given() -> None:
     assert (host["CapAdd"], host["PidsLimit"], host["ReadonlyRootfs"]) == (["NET_RAW"], 64, True)
     assert host["Runtime"] == "runsc"
     assert set(host["Tmpfs"]) == {"/home/agent", "/tmp"}
+    assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == ["/.aenv/run"]
     assert f"size={10 << 20}" in host["Tmpfs"]["/home/agent"]
     facts = isolation(spec({"network": "none", **deploy}), surroundings())
     assert facts.limits["memory"].startswith("1024 MiB")
@@ -214,10 +217,11 @@ def test_a_second_container_has_the_walls_of_the_first_and_less_inside() -> None
     assert host["NetworkMode"] == "container:aenv-x"
     targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
     kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
-    assert targets == {"/.aenv/run": False, "/shared": None, **kit}
+    assert targets == {"/.aenv/run": False, "/etc/hosts": False, "/shared": None, **kit}
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
     assert body["WorkingDir"] == "/testbed"
     assert "Hostname" not in body, "the daemon refuses one beside another's network"
+    assert "NetworkDisabled" not in body, "it would not join it"
 
 
 def test_two_containers_are_told_apart_by_their_labels() -> None:
