@@ -34,7 +34,6 @@ from aenv_ray.engines.local_storage import LocalStorage
 from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
-from aenv_ray.project_config import NetworkMode
 from aenv_ray.storage import StorageMount
 
 RELEASED: Final = "it was released"
@@ -164,7 +163,7 @@ class DockerEngine(Engine):
         instance = self._instances.track(spec.instance_id, name)
         instance.has_second = around.second is not None
         self._files.make_run_directory(name)
-        if around.network_mode is NetworkMode.NONE:
+        if around.is_unattached:
             self._files.write_names(name, specs.hostname(spec))
         hides_source = spec.config.deploy.hide_source
         try:

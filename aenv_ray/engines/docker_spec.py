@@ -161,12 +161,12 @@ def _input(around: Surroundings) -> dict[str, Any]:
 
 
 def _without_network(around: Surroundings) -> dict[str, Any]:
-    """Return how the daemon knows that a container has a loopback alone; the OCI runtime makes it.
+    """Return how the daemon knows that a container has a loopback alone, and nothing from it.
 
     ``NetworkMode`` alone has the daemon run itself once more for each, with nothing to attach: half
     of the time that a container takes to start.
     """
-    return {"NetworkDisabled": True} if around.network_mode is NetworkMode.NONE else {}
+    return {"NetworkDisabled": True} if around.is_unattached else {}
 
 
 def user_of(deploy: DeployConfig, image_user: str) -> str:
@@ -192,7 +192,7 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
 
 def _names_mount(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     """Return the mount of the names that the daemon writes for containers with a network alone."""
-    if around.network_mode is not NetworkMode.NONE:
+    if not around.is_unattached:
         return []
     names = labels.names_file(around.run_directory)
     return [_bind(names, "/etc/hosts", writable=not deploy.container.read_only_root)]

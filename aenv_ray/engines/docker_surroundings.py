@@ -71,3 +71,11 @@ class Surroundings:
     has_user_namespace: bool = False
     has_quota: bool = False
     """The daemon can limit what a container writes to its image's directories."""
+
+    @property
+    def is_unattached(self) -> bool:
+        """Whether the daemon does nothing for its network, and the OCI runtime makes the loopback.
+
+        One that gives it a kernel of its own may leave the loopback to the daemon.
+        """
+        return self.network_mode is NetworkMode.NONE and not self.has_own_kernel

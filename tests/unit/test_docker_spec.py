@@ -241,6 +241,7 @@ def test_two_containers_are_told_apart_by_their_labels() -> None:
 
 def test_a_container_with_its_own_kernel_gets_a_key_by_input_and_no_socket() -> None:
     body = body_of({}, runtime="runsc", has_own_kernel=True)
+    assert "NetworkDisabled" not in body, "it has the daemon bring up the loopback"
     assert body["OpenStdin"]
     assert body["StdinOnce"]
     assert "/.aenv/run" not in [mount["Target"] for mount in body["HostConfig"]["Mounts"]]
