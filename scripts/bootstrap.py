@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from package_index import fetch_wheel
 
-from aenv_ray.engines.pip_sources import uv_options, uv_variables
+from aenv_ray.engines.pip_sources import uv_options, uv_variables, without_passwords
 
 STAMP = "aenv-bootstrap.json"
 # Below an environment, ours that is being replaced or one that is active: what it was made from.
@@ -67,7 +67,7 @@ def main(root: Path, groups: Sequence[str]) -> int:
                 build(root, venv, wanted, groups)
     except Failure as failure:
         if failure.words:
-            say(failure.words.rstrip())
+            say(without_passwords(failure.words.rstrip()))
         say(f"error: {failure}")
         if failure.hint:
             say(f"hint: {failure.hint}")
@@ -136,13 +136,17 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     """Make the environment if need be and install into it."""
     if os.geteuid() == 0:
         os.umask(0o022)  # root's sandboxes run as nobody, who must be able to read what they import
+    if not is_of_asked_python(venv) and works(venv):
+        raise Failure(
+            f"{venv} is of another Python than AENV_PYTHON={os.environ['AENV_PYTHON']}",
+            "unset AENV_PYTHON to use it, or remove it to have it made from that Python",
+        )
     stamp = read_stamp(venv)
     before = stamp.get("groups")
     # What was there stays: ./quickstart after ./test takes no test tool away.
     keep = sorted({*groups, *(before if isinstance(before, list) else [])})
     say(f"installing aenv-ray into {venv} (once, about a minute) …")
-    ours = stamp.get("root") in (None, str(root)) and is_of_asked_python(venv)
-    if not ours or not works(venv):
+    if stamp.get("root") not in (None, str(root)) or not works(venv):
         clear(venv)
     requirements = ["--editable", str(root), *group_requirements(root, keep)]
     words = install_with_uv(root, venv, requirements)

@@ -162,11 +162,9 @@ class DockerEngine(Engine):
         name = around.name
         instance = self._instances.track(spec.instance_id, name)
         instance.has_second = around.second is not None
-        self._files.make_run_directory(name)
-        if around.is_unattached:
-            self._files.write_names(name, specs.hostname(spec))
         hides_source = spec.config.deploy.hide_source
         try:
+            self._make_files(spec, around)
             if hides_source:
                 copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
                 around = replace(around, project_dir=copy)
@@ -189,6 +187,17 @@ class DockerEngine(Engine):
             self._instances.untrack(instance)
             await self._instances.remove_surely(instance)
             raise
+
+    def _make_files(self, spec: SandboxSpec, around: Surroundings) -> None:
+        try:
+            self._files.make_run_directory(around.name)
+            if around.is_unattached:
+                self._files.write_etc(around.name, specs.hostname(spec))
+        except OSError as exc:
+            raise SandboxStartFailed(
+                f"{spec.instance_id} did not start: its files cannot be written: {exc}",
+                hint="is there room in AENV_RUNTIME_DIR?", instance_id=spec.instance_id,
+            ) from exc  # fmt: skip
 
     # --- running --------------------------------------------------------------------------------
 

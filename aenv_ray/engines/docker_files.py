@@ -37,6 +37,7 @@ VOLUME_LABEL: Final = "aenv.volume"
 """On both containers of an instance: the volume that goes with the last of them."""
 USER_LABEL_PREFIX: Final = "aenv.label."
 _SECOND: Final = "-second"
+ETC_FILES: Final = ("hostname", "hosts", "resolv.conf")
 
 
 def docker_scope(scope: str) -> str:
@@ -64,11 +65,6 @@ def volume_name(name: str) -> str:
     return f"{name}-shared"
 
 
-def names_file(run_directory: Path) -> Path:
-    """Return the file of names and addresses of a container without network."""
-    return run_directory / "hosts"
-
-
 class DockerFiles:
     """The directory of one scope.
 
@@ -87,12 +83,15 @@ class DockerFiles:
         self._hosts = directory / "hosts"
         self._slots = directory / "slots"
         self._networks = directory / "networks"
+        self._etc = directory / "etc"
+        self._of_containers = (
+            self._instances, self._projects, self._deadlines, self._causes, self._etc,
+        )  # fmt: skip
 
     def prepare(self) -> None:
         """Make the directories."""
         self.directory.chmod(0o700)  # containers see single directories below it, by mounts
-        kept = (self._instances, self._projects, self._deadlines, self._causes)
-        for path in (*kept, self._hosts, self._slots, self._networks):
+        for path in (*self._of_containers, self._hosts, self._slots, self._networks):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- instances --------------------------------------------------------------------------
@@ -106,14 +105,26 @@ class DockerFiles:
         path.chmod(0o777)
         return path
 
-    def write_names(self, name: str, hostname: str) -> None:
-        """Write the names that a container without network knows: those of its loopback."""
-        path = names_file(self.run_directory(name))
-        path.write_text(
-            "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-            f"127.0.1.1\t{hostname}\n"  # as on a machine of its own; nobody else's name of it
-        )
-        path.chmod(0o644)
+    def write_etc(self, name: str, hostname: str) -> None:
+        """Write what the daemon writes for containers with a network alone; see `etc_directory`."""
+        path = self.etc_directory(name)
+        if path.exists():
+            remove_tree(path)
+        path.mkdir()
+        texts = {
+            "hostname": f"{hostname}\n",
+            "hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+            f"127.0.1.1\t{hostname}\n",
+            "resolv.conf": "nameserver 127.0.0.1\n",  # nobody is there: a name fails at once
+        }
+        for file in ETC_FILES:
+            (path / file).write_text(texts[file])
+            # Root inside may be nobody here, and has no right to what is another's.
+            (path / file).chmod(0o666)
+
+    def etc_directory(self, name: str) -> Path:
+        """Return where a container's `ETC_FILES` are; it sees them, and not the directory."""
+        return self._etc / name
 
     def run_directory(self, name: str) -> Path:
         """Return the directory that a container shares with this node."""
@@ -168,17 +179,13 @@ class DockerFiles:
         for container in (name, second_name(name)):
             for directory in (self._deadlines, self._causes):
                 (directory / container).unlink(missing_ok=True)
-            for path in (self.run_directory(container), self._projects / container):
-                if path.exists():
-                    remove_tree(path)
+            for directory in (self._instances, self._projects, self._etc):
+                if (directory / container).exists():
+                    remove_tree(directory / container)
 
     def names(self) -> set[str]:
         """Return the containers that have files here, whether they exist or not."""
-        return {
-            path.name
-            for directory in (self._instances, self._projects, self._deadlines, self._causes)
-            for path in directory.glob("aenv-*")
-        }
+        return {path.name for directory in self._of_containers for path in directory.glob("aenv-*")}
 
     # --- presence ---------------------------------------------------------------------------
 

@@ -138,6 +138,7 @@ class Planner:
                 absence=absence,
                 server=docker_serving.server_command(image.content, tuple(spec.arguments)),
                 run_directory=self._files.run_directory(name),
+                etc_directory=self._files.etc_directory(name),
                 project_dir=spec.project_dir,
                 network_mode=mode,
                 network=network.name,

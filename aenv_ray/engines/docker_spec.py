@@ -26,10 +26,10 @@ _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
 _PAGE: Final = 4096
 """More than the work directory holds: a full one is to say that it is full."""
-_OF_FIRST: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tmpfs"})
-"""What the second container does not get, or has from the first by its network."""
+_FIRST_HOST: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tmpfs"})
+"""Of the ``HostConfig``: what the second container does not get, or has by the first's network."""
 _FIRST_ONLY: Final = frozenset({"Hostname", "NetworkDisabled"})
-"""Likewise."""
+"""With these the daemon would not have the second container join the first's network."""
 SHARED: Final = "/shared"
 """Where the two containers of an instance share files, as in AEnvironment."""
 _BOOT: Final = (
@@ -114,10 +114,9 @@ def second_body(
     volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
     run = second.run_directory
     sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
-    names = _names_mount(around, spec.config.deploy)
-    mounts = [*sockets, *names, *_kit_mounts(second.kit), *volumes]
+    mounts = [*sockets, *_kit_mounts(second.kit), *volumes]
     host = body["HostConfig"] | {"NetworkMode": f"container:{around.name}", "Mounts": mounts}
-    host = {key: value for key, value in host.items() if key not in _OF_FIRST}
+    host = {key: value for key, value in host.items() if key not in _FIRST_HOST}
     if spec.config.deploy.container.read_only_root:
         host["Tmpfs"] = {"/tmp": _writable(spec.config.deploy)["/tmp"]}
     own = {key: value for key, value in body["Labels"].items() if key != labels.INSTANCE_LABEL}
@@ -163,8 +162,8 @@ def _input(around: Surroundings) -> dict[str, Any]:
 def _without_network(around: Surroundings) -> dict[str, Any]:
     """Return how the daemon knows that a container has a loopback alone, and nothing from it.
 
-    ``NetworkMode`` alone has the daemon run itself once more for each, with nothing to attach: half
-    of the time that a container takes to start.
+    ``NetworkMode`` alone has Docker before 28 run itself once more for each, with nothing to do:
+    half of the time that a container takes to start.
     """
     return {"NetworkDisabled": True} if around.is_unattached else {}
 
@@ -177,7 +176,7 @@ def user_of(deploy: DeployConfig, image_user: str) -> str:
 def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     run = around.run_directory
     sockets = [] if around.has_own_kernel else [_bind(run, RUN, writable=True)]
-    mounts = [_bind(around.project_dir, PROJECT), *sockets, *_names_mount(around, deploy)]
+    mounts = [_bind(around.project_dir, PROJECT), *sockets, *_etc_mounts(around, deploy)]
     if around.resolver_file is not None:
         mounts.append(_bind(around.resolver_file, "/etc/resolv.conf"))
     if around.kit is not None:
@@ -190,12 +189,18 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
     return mounts
 
 
-def _names_mount(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
-    """Return the mount of the names that the daemon writes for containers with a network alone."""
+def _etc_mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
+    """Return the files that the daemon writes for containers with a network alone.
+
+    A second container, which joins the network of the first, has these from the daemon.
+    """
     if not around.is_unattached:
         return []
-    names = labels.names_file(around.run_directory)
-    return [_bind(names, "/etc/hosts", writable=not deploy.container.read_only_root)]
+    is_writable = not deploy.container.read_only_root
+    return [
+        _bind(around.etc_directory / file, f"/etc/{file}", writable=is_writable)
+        for file in labels.ETC_FILES
+    ]
 
 
 def _kit_mounts(kit: Path) -> list[dict[str, Any]]:

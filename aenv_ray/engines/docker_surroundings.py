@@ -40,6 +40,8 @@ class Surroundings:
     kit: Path | None
     """The runtime for this image, on this node; None when the image carries it."""
     run_directory: Path
+    etc_directory: Path
+    """Of files that the daemon does not write where it does nothing for the network."""
     project_dir: Path
     network: str
     """What the daemon calls the network to join: ``none``, ``host``, or a name."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.engines.pip_sources import without_passwords
+
 _WORDS_LIMIT: Final = 4000
 """Characters of an installer's output that an error shows, from its end."""
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/'\"]+@")
-"""In addresses; uv hides them itself, but not in an address that it refuses."""
 
 
 async def failure_of(
@@ -23,9 +22,7 @@ async def failure_of(
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Run a command; return its last words when it fails, None when it does not.
-
-    Users and passwords in addresses are left out.
+    """Run a command; return its last words when it fails, without passwords, None when it does not.
 
     It has this process's environment variables, and `variables` besides.
 
@@ -49,4 +46,4 @@ async def failure_of(
         raise
     if not process.returncode:
         return None
-    return _CREDENTIALS.sub("****@", output.decode(errors="replace")).strip()[-_WORDS_LIMIT:]
+    return without_passwords(output.decode(errors="replace")).strip()[-_WORDS_LIMIT:]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import configparser
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 
 _TRUE = ("1", "true", "yes", "on")  # to pip
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/'\"]+@")
 _SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
 
 
@@ -22,11 +24,13 @@ def pip_settings() -> dict[str, str]:
     Its files in pip's order, the machine's, the user's, the virtual environment's and the one that
     ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables (pip's documentation, "Configuration").
     """
-    home = Path(os.path.expanduser("~"))  # a user without one has no files there
+    home = Path(os.path.expanduser("~"))
     directories = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [Path(d, "pip", "pip.conf") for d in directories.split(":")]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip" / "pip.conf"]
+    files.append(Path("/etc/pip.conf"))
+    # Without a home, as a container's user may be, these lead nowhere.
+    files += [f for f in (home / ".pip" / "pip.conf", user / "pip" / "pip.conf") if f.is_absolute()]
     files.append(Path(sys.prefix, "pip.conf"))
     own = os.environ.get("PIP_CONFIG_FILE")
     files = [] if own == os.devnull else [*files, *([Path(own)] if own else [])]
@@ -65,6 +69,20 @@ def uv_variables() -> dict[str, str]:
         # pip takes the best version of all its sources; uv would look into the first alone.
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
+def without_passwords(words: str) -> str:
+    """Return an installer's words without users and passwords of addresses.
+
+    uv hides them itself, but not in an address that it refuses: a slash in a password is enough.
+    """
+    known = {**os.environ, **pip_settings()}
+    for name, value in known.items():
+        if name.startswith(("PIP_", "UV_")) or name in _SOURCES:
+            for address in re.split(r"[\s,]+", value):
+                secret = address.partition("://")[2].rpartition("@")[0]
+                words = words.replace(f"{secret}@", "****@") if secret else words
+    return _CREDENTIALS.sub("****@", words)
 
 
 def _uv_is_told() -> bool:

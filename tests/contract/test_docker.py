@@ -255,6 +255,8 @@ async def test_without_a_network_it_knows_its_loopback_by_name(bench: Bench) -> 
         assert (found.exit_code, found.text()[: len(address)]) == (0, address)
     command = "echo 127.0.0.1 mail.test >>/etc/hosts && getent hosts mail.test"
     assert (await execute(sandbox, command)).exit_code == 0
+    assert (await execute(sandbox, "cat /etc/hostname")).text() == f"{sandbox.instance_id}\n"
+    assert (await execute(sandbox, "cat /etc/resolv.conf")).text() == "nameserver 127.0.0.1\n"
 
 
 async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> None:

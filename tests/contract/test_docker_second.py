@@ -158,6 +158,13 @@ async def test_environment_code_runs_commands_in_the_second_container(kept: Sand
 
 
 @on_kept
+async def test_the_second_container_knows_the_loopback_by_name(kept: Sandbox) -> None:
+    result = await value_of(kept, "run", command="cat /etc/hosts /etc/resolv.conf")
+    assert "127.0.0.1\tlocalhost\n" in result["out"]
+    assert result["out"].endswith("nameserver 127.0.0.1\n")
+
+
+@on_kept
 async def test_environment_code_reads_and_writes_files_of_the_second_container(
     kept: Sandbox,
 ) -> None:
@@ -212,7 +219,7 @@ async def test_the_second_container_has_fewer_rights_and_shares_the_first_ones_n
     assert not second["HostConfig"]["CapAdd"]
     assert second["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
     targets = {mount["Destination"] for mount in second["Mounts"]}
-    inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime", "/etc/hosts"}
+    inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
     assert targets == {"/shared", *inside}
     sources = [mount["Source"] for each in (first, second) for mount in each["Mounts"]]
     assert not any(word in source for source in sources for word in ("docker.sock", "containerd"))

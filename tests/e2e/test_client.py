@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +21,18 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
 )
+from tests.e2e.serving import PROJECT, Server, serving
 
 pytestmark = pytest.mark.e2e
 
-PROJECT = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
-
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the runtime's server on a free port and point ``DUMMY_INSTANCE_IP`` at it."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "aenv_ray.runtime", str(PROJECT), "--host", "127.0.0.1",
-         "--port", str(port), "--log-level", "WARNING"],
-        env={n: v for n, v in os.environ.items() if not n.startswith(("RAY_", "AENV_"))},
-    )  # fmt: skip
-    monkeypatch.setenv("DUMMY_INSTANCE_IP", f"127.0.0.1:{port}")
-    yield process
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def pointed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point ``DUMMY_INSTANCE_IP`` at the server."""
+    monkeypatch.setenv("DUMMY_INSTANCE_IP", server.url.removeprefix("http://"))
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("pointed")
 async def test_the_client_speaks_to_one_server() -> None:
     """Tools, functions, rewards, health and names are those of an instance over Ray."""
     async with Environment("kitchen-sink@1.0.0") as env:
@@ -78,7 +61,7 @@ async def test_the_client_speaks_to_one_server() -> None:
             assert broken.is_error  # type: ignore[union-attr]  # a result, as the test says
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("pointed")
 async def test_errors_are_those_of_an_instance_over_ray() -> None:
     """The same typed errors by HTTP."""
     async with Environment("kitchen-sink@1.0.0") as env:
@@ -97,7 +80,7 @@ async def test_errors_are_those_of_an_instance_over_ray() -> None:
                 await call
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("pointed")
 async def test_concurrent_calls_and_a_second_block() -> None:
     """Many calls at once; leaving the block leaves the server, whose state stays."""
     env = Environment("kitchen-sink@1.0.0")
@@ -108,17 +91,20 @@ async def test_concurrent_calls_and_a_second_block() -> None:
         assert (await again.call_tool("count", {"key": "k"})).data == 31
 
 
-async def test_a_server_that_dies_is_a_lost_sandbox(server: subprocess.Popen[bytes]) -> None:
+async def test_a_server_that_dies_is_a_lost_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Invariant 2: an infrastructure failure by HTTP too, and then an open circuit."""
-    async with Environment("kitchen-sink@1.0.0") as env:
-        await env.call_tool("echo", {"text": "hi"})
-        server.kill()
-        server.wait()
-        for _ in range(5):
-            with pytest.raises(SandboxLost):
-                await env.call_tool("echo", {"text": "hi"})
-        with pytest.raises(CircuitOpen):
+    with serving(PROJECT, tmp_path) as mortal:
+        monkeypatch.setenv("DUMMY_INSTANCE_IP", mortal.url.removeprefix("http://"))
+        async with Environment("kitchen-sink@1.0.0") as env:
             await env.call_tool("echo", {"text": "hi"})
+            mortal.stop(signal.SIGKILL)
+            for _ in range(5):
+                with pytest.raises(SandboxLost):
+                    await env.call_tool("echo", {"text": "hi"})
+            with pytest.raises(CircuitOpen):
+                await env.call_tool("echo", {"text": "hi"})
 
 
 async def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +126,7 @@ async def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, address:
         await Environment("kitchen-sink").initialize()
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("pointed")
 def test_the_sync_client_speaks_to_one_server() -> None:
     """`SyncEnvironment` is the same without `await`."""
     env: Any = SyncEnvironment("kitchen-sink@1.0.0")

@@ -76,7 +76,7 @@ def test_an_environment_counts_as_current_only_for_its_place_content_and_groups(
     assert not bootstrap.is_current(venv, "a", [])
 
 
-def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(
+def test_an_environment_of_another_python_than_the_one_asked_for_is_refused_and_kept(
     tmp_path, monkeypatch
 ):
     venv = tmp_path / ".venv"
@@ -91,6 +91,13 @@ def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(
     assert bootstrap.is_current(venv, "a", ["dev"])
     monkeypatch.setattr(bootstrap, "PYTHON", "/elsewhere/python3")
     assert not bootstrap.is_current(venv, "a", ["dev"])
+    monkeypatch.setattr(bootstrap, "works", lambda venv: True)
+    with pytest.raises(
+        bootstrap.Failure, match="another Python than AENV_PYTHON=python3"
+    ) as raised:
+        bootstrap.build(tmp_path, venv, "a", ["dev"])
+    assert "remove it" in raised.value.hint
+    assert (venv / "bin" / "python").exists()
 
 
 def test_an_environment_below_a_name_that_is_not_ascii_starts_in_every_locale(tmp_path):

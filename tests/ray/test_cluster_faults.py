@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +73,44 @@ def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
     eventually_empty(lambda: without(cluster.sandboxes(), before))
 
 
+@contextlib.contextmanager
+def listing() -> Iterator[None]:
+    """List instances again and again, so that a listing is under way whenever something dies."""
+    done, begun = threading.Event(), threading.Barrier(5, timeout=60)
+
+    def list_on() -> None:
+        begun.wait()
+        while not done.is_set():
+            aenv_ray.list_instances()
+
+    threads = [threading.Thread(target=list_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    aenv_ray.list_instances()
+    begun.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+
+
 def test_a_host_killed_for_good_before_its_record_was_written_leaves_nothing(
     told: Callable[..., Any], cluster: Cluster
 ) -> None:
-    """Invariant 3: the store says which engine the host was about to use."""
+    """Invariant 3: the store says which engine the host was about to use.
+
+    Also when somebody lists all that while, and meets a host that is named and dead.
+    """
     before = cluster.sandboxes()
     handle = told(actor="dedicated")
     store = FileInstanceStore(cluster.node_dir / "records")
     store.delete([handle.instance_id])
     assert handle.instance_id in store.engines_used()
-    ray.kill(handle._host, no_restart=True)
-    eventually_empty(lambda: without(cluster.sandboxes(), before))
+    with listing():
+        ray.kill(handle._host, no_restart=True)
+        eventually_empty(lambda: without(cluster.sandboxes(), before))
     eventually(lambda: handle.instance_id not in store.engines_used())
 
 

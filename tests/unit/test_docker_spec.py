@@ -18,13 +18,15 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
 from aenv_ray.project_config import EnvironmentConfig, NetworkMode
 
+ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
+
 
 def surroundings(**fields: Any) -> Surroundings:
     usual: dict[str, Any] = {
         "scope": "s", "host_id": "h", "directory": Path("/d"), "name": "aenv-x",
         "image_id": "sha256:1", "image_user": "", "image_path": "/opt/bin:/bin",
         "kit": Path("/kit"), "run_directory": Path("/d/i/aenv-x"), "project_dir": Path("/p"),
-        "network": "none",
+        "etc_directory": Path("/d/etc/aenv-x"), "network": "none",
     }  # fmt: skip
     return Surroundings(**{**usual, **fields})
 
@@ -55,8 +57,17 @@ def test_a_container_has_no_right_that_nobody_asked_for() -> None:
     assert host["PidsLimit"] == 1024
     assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
     writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
-    assert writable == ["/.aenv/run", "/etc/hosts"], "as the daemon's own"
+    assert writable == ["/.aenv/run", *ETC], "as the daemon's own"
+    below = [m for m in host["Mounts"] if Path("/d/i/aenv-x") in Path(m["Source"]).parents]
+    assert below == [], "whoever runs inside could put a link to anything there"
     assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in NetworkMode if mode is not NetworkMode.NONE])
+def test_a_container_with_a_network_has_its_files_from_the_daemon(mode: NetworkMode) -> None:
+    body = body_of({}, network_mode=mode, network="x")
+    assert "NetworkDisabled" not in body
+    assert not {mount["Target"] for mount in body["HostConfig"]["Mounts"]} & set(ETC)
 
 
 def test_what_the_project_asks_for_is_given() -> None:
@@ -217,7 +228,7 @@ def test_a_second_container_has_the_walls_of_the_first_and_less_inside() -> None
     assert host["NetworkMode"] == "container:aenv-x"
     targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
     kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
-    assert targets == {"/.aenv/run": False, "/etc/hosts": False, "/shared": None, **kit}
+    assert targets == {"/.aenv/run": False, "/shared": None, **kit}
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
     assert body["WorkingDir"] == "/testbed"
     assert "Hostname" not in body, "the daemon refuses one beside another's network"

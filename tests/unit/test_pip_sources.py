@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.pip_sources import pip_settings, uv_options, uv_variables
+from aenv_ray.engines.pip_sources import pip_settings, uv_options, uv_variables, without_passwords
 
 
 @pytest.fixture
@@ -62,14 +62,32 @@ def test_pip_configuration_files_count(bare: pytest.MonkeyPatch, tmp_path: Path)
     assert "timeout" not in pip_settings()
 
 
-def test_a_user_without_a_home_has_the_machines_configuration(bare: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_the_machines_configuration(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As in containers that run as any user id."""
 
     def nobody(uid: int) -> None:
         raise KeyError(uid)
 
+    (tmp_path / "~" / ".pip").mkdir(parents=True)
+    (tmp_path / "~" / ".pip" / "pip.conf").write_text("[global]\nindex-url = https://no.example\n")
+    bare.chdir(tmp_path)
     bare.delenv("HOME")
     bare.delenv("PIP_CONFIG_FILE")
     bare.setattr(pwd, "getpwuid", nobody)
-    bare.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    assert pip_settings()["index-url"] == "https://index.example/simple"
+    bare.setenv("PIP_EXTRA_INDEX_URL", "https://index.example/simple")
+    found = pip_settings()
+    assert found["extra-index-url"] == "https://index.example/simple"
+    assert found.get("index-url") != "https://no.example"
+
+
+@pytest.mark.parametrize("password", ["plain", "sl/ash", 'quo"te', "a@t"])
+def test_passwords_of_addresses_are_left_out_of_words(
+    bare: pytest.MonkeyPatch, password: str
+) -> None:
+    address = f"https://me:{password}@index.example/simple"
+    bare.setenv("PIP_EXTRA_INDEX_URL", f"https://a.example/simple {address}")
+    words = f"error: invalid value '{address}' for 'UV_INDEX': invalid port number"
+    assert without_passwords(words) == words.replace(f"me:{password}@", "****@")
+    assert without_passwords("at https://u:p@else.example") == "at https://****@else.example"
