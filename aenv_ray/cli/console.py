@@ -10,7 +10,8 @@ _RED, _BLUE, _BOLD, _OFF = "\033[1;31m", "\033[36m", "\033[1m", "\033[0m"
 
 def say(text: str = "") -> None:
     """Write a line for people; flushed, because a server may run for hours after it."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")  # at once: a signal would come between text and end of line
+    sys.stderr.flush()
 
 
 def error(message: str, hint: str | None = None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.cli import output, rollouts
+from aenv_ray.cli import console, output, rollouts
 from aenv_ray.cli.output import Format
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode
@@ -127,3 +128,12 @@ def test_without_a_bar_the_causes_of_void_episodes_are_said_on_stderr(capsys):
         *(f"t{index}: sandbox_lost: no {index}" for index in (1, 2, 3)),
         "and 2 more episodes with an error",
     ]
+
+
+def test_a_line_for_people_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal between a text and its end of line would put what its handler says behind it."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=lambda: None))
+    console.say("one")
+    console.say()
+    assert pieces == ["one\n", "\n"]
