@@ -246,19 +246,6 @@ async def test_commands_cannot_use_the_runtimes_own_door(bench: Bench) -> None:
     assert memory.stdout == b""
 
 
-async def test_without_a_network_it_knows_its_loopback_by_name(bench: Bench) -> None:
-    """Its image need not: the daemon writes names for containers with a network alone."""
-    deploy = {"network": "none", "container": {"user": "root"}}
-    sandbox = await bench.start(bench.contract_project(deploy))
-    for name, address in (("localhost", "::1 "), ('"$(hostname)"', "127.0.1.1 ")):
-        found = await execute(sandbox, f"getent hosts {name}")
-        assert (found.exit_code, found.text()[: len(address)]) == (0, address)
-    command = "echo 127.0.0.1 mail.test >>/etc/hosts && getent hosts mail.test"
-    assert (await execute(sandbox, command)).exit_code == 0
-    assert (await execute(sandbox, "cat /etc/hostname")).text() == f"{sandbox.instance_id}\n"
-    assert (await execute(sandbox, "cat /etc/resolv.conf")).text() == "nameserver 127.0.0.1\n"
-
-
 async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> None:
     deploy = {"network": "none", "container": {"user": "root"}}
     sandbox = await bench.start(bench.contract_project(deploy))

@@ -218,6 +218,36 @@ async def test_rules_that_somebody_flushed_are_set_again(
     assert not await reaches(again, OTHER)
 
 
+async def test_without_a_network_it_knows_its_loopback_by_name(bench: Bench) -> None:
+    """Its image need not: the daemon writes names for containers with a network alone."""
+    deploy = {"network": "none", "container": {"user": "root"}}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    for name, address in (("localhost", "::1 "), ('"$(hostname)"', "127.0.1.1 ")):
+        found = await execute(sandbox, f"getent hosts {name}")
+        assert (found.exit_code, found.text()[: len(address)]) == (0, address)
+    command = "echo 127.0.0.1 mail.test >>/etc/hosts && getent hosts mail.test"
+    assert (await execute(sandbox, command)).exit_code == 0
+    assert (await execute(sandbox, "cat /etc/hostname")).text() == f"{sandbox.instance_id}\n"
+    assert (await execute(sandbox, "cat /etc/resolv.conf")).text() == "nameserver 127.0.0.1\n"
+
+
+async def test_files_that_cannot_be_written_are_a_failed_start(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    await bench.start()
+    (etc,) = docker_node.root.glob("r/*/etc")
+    away = etc.rename(etc.with_name("away"))
+    etc.write_text("in the way")
+    try:
+        with pytest.raises(SandboxStartFailed, match="its files cannot be written") as raised:
+            await bench.start()
+    finally:
+        etc.unlink()
+        away.rename(etc)
+    assert "AENV_RUNTIME_DIR" in raised.value.hint
+    await bench.start()
+
+
 @pytest.mark.usefixtures("names")
 async def test_a_name_without_an_address_is_a_failed_start(bench: Bench) -> None:
     for name, why in (("nowhere.test", "not known"), ("self.test", "which no sandbox reaches")):
