@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import re
@@ -13,13 +12,15 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is imported
 
-from tests.ray.cluster import Cluster, local_cluster  # noqa: E402
+from tests import lanes  # noqa: E402
+from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402
 from tests.verdicts import Verdicts  # noqa: E402
 
 # Machines that run tests are busy: an example is not slow because the machine is. The same examples
@@ -45,8 +46,6 @@ _LONG_FIRST = (
 )
 _ON_SHARED_RAY: set[Path] = set()
 """Modules of which a test uses `cluster`."""
-_SHARED_RAY = contextlib.ExitStack()
-"""What ends that Ray."""
 KNOWN = frozenset(
     {
         "browser",
@@ -145,29 +144,34 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long modules first, so that no worker ends with one alone.
-
-    Modules whose tests share a Ray follow one another: a Ray that waits costs as much as a test.
-    """
+    """Run long modules first, so that no worker ends with one alone."""
     here = Path(__file__).parent
     _ON_SHARED_RAY.update(item.path for item in items if "cluster" in fixtures_of(item))
+    lanes.check(_ON_SHARED_RAY)
 
     @cache
     def place(path: Path) -> tuple[int, int]:
+        shared = lanes.lane_of(path)
+        if shared is not None:
+            return shared
         for index, name in enumerate(_LONG_FIRST):
             if here / name in (path, *path.parents):
-                first = 2 if name.startswith("contract") else 0
-                return (1 if path in _ON_SHARED_RAY else first), index
-        return 3, 0
+                return len(lanes.LANES), index
+        return len(lanes.LANES) + 1, 0
 
     items.sort(key=lambda item: place(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes | None:
+    return lanes.Lanes(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """End the shared Ray of this process when its last module is done, not with the session."""
     if item.path not in _ON_SHARED_RAY:
-        _SHARED_RAY.close()
+        SHARED.close()
 
 
 def fixtures_of(item: pytest.Item) -> list[str]:
@@ -204,5 +208,5 @@ def _no_settings_of_the_user() -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Yield the local Ray of this process's tests: each of its own takes seconds to start."""
-    yield _SHARED_RAY.enter_context(local_cluster())
-    _SHARED_RAY.close()
+    yield SHARED.enter_context(local_cluster())
+    SHARED.close()

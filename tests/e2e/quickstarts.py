@@ -40,6 +40,14 @@ def environment_of(root: Path) -> dict[str, str]:
     }
 
 
+def quickstart(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*QUICKSTART, *arguments],
+        env=environment_of(root) | variables, cwd=root, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+
+
 class Running:
     """A quickstart that is to be interrupted; it leads a session of its own."""
 
@@ -72,3 +80,11 @@ class Running:
         assert (process.returncode, stdout) == (130, ""), stderr
         assert "Traceback" not in stderr
         return stderr
+
+
+def interrupted(root: Path, *options: str, **variables: str) -> None:
+    """Send SIGINT to a quickstart in the middle of its rollouts."""
+    out = root / "episodes.jsonl"
+    options = ("--rollouts", "100000", "--concurrency", "8", "--out", str(out), *options)
+    running = Running(root, *options, **variables)
+    running.interrupt(lambda: out.exists() and out.read_text().count("\n") >= 20)

@@ -23,10 +23,17 @@ FRUGAL: Final = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "3600",
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",
+    "RAY_enable_metrics_collection": "0",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "3600",
 }
-"""A Ray's variables: no workers that nobody asked for, no search for logs that nobody reads."""
+"""A Ray's variables: no workers that nobody asked for, no logs and figures that nobody reads."""
 FRUGAL_HEAD: Final = {"include_log_monitor": False, "no_monitor": True}
 """A head's parameters: nobody reads its logs, and it gets no nodes by itself."""
+SHARED: Final = contextlib.ExitStack()
+"""Ends the Ray that the tests of this process share."""
+SERVING: Final = contextlib.ExitStack()
+"""Ends the gateway that tests of services share, which runs on that Ray."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from aenv_ray.client import Environment
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.records import Role
 from tests.contract.processes import signal_all
-from tests.ray.cluster import Cluster
+from tests.ray.cluster import FRUGAL, SERVING, SHARED, Cluster
 from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
     PROBE,
@@ -26,6 +27,7 @@ from tests.ray.faults import (
     processes_of,
     without,
 )
+from tests.ray.services import ServiceGateway, a_gateway
 
 Named = Callable[[Path], str]
 
@@ -101,28 +103,36 @@ def told(make: Callable[..., Any], witness: Witness) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def driver(cluster: Cluster) -> Iterator[Callable[..., Driver]]:
-    """Start drivers that join the cluster of these tests, or with `alone` start their own.
+def driver(cluster: Cluster) -> Iterator[Callable[[str], Driver]]:
+    """Start drivers that join the cluster of these tests."""
+    with contextlib.ExitStack() as started:
 
-    `inside` is a command that runs another in namespaces of its own.
-    """
-    started: list[Driver] = []
+        def start(source: str) -> Driver:
+            made = Driver(source, {"RAY_ADDRESS": cluster.address})
+            started.callback(made.close)
+            return made
 
-    def start(source: str, *, alone: Path | None = None, inside: Sequence[str] = ()) -> Driver:
-        variables: dict[str, str | None] = {"RAY_ADDRESS": cluster.address}
-        if alone is not None:
-            variables = {
-                "RAY_ADDRESS": None,
-                "RAY_TMPDIR": str(alone),
-                "AENV_RUNTIME_DIR": str(alone / "r"),
-                "AENV_DATA_DIR": str(alone / "d"),
-            }
-        started.append(Driver(source, variables, inside))
-        return started[-1]
+        yield start
 
-    yield start
-    for one in started:
-        one.close()
+
+@pytest.fixture
+def alone(short_dir: Path) -> Iterator[Callable[..., Driver]]:
+    """Start drivers with a Ray of their own, `inside` a command that gives them namespaces."""
+    variables: dict[str, str | None] = {
+        **FRUGAL,
+        "RAY_ADDRESS": None,
+        "RAY_TMPDIR": str(short_dir),
+        "AENV_RUNTIME_DIR": str(short_dir / "r"),
+        "AENV_DATA_DIR": str(short_dir / "d"),
+    }
+    with contextlib.ExitStack() as started:
+
+        def start(source: str, inside: Sequence[str] = ()) -> Driver:
+            made = Driver(source, variables, inside)
+            started.callback(made.close)
+            return made
+
+        yield start
 
 
 @pytest.fixture
@@ -168,6 +178,21 @@ def door(gateway: GatewayBench) -> Iterator[Door]:
     handle = aenv_ray.create(SINK, actor="shared")
     yield Door(gateway, handle)
     ray.get(handle.release.remote(), timeout=60)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the gateway of the services' tests after the last of them."""
+    if "service_gateway" not in getattr(item, "fixturenames", []):
+        SERVING.close()
+
+
+@pytest.fixture(scope="session")
+def service_gateway(cluster: Cluster) -> ServiceGateway:
+    """Return what the modules that test services share: Serve starts once."""
+    del cluster
+    SHARED.callback(SERVING.close)
+    return SERVING.enter_context(a_gateway())
 
 
 # --- Environment, over Ray and over a gateway ----------------------------------------------------

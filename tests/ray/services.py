@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -66,19 +67,29 @@ def replicas_of(service: str) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True)
+class ServiceGateway:
+    """A deployed gateway, as the owner of services sees it."""
+
+    settings: GatewaySettings
+    token: str
+    http: httpx.Client
+    """Of its data port."""
+
+
 @contextmanager
-def a_gateway(settings: GatewaySettings | None = None) -> Iterator[httpx.Client]:
-    """Yield a deployed gateway's data port, with the token of the services' owner."""
+def a_gateway() -> Iterator[ServiceGateway]:
+    """Deploy a gateway; afterwards neither Serve nor the hub runs."""
     from ray import serve
 
-    settings = settings or GatewaySettings(port=free_port(), mcp_port=free_port())
+    settings = GatewaySettings(port=free_port(), mcp_port=free_port())
     deploy(settings)
-    secret, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
+    token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
     url = f"http://127.0.0.1:{settings.mcp_port}"
     with httpx.Client(
-        base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=WIDE_S
+        base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=WIDE_S
     ) as http:
-        yield http
+        yield ServiceGateway(settings, token, http)
     undeploy()
     serve.shutdown()
     hub_actor.end_hub()

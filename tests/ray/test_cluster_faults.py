@@ -1,14 +1,10 @@
-"""The controller, the driver or Ray dies: the fabric goes on, or ends and leaves nothing."""
+"""The controller or a driver dies: the fabric goes on, and ends what belonged to the driver."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +23,6 @@ from tests.ray.faults import (
     eventually,
     eventually_empty,
     kill,
-    processes_of,
     stop,
     without,
 )
@@ -162,64 +157,3 @@ def test_instances_end_with_the_job_that_owns_them(
     assert [ray.get(h.call_tool.remote("count")).data for h in attached] == [2, 2]
     ray.get([h.release.remote() for h in attached])
     assert without(cluster.sandboxes(), before) == []
-
-
-LOCAL_CLUSTER = (
-    "aenv_ray.init()\n"
-    "path = {path!r}\n"
-    "made = [aenv_ray.create(path, actor=a) for a in ('shared', 'dedicated')]\n"
-    "made += [aenv_ray.create(path, actor='shared', lifetime='detached')]\n"
-    "ray.get([h.exec.remote('setsid sleep 1234 >/dev/null 2>&1 &') for h in made])\n"
-    "ray.get(made[0].call_tool.remote('count'))\n"
-)
-HELD = "held = made[1].call_tool.remote('hold', {'key': 'never'})\n"
-
-
-def ours(root: Path) -> list[str]:
-    """Return the launchers, templates and sandboxes of a cluster, with what they started."""
-    marks = ("aenv_ray.engines", "aenv_ray.runtime", "sleep")
-    return [c for c in processes_of(root).values() if any(mark in c for mark in marks)]
-
-
-def test_a_killed_driver_takes_its_local_ray_with_it(
-    driver: Callable[..., Driver], short_dir: Path
-) -> None:
-    """A driver that started Ray itself, and SIGKILL: no host, launcher or sandbox stays."""
-    alone = driver(LOCAL_CLUSTER.format(path=str(PROBE)) + "say(1)", alone=short_dir)
-    alone.said()
-    assert len(ours(short_dir)) > 5
-    alone.kill()
-    eventually_empty(lambda: ours(short_dir))
-
-
-def test_a_local_ray_ends_with_its_driver(driver: Callable[..., Driver], short_dir: Path) -> None:
-    """A program that just ends leaves nothing, though it released nothing."""
-    alone = driver(LOCAL_CLUSTER.format(path=str(PROBE)) + "say(1)", alone=short_dir)
-    alone.said()
-    alone.finish()
-    eventually_empty(lambda: processes_of(short_dir))
-
-
-@pytest.mark.namespaces
-@pytest.mark.timeout(300)  # Ray gives its processes 16 s to end
-def test_ray_stop_in_the_middle_leaves_nothing(
-    driver: Callable[..., Driver], short_dir: Path
-) -> None:
-    """In namespaces of its own, for it ends every Ray that it sees; a call is under way."""
-    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    apart = ["unshare", *rights, "--pid", "--mount-proc", "--fork", "--kill-child"]
-    source = LOCAL_CLUSTER.format(path=str(PROBE)) + HELD
-    alone = driver(source + "say(1)", alone=short_dir, inside=apart)
-    alone.said()
-    assert len(ours(short_dir)) > 5
-    pid = alone.process.pid
-    (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    enter = ["nsenter", f"--target={first}", "--pid", "--mount", *(["--user"] if rights else [])]
-    stopped = subprocess.run(
-        [*enter, sys.executable, "-m", "ray.scripts.scripts", "stop"],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    eventually_empty(lambda: ours(short_dir))
-    alone.kill()
-    eventually_empty(lambda: processes_of(short_dir))

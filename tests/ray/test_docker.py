@@ -20,7 +20,15 @@ from tests.conftest import require
 from tests.contract.docker_node import base_image, docker
 from tests.contract.registry import PROGRAM, Registry, log_in, push_new
 from tests.ray.cluster import Cluster
-from tests.ray.faults import PROBE, Witness, actor_pid, eventually_empty, kill, processes_of
+from tests.ray.faults import (
+    PROBE,
+    Driver,
+    Witness,
+    actor_pid,
+    eventually_empty,
+    kill,
+    processes_of,
+)
 
 pytestmark = pytest.mark.docker
 
@@ -184,13 +192,15 @@ def test_a_group_is_all_or_nothing(probe: Path, cluster: Cluster) -> None:
     eventually_empty(lambda: containers(cluster))
 
 
-def test_containers_end_with_their_ray(short_dir: Path, probe: Path, driver: Any) -> None:
+def test_containers_end_with_their_ray(
+    short_dir: Path, probe: Path, alone: Callable[..., Driver]
+) -> None:
     """Invariant 3: SIGKILL of the raylet leaves no container and no janitor."""
     source = (
         f"aenv_ray.create({str(probe)!r}, actor='shared', lifetime='detached')\n"
         "say(len(aenv_ray.list_instances()))"
     )
-    other = driver(source, alone=short_dir)
+    other = alone(source)
     assert other.said() == 1
 
     def rows() -> list[str]:

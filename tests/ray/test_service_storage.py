@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import aenv_ray
 from aenv_ray import serve as services
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
-from tests.ray.cluster import Cluster
 from tests.ray.faults import eventually, eventually_empty
-from tests.ray.services import WIDE_S, a_gateway, sandboxes
+from tests.ray.services import WIDE_S, ServiceGateway, sandboxes
 
 pytestmark = [pytest.mark.redis, pytest.mark.namespaces, pytest.mark.timeout(400)]
 
@@ -68,10 +66,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(cluster: Cluster) -> Iterator[httpx.Client]:
-    del cluster
-    with a_gateway() as http:
-        yield http
+def gateway(service_gateway: ServiceGateway) -> httpx.Client:
+    return service_gateway.http
 
 
 def said(handle: Any, name: str, **arguments: Any) -> Any:

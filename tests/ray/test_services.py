@@ -13,12 +13,11 @@ import pytest
 from aenv_ray import serve as services
 from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
 from aenv_ray.serve.service_apps import ServiceStatus
-from tests.ray.cluster import Cluster
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.services import (
     ACCEPT,
     WIDE_S,
-    a_gateway,
+    ServiceGateway,
     call,
     load,
     replicas_of,
@@ -104,10 +103,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(cluster: Cluster) -> Iterator[httpx.Client]:
-    del cluster
-    with a_gateway() as http:
-        yield http
+def gateway(service_gateway: ServiceGateway) -> httpx.Client:
+    return service_gateway.http
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.cli.free_ports import free_port
-from aenv_ray.serve.settings import GatewaySettings
 from tests.contract.docker_node import base_image, docker
 from tests.ray.cluster import Cluster
 from tests.ray.faults import eventually, eventually_empty
-from tests.ray.services import ACCEPT, WIDE_S, a_gateway, sandboxes
+from tests.ray.services import ACCEPT, WIDE_S, ServiceGateway, sandboxes
 from tests.ray.test_docker import containers
 
 pytestmark = [pytest.mark.docker, pytest.mark.redis, pytest.mark.timeout(600)]
@@ -32,28 +30,16 @@ def nothing_left() -> None:
     """The test proves it itself: its sandboxes live across its steps."""
 
 
-@pytest.fixture(scope="module")
-def ports() -> GatewaySettings:
-    return GatewaySettings(port=free_port(), mcp_port=free_port())
-
-
-@pytest.fixture(scope="module")
-def gateway(cluster: Cluster, ports: GatewaySettings) -> Iterator[httpx.Client]:
-    del cluster
-    with a_gateway(ports) as http:
-        yield http
-
-
 @pytest.fixture
-def aenv(gateway: httpx.Client, ports: GatewaySettings, tmp_path: Path) -> Aenv:
+def aenv(service_gateway: ServiceGateway, tmp_path: Path) -> Aenv:
     """Run a command of `aenv service`; return what it prints as data."""
-    token = gateway.headers["Authorization"].removeprefix("Bearer ")
+    url = f"http://127.0.0.1:{service_gateway.settings.port}"
 
     def run(*words: str, code: int = 0) -> Any:
         done = subprocess.run(
             [
                 sys.executable, "-m", "aenv_ray.cli.main", "service", *words, "-o", "json",
-                "--system-url", f"http://127.0.0.1:{ports.port}", "--api-key", token,
+                "--system-url", url, "--api-key", service_gateway.token,
             ],
             cwd=tmp_path, capture_output=True, text=True, timeout=WIDE_S + 60, check=False,
         )  # fmt: skip
@@ -75,9 +61,10 @@ def another_image(tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_image_and_a_port(
-    gateway: httpx.Client, cluster: Cluster, aenv: Aenv, another_image: str
+    service_gateway: ServiceGateway, cluster: Cluster, aenv: Aenv, another_image: str
 ) -> None:
     """An image can be changed, an image that is not there stops the roll; a port is reached."""
+    gateway = service_gateway.http
 
     def command(text: str) -> None:
         message = {

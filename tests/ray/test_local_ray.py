@@ -1,0 +1,116 @@
+"""A local Ray that a program gets without asking: how long it lives, and what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.quickstarts import Running, root
+from tests.ray.faults import PROBE, Driver, eventually_empty, processes_of
+
+__all__ = ["root"]  # a fixture
+
+pytestmark = pytest.mark.timeout(300)
+
+CREATES = (
+    "aenv_ray.init()\n"
+    f"path = {str(PROBE)!r}\n"
+    "made = [aenv_ray.create(path, actor=a) for a in ('shared', 'dedicated')]\n"
+    "made += [aenv_ray.create(path, actor='shared', lifetime='detached')]\n"
+    "ray.get([h.exec.remote('setsid sleep 1234 >/dev/null 2>&1 &') for h in made])\n"
+    "ray.get(made[0].call_tool.remote('count'))\n"
+)
+HELD = "held = made[1].call_tool.remote('hold', {'key': 'never'})\n"
+IN_A_THREAD = f"""
+import threading
+thread = threading.Thread(target=exec, args=({CREATES!r}, globals()))
+thread.start()
+thread.join()
+counts = [ray.get(made[0].call_tool.remote("count")).data for _ in range(2)]
+processes = ray._private.worker._global_node.all_processes
+say([counts, [kind[0].process.poll() for kind in processes.values()]])
+"""
+
+
+@pytest.mark.parametrize("begun", ["raylet/raylet", "ray::DashboardAgent"])
+def test_ctrl_c_while_it_starts_leaves_nothing(root: Path, begun: str) -> None:
+    """Invariant 3: its agents would look for the head of a Ray that is gone, for a minute."""
+    running = Running(root)
+
+    def is_begun() -> bool:
+        return any(begun in command for command in session_of(running.session))
+
+    running.interrupt(is_begun)
+    eventually_empty(lambda: session_of(running.session), 50.0)
+
+
+def session_of(session: int) -> list[str]:
+    """Return the commands of a session's live processes; Ray's agents overwrite all else."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(name)) == session:
+                command = Path("/proc", name, "cmdline").read_bytes()
+                found += [command.replace(b"\0", b" ").decode(errors="replace")] if command else []
+    return found
+
+
+def ours(root: Path) -> list[str]:
+    """Return the launchers, templates and sandboxes of a cluster, with what they started."""
+    marks = ("aenv_ray.engines", "aenv_ray.runtime", "sleep")
+    return [c for c in processes_of(root).values() if any(mark in c for mark in marks)]
+
+
+def test_it_outlives_the_thread_that_started_it_and_ends_with_the_program(
+    alone: Callable[..., Driver], short_dir: Path
+) -> None:
+    """The kernel kills Ray's processes with the thread that made them; a sampling has its own.
+
+    A program that just ends leaves nothing, though it released nothing.
+    """
+    program = alone(IN_A_THREAD)
+    counts, ends = program.said()
+    assert (counts, set(ends)) == ([2, 3], {None})
+    program.finish()
+    assert program.process.returncode == 0
+    eventually_empty(lambda: processes_of(short_dir))
+
+
+def test_a_killed_driver_takes_its_local_ray_with_it(
+    alone: Callable[..., Driver], short_dir: Path
+) -> None:
+    """A driver that started Ray itself, and SIGKILL: no host, launcher or sandbox stays."""
+    program = alone(CREATES + "say(1)")
+    program.said()
+    assert len(ours(short_dir)) > 5
+    program.kill()
+    eventually_empty(lambda: ours(short_dir))
+
+
+@pytest.mark.namespaces  # Ray gives its processes 16 s to end
+def test_ray_stop_in_the_middle_leaves_nothing(
+    alone: Callable[..., Driver], short_dir: Path
+) -> None:
+    """In namespaces of its own, for it ends every Ray that it sees; a call is under way."""
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    apart = ["unshare", *rights, "--pid", "--mount-proc", "--fork", "--kill-child"]
+    program = alone(CREATES + HELD + "say(1)", inside=apart)
+    program.said()
+    assert len(ours(short_dir)) > 5
+    pid = program.process.pid
+    (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    enter = ["nsenter", f"--target={first}", "--pid", "--mount", *(["--user"] if rights else [])]
+    stopped = subprocess.run(
+        [*enter, sys.executable, "-m", "ray.scripts.scripts", "stop"],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    eventually_empty(lambda: ours(short_dir))
+    program.kill()
+    eventually_empty(lambda: processes_of(short_dir))
