@@ -38,7 +38,9 @@ say([counts, [kind[0].process.poll() for kind in processes.values()]])
 """
 
 
-@pytest.mark.parametrize("begun", ["raylet/raylet", "ray::DashboardAgent"])
+@pytest.mark.parametrize(
+    "begun", ["raylet/raylet", "ray::DashboardAgent"], ids=["its raylet", "an agent"]
+)
 def test_ctrl_c_while_it_starts_leaves_nothing(root: Path, begun: str) -> None:
     """Invariant 3: its agents would look for the head of a Ray that is gone, for a minute."""
     running = Running(root)

@@ -1,15 +1,20 @@
-"""Several machines: nodes made by the script join, are lost and come back (head included)."""
+"""Several machines: made by the script, they join, are lost, cut off and come back."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from tests.conftest import require
+from tests.ray.cables import Cable, a_cable
 from tests.ray.faults import PROBE, eventually, eventually_empty
 from tests.ray.machines import Machines
 from tests.ray.nodes import Console, by_node, raised
@@ -27,14 +32,54 @@ from aenv_ray.client.over_ray import RayInstance
 def call(handle):
     return asyncio.run(RayInstance(handle).call_tool("count", {}, 30.0)).data
 """
+TTL_S: Final = 25.0
+LONG_S: Final = 120.0
+"""For whatever Ray does about it on a busy machine."""
+CALLER = """
+import asyncio, threading
+from aenv_ray.actors.hub_actor import ensure_hub
+from aenv_ray.actors.remote_hub import blocking
+from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.hub.records import Quota
+hub = ensure_hub()
+blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=9)))
+def used():
+    blocking(hub.compare())
+    return blocking(hub.quotas())["owner:ann"][0]
+def call(handle, tool, **arguments):
+    return asyncio.run(RayInstance(handle).call_tool(tool, arguments, 600.0)).data
+ended = []
+def call_and_tell():
+    try:
+        asyncio.run(RayInstance(far[0]).call_tools(
+            [("note", {"line": "begun"}), ("hold", {"key": "never"})], False, 600.0))
+        ended.append("a result")
+    except Exception as exc:
+        ended.append(type(exc).__name__)
+"""
 pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    """A head that leads and a worker with four places."""
+def laid() -> Iterator[tuple[Cable | None, str]]:
+    with a_cable() as laid:
+        yield laid
+
+
+@pytest.fixture
+def cable(laid: tuple[Cable | None, str]) -> Cable:
+    cable, refusal = laid
+    require("netns", cable is not None, refusal)
+    assert cable is not None
+    return cable
+
+
+@pytest.fixture(scope="module")
+def machines(laid: tuple[Cable | None, str]) -> Iterator[Machines]:
+    """A head that leads and a worker with four places, at the cable's end if there is one."""
     root = Path(tempfile.mkdtemp(prefix="aenv-k", dir="/tmp"))
-    machines = Machines(root)
+    cable, _ = laid
+    machines = Machines(root) if cable is None else Machines(root, ip=cable.here)
     try:
         yield machines
     finally:
@@ -143,17 +188,71 @@ def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> 
     console.do("aenv_ray.release_many(first)")
 
 
-def test_a_node_that_is_stopped_leaves_nothing(machines: Machines, console: Console) -> None:
-    """Invariant 3: launcher and sandboxes go with it; stopping again does nothing."""
-    machines.worker("three", 1)
-    assert machines.run("three", "stop").returncode == 0
-    assert machines.processes("three") == {}
-    assert machines.run("three", "stop").returncode == 0
-    del console
+def sandboxes_there(machines: Machines, cable: Cable) -> dict[int, Path]:
+    """Return the sandboxes at the cable's other end, by pid, with their working directories."""
+    namespace = os.readlink(f"/proc/{cable.holder.pid}/ns/net")
+    found = {}
+    for pid in machines.sandboxes():
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.readlink(f"/proc/{pid}/ns/net") == namespace:
+                found[pid] = Path(f"/proc/{pid}/cwd")
+    return found
 
 
-def test_the_cluster_ends(machines: Machines, words: dict[str, str]) -> None:
-    del words
+def test_a_machine_is_cut_off_and_comes_back(
+    cable: Cable, machines: Machines, console: Console
+) -> None:
+    """Invariants 1 to 3, when neither head nor controller can tell that machine anything."""
+    machines.worker("far", 5, ip=cable.there, inside=cable.inside)
+    console.do(CALLER)
+    console.do("made = aenv_ray.create_many(PROBE, 8, owner='ann', ttl=3600.0)")
+    # The far machine alone has room for one more.
+    console.do(f"short = aenv_ray.create(PROBE, owner='ann', ttl={TTL_S})")
+    console.do("node = {h.instance_id: ray.get(h.info.remote()).node_id for h in [short, *made]}")
+    console.do("far = [h for h in made if node[h.instance_id] == node[short.instance_id]]")
+    console.do("near = [h for h in made if h not in far]")
+    console.do("threading.Thread(target=call_and_tell, daemon=True).start()")
+    started = eventually(lambda: notes_of(sandboxes_there(machines, cable)), LONG_S)
+    with started.open() as notes:
+        cable.cut()
+        assert console.value("call(near[0], 'count')") == 1
+        lost = raised(lambda: console.value("call(far[1], 'count')"))
+        assert "SandboxLost" in lost
+        eventually(lambda: console.value("ended") == ["SandboxLost"], LONG_S)
+        assert console.value("call(near[0], 'count')") == 2
+        listed = console.value("[i.id for i in aenv_ray.list_instances()]")
+        assert sorted(listed) == sorted(console.value("[h.instance_id for h in near]"))
+        eventually(lambda: console.value("used()") == 4, LONG_S)
+        full = raised(lambda: console.do("aenv_ray.create(PROBE, queue_timeout=0.0)"))
+        assert "CapacityExceeded" in full
+        console.do("ray.get(near.pop().release.remote(), timeout=60)")
+        console.do("near.append(aenv_ray.create(PROBE, owner='ann'))")
+        assert console.value("call(near[-1], 'count')") == 1
+        eventually(lambda: len(sandboxes_there(machines, cable)) < 5, TTL_S + LONG_S)
+        cable.mend()
+        eventually_empty(lambda: sandboxes_there(machines, cable), LONG_S)
+        assert notes.read() == "begun\n", "invariant 1"
+    machines.worker("far", 5, ip=cable.there, inside=cable.inside)
+    console.do("again = aenv_ray.create_many(PROBE, 5, owner='ann')")
+    assert console.value("[call(h, 'count') for h in again]") == [1] * 5
+    assert len(sandboxes_there(machines, cable)) == 5
+    console.do("aenv_ray.release_many(near + again)")
+    assert machines.run("far", "stop").returncode == 0
+    assert sandboxes_there(machines, cable) == {}
+
+
+def notes_of(sandboxes: dict[int, Path]) -> Path | None:
+    """Return the notes that one of these sandboxes has written."""
+    written = (place / "notes.txt" for place in sandboxes.values())
+    return next((path for path in written if path.exists()), None)
+
+
+def test_the_cluster_ends(machines: Machines, console: Console) -> None:
+    """Invariant 3: launcher and sandboxes go with their node; stopping again does nothing."""
+    console.do("aenv_ray.create_many(PROBE, 2, lifetime='detached')")
+    assert len(machines.sandboxes()) == 2
     for name in ("one", "head"):
-        assert machines.run(name, "stop").returncode == 0
-        eventually_empty(lambda n=name: machines.processes(n))  # type: ignore[misc]
+        for _ in range(2):
+            assert machines.run(name, "stop").returncode == 0
+            eventually_empty(lambda n=name: machines.processes(n))  # type: ignore[misc]
+    assert machines.sandboxes() == []
