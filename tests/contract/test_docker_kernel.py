@@ -41,7 +41,7 @@ PART = frozenset(
         "test_a_timeout_kills_the_program_that_the_tool_waits_for",
         "test_a_program_of_an_earlier_call_survives_the_timeout_of_a_later_one",
         "test_stop_during_calls_ends_them_as_lost",
-        "test_fifty_mebibytes_come_back_as_they_went",
+        "test_a_large_file_comes_back_as_it_went",
         "test_a_full_directory_is_the_tools_own_error",
         "test_a_log_has_what_was_printed",
         "test_http_reaches_a_server_inside",
@@ -60,6 +60,7 @@ def _needs_gvisor() -> None:
 
 
 class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
+    large_mib: ClassVar[int] = 20
     starts_in_s: ClassVar[float] = 20.0
     known_gaps: ClassVar[dict[str, str]] = {
         "test_a_tool_that_opens_all_files_does_not_close_the_door": "gVisor lets in connections "

@@ -17,6 +17,7 @@ from tests.contract.node import Node
 
 
 class TestFakeEngine(EngineContract):
+    large_mib: ClassVar[int] = 5
     known_gaps: ClassVar[dict[str, str]] = {
         "test_variables_arguments_and_labels_reach_it": "threads share os.environ and sys.argv",
         "test_commands_see_the_same_variables": "threads share os.environ",
@@ -73,6 +74,7 @@ class TestProcessEngine(ProcessContract):
 
 
 class TestProcessEngineWithoutNamespaces(ProcessContract):
+    large_mib: ClassVar[int] = 5
     known_gaps: ClassVar[dict[str, str]] = {
         "test_temporary_files_are_a_sandboxs_own": "without namespaces /tmp is the node's",
         "test_processes_are_a_sandboxs_own": "without namespaces /proc shows the whole node",

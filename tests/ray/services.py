@@ -97,7 +97,7 @@ def a_gateway() -> Iterator[ServiceGateway]:
 
 @contextmanager
 def load(gateway: httpx.Client, service: str) -> Iterator[list[Any]]:
-    """Call a service a hundred times a second or so, four at a time; yields what went wrong."""
+    """Call a service fifty times a second or so, four at a time; yields what went wrong."""
     wrong: list[Any] = []
     done = threading.Event()
     calls = []
@@ -107,7 +107,7 @@ def load(gateway: httpx.Client, service: str) -> Iterator[list[Any]]:
             "jsonrpc": "2.0", "id": 1, "method": "tools/call",
             "params": {"name": "greeting", "arguments": {}},
         }  # fmt: skip
-        while not done.wait(0.02):
+        while not done.wait(0.06):
             answer = gateway.post(f"/services/{service}/mcp", json=message, headers=ACCEPT)
             calls.append(answer.status_code)
             if answer.status_code != 200 or "result" not in answer.json():

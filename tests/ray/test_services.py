@@ -77,7 +77,7 @@ def hold(key: str) -> str:
     import time
     Path(f"began-{key}").touch()
     while not Path(key).exists():
-        time.sleep(0.01)
+        time.sleep(0.1)
     return key
 
 
