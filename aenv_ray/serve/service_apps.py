@@ -22,6 +22,9 @@ CALLS_AT_ONCE: Final = 256
 """Of one replica; Serve's own 5 would let long calls block short ones."""
 _CALLS_PER_REPLICA: Final = 4.0
 """What autoscaling aims at."""
+_MORE_AFTER_S: Final = 5.0
+"""Calls are too many for so long before a replica is added: it is there within seconds. Serve's own
+30 s are for models, which load for minutes."""
 _ROUTER: Final[Any] = "aenv_ray.serve.service_router:SessionRouter"
 _STARTS: Final = 3
 """Replicas of a new version that may fail to start before the roll is given up."""
@@ -174,6 +177,7 @@ def _size(record: ServiceRecord) -> dict[str, Any]:
             min_replicas=record.autoscale.min_replicas,
             max_replicas=record.autoscale.max_replicas,
             target_ongoing_requests=_CALLS_PER_REPLICA,
+            upscale_delay_s=_MORE_AFTER_S,
         )
     }
 

@@ -101,7 +101,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
         "    await env.call_tool('execute_command', {'command': 'sleep 0.5'})\n"
         "    for step in task.reference:\n"
         "        await env.call_tool(step.tool, step.arguments)\n"
-        f"run = sampling.sample({ENVIRONMENT!r}, act, [tasks[n % len(tasks)] for n in range(16)],\n"
+        f"run = sampling.sample({ENVIRONMENT!r}, act, [tasks[n % len(tasks)] for n in range(12)],\n"
         "    concurrency=6, infra_retries=20, engine='kubernetes')\n"
         f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1}, engine='kubernetes')\n"
     )
@@ -132,7 +132,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
     eventually(lambda: not console.value("sampler.is_alive()"), WITHIN_S)
     statuses = console.value("[[e.status.value, e.reward, e.error] for e in run.episodes]")
-    assert statuses == [["completed", 1.0, None]] * 16
+    assert statuses == [["completed", 1.0, None]] * 12
     console.do("aenv_ray.release_many(held)")
     console.do(f"aenv_ray.warm({ENVIRONMENT!r}, 0, engine='kubernetes')")
     assert pods.sandboxes_of(worker) == []
