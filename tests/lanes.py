@@ -1,6 +1,6 @@
 """Which modules run one after another in one process, because their tests share a Ray.
 
-A Ray costs five seconds of a core to start and one second in twenty to wait: two serve all the
+A Ray costs four seconds of a core to start and one second in twenty to wait: two serve all the
 tests that need none of their own.
 """
 
