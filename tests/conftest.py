@@ -45,8 +45,6 @@ _LONG_FIRST = (
     "contract/test_docker_kernel.py",
     "contract",
 )
-_ON_SHARED_RAY: set[Path] = set()
-"""Modules of which a test uses `cluster`."""
 KNOWN = frozenset(
     {
         "browser",
@@ -147,8 +145,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long modules first, so that no worker ends with one alone."""
     here = Path(__file__).parent
-    _ON_SHARED_RAY.update(item.path for item in items if "cluster" in fixtures_of(item))
-    lanes.check(_ON_SHARED_RAY)
+    lanes.check({item.path for item in items if "cluster" in fixtures_of(item)})
 
     @cache
     def place(path: Path) -> tuple[int, int]:
@@ -171,7 +168,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """End the shared Ray of this process when its last module is done, not with the session."""
-    if item.path not in _ON_SHARED_RAY:
+    if lanes.lane_of(item.path) is None:
         SHARED.close()
 
 

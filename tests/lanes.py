@@ -1,7 +1,7 @@
 """Which modules run one after another in one process, because their tests share a Ray.
 
-A Ray costs four seconds of a core to start and one second in twenty to wait: two serve all the
-tests that need none of their own.
+A Ray costs four seconds of a core to start and a twentieth of one while it waits: two serve all
+the tests that need none of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TESTS: Final = Path(__file__).parent
@@ -24,6 +23,7 @@ LANES: Final = (
         "ray/test_unruly.py", "ray/test_published.py", "ray/test_results.py",
     ),
     (
+        # The first three share a gateway, which ends with the last of them.
         "ray/test_services.py", "ray/test_service_storage.py", "ray/test_services_docker.py",
         "ray/test_gateway.py", "ray/test_published_client.py", "ray/test_client.py",
         "ray/test_client_sync.py", "ray/test_data_mcp.py", "ray/test_data_functions.py",
@@ -55,8 +55,8 @@ def check(modules: Iterable[Path]) -> None:
     """Refuse modules whose tests share a Ray and that are in no lane.
 
     Raises:
-        pytest.UsageError: It names them.
+        ValueError: It names them. A `UsageError` of its workers xdist does not tell.
     """
     missing = [str(path.relative_to(TESTS)) for path in modules if lane_of(path) is None]
     if missing:
-        raise pytest.UsageError(f"name in LANES of tests/lanes.py: {', '.join(sorted(missing))}")
+        raise ValueError(f"name in LANES of tests/lanes.py: {', '.join(sorted(missing))}")

@@ -23,8 +23,8 @@ CALLS_AT_ONCE: Final = 256
 _CALLS_PER_REPLICA: Final = 4.0
 """What autoscaling aims at."""
 _MORE_AFTER_S: Final = 5.0
-"""Calls are too many for so long before a replica is added: it is there within seconds. Serve's own
-30 s are for models, which load for minutes."""
+"""So long the mean of calls must ask for more replicas before Serve adds them: they are there in
+seconds. Its own 30 s are for models, which load for minutes."""
 _ROUTER: Final[Any] = "aenv_ray.serve.service_router:SessionRouter"
 _STARTS: Final = 3
 """Replicas of a new version that may fail to start before the roll is given up."""

@@ -48,8 +48,8 @@ class WorkspaceTests:
     """Commands and files."""
 
     large_mib: ClassVar[int] = 50
-    """Size of the file that must come back as it went, MiB; less is enough where the way that it
-    takes is another engine's."""
+    """Size of the file that must come back as it went, MiB; an engine that shares another's
+    way may take less."""
 
     # --- commands -----------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def _needs_gvisor() -> None:
 
 
 class TestDockerEngineWithItsOwnKernel(test_engines.TestDockerEngine):
-    large_mib: ClassVar[int] = 20
+    large_mib: ClassVar[int] = 20  # gVisor takes five seconds for 50
     starts_in_s: ClassVar[float] = 20.0
     known_gaps: ClassVar[dict[str, str]] = {
         "test_a_tool_that_opens_all_files_does_not_close_the_door": "gVisor lets in connections "

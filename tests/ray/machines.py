@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -33,6 +33,14 @@ def load_script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _command(pid: int) -> bytes:
+    """Return a process's command; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 class Machines:
@@ -122,6 +130,10 @@ class Machines:
         """Return the pids of the sandboxes of all nodes."""
         places = [path for path in (self.root / "r").iterdir() if path.is_dir()]
         return [pid for place in places for pid in live_processes(place)]
+
+    def alive(self, pids: Iterable[int]) -> list[int]:
+        """Return which of these processes run; a sandbox is found without its launcher too."""
+        return [pid for pid in pids if _command(pid)]
 
     def lose(self, name: str) -> None:
         """SIGKILL of everything on a node: what becomes of it when its power goes."""

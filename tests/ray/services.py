@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,16 +83,15 @@ def a_gateway() -> Iterator[ServiceGateway]:
     from ray import serve
 
     settings = GatewaySettings(port=free_port(), mcp_port=free_port())
-    deploy(settings)
-    token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
-    url = f"http://127.0.0.1:{settings.mcp_port}"
-    with httpx.Client(
-        base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=WIDE_S
-    ) as http:
+    with ExitStack() as started:
+        for end in (hub_actor.end_hub, serve.shutdown, undeploy):
+            started.callback(end)
+        deploy(settings)
+        token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
+        url = f"http://127.0.0.1:{settings.mcp_port}"
+        headers = {"Authorization": f"Bearer {token}"}
+        http = started.enter_context(httpx.Client(base_url=url, headers=headers, timeout=WIDE_S))
         yield ServiceGateway(settings, token, http)
-    undeploy()
-    serve.shutdown()
-    hub_actor.end_hub()
 
 
 @contextmanager

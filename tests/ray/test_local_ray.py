@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.quickstarts import Running, root
-from tests.ray.faults import PROBE, Driver, eventually_empty, processes_of
+from tests.ray.faults import PROBE, Driver, eventually_empty, processes_of, stop
 
 __all__ = ["root"]  # a fixture
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300)  # `ray stop` gives Ray's processes 16 s to end
 
 CREATES = (
-    "aenv_ray.init()\n"
     f"path = {str(PROBE)!r}\n"
     "made = [aenv_ray.create(path, actor=a) for a in ('shared', 'dedicated')]\n"
     "made += [aenv_ray.create(path, actor='shared', lifetime='detached')]\n"
@@ -96,7 +94,7 @@ def test_a_killed_driver_takes_its_local_ray_with_it(
     eventually_empty(lambda: ours(short_dir))
 
 
-@pytest.mark.namespaces  # Ray gives its processes 16 s to end
+@pytest.mark.namespaces
 def test_ray_stop_in_the_middle_leaves_nothing(
     alone: Callable[..., Driver], short_dir: Path
 ) -> None:
@@ -108,13 +106,15 @@ def test_ray_stop_in_the_middle_leaves_nothing(
     assert len(ours(short_dir)) > 5
     pid = program.process.pid
     (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    os.kill(int(first), signal.SIGSTOP)  # Ray's drivers ask a GCS that is gone without pause (2.60)
     enter = ["nsenter", f"--target={first}", "--pid", "--mount", *(["--user"] if rights else [])]
-    stopped = subprocess.run(
+    with subprocess.Popen(
         [*enter, sys.executable, "-m", "ray.scripts.scripts", "stop"],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as stopping:  # fmt: skip
+        eventually_empty(lambda: [c for c in processes_of(short_dir).values() if "gcs_server" in c])
+        stop(int(first))  # Ray's drivers ask a GCS that is gone without pause (2.60)
+        said, _ = stopping.communicate(timeout=200)
+    assert stopping.returncode == 0, said
     eventually_empty(lambda: ours(short_dir))
     program.kill()
     eventually_empty(lambda: processes_of(short_dir))

@@ -19,7 +19,6 @@ from tests.ray.faults import PROBE, eventually, eventually_empty
 from tests.ray.machines import Machines
 from tests.ray.nodes import Console, by_node, raised
 
-COMES_S = 120.0
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 HUB = (
     "from aenv_ray.actors.hub_actor import ensure_hub\n"
@@ -46,7 +45,7 @@ blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=9)))
 def used():
     blocking(hub.compare())
     return blocking(hub.quotas())["owner:ann"][0]
-def call(handle, tool, **arguments):
+def ask(handle, tool, **arguments):
     return asyncio.run(RayInstance(handle).call_tool(tool, arguments, 600.0)).data
 ended = []
 def call_and_tell():
@@ -176,7 +175,7 @@ def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> 
         "threading.Thread(target=create, daemon=True).start()"
     )
     machines.worker("two", 2)
-    eventually(lambda: console.value("len(made)") == 2, COMES_S)
+    eventually(lambda: console.value("len(made)") == 2, LONG_S)
     homes = by_node(console, "first + made")
     assert sorted(map(len, homes.values())) == [2, 4]
     assert console.value(CALLS.format("made")) == [1, 1]
@@ -216,11 +215,11 @@ def test_a_machine_is_cut_off_and_comes_back(
     started = eventually(lambda: notes_of(sandboxes_there(machines, cable)), LONG_S)
     with started.open() as notes:
         cable.cut()
-        assert console.value("call(near[0], 'count')") == 1
-        lost = raised(lambda: console.value("call(far[1], 'count')"))
+        assert console.value("ask(near[0], 'count')") == 1
+        lost = raised(lambda: console.value("ask(far[1], 'count')"))
         assert "SandboxLost" in lost
         eventually(lambda: console.value("ended") == ["SandboxLost"], LONG_S)
-        assert console.value("call(near[0], 'count')") == 2
+        assert console.value("ask(near[0], 'count')") == 2
         listed = console.value("[i.id for i in aenv_ray.list_instances()]")
         assert sorted(listed) == sorted(console.value("[h.instance_id for h in near]"))
         eventually(lambda: console.value("used()") == 4, LONG_S)
@@ -228,18 +227,20 @@ def test_a_machine_is_cut_off_and_comes_back(
         assert "CapacityExceeded" in full
         console.do("ray.get(near.pop().release.remote(), timeout=60)")
         console.do("near.append(aenv_ray.create(PROBE, owner='ann'))")
-        assert console.value("call(near[-1], 'count')") == 1
+        assert console.value("ask(near[-1], 'count')") == 1
         eventually(lambda: len(sandboxes_there(machines, cable)) < 5, TTL_S + LONG_S)
         cable.mend()
         eventually_empty(lambda: sandboxes_there(machines, cable), LONG_S)
         assert notes.read() == "begun\n", "invariant 1"
     machines.worker("far", 5, ip=cable.there, inside=cable.inside)
     console.do("again = aenv_ray.create_many(PROBE, 5, owner='ann')")
-    assert console.value("[call(h, 'count') for h in again]") == [1] * 5
-    assert len(sandboxes_there(machines, cable)) == 5
-    console.do("aenv_ray.release_many(near + again)")
+    assert console.value("[ask(h, 'count') for h in again]") == [1] * 5
+    there = eventually(
+        lambda: len(found := sandboxes_there(machines, cable)) == 5 and found, LONG_S
+    )
     assert machines.run("far", "stop").returncode == 0
-    assert sandboxes_there(machines, cable) == {}
+    eventually_empty(lambda: machines.alive(there))
+    console.do("aenv_ray.release_many(near)")
 
 
 def notes_of(sandboxes: dict[int, Path]) -> Path | None:
@@ -251,9 +252,9 @@ def notes_of(sandboxes: dict[int, Path]) -> Path | None:
 def test_the_cluster_ends(machines: Machines, console: Console) -> None:
     """Invariant 3: launcher and sandboxes go with their node; stopping again does nothing."""
     console.do("aenv_ray.create_many(PROBE, 2, lifetime='detached')")
-    assert len(machines.sandboxes()) == 2
+    made = eventually(lambda: len(found := machines.sandboxes()) >= 2 and found, LONG_S)
     for name in ("one", "head"):
         for _ in range(2):
             assert machines.run(name, "stop").returncode == 0
             eventually_empty(lambda n=name: machines.processes(n))  # type: ignore[misc]
-    assert machines.sandboxes() == []
+        eventually_empty(lambda: machines.alive(made))  # they were on the first
