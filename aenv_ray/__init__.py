@@ -14,7 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.entrance import (
+    from aenv_ray.actors.calls.handle import EnvHandle
+    from aenv_ray.actors.fabric.entrance import (
         create,
         create_many,
         get,
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
         release_many,
         shutdown,
     )
-    from aenv_ray.actors.handle import EnvHandle
-    from aenv_ray.actors.warming import warm
+    from aenv_ray.actors.fabric.warm_api import warm
     from aenv_ray.client import Environment, SyncEnvironment
     from aenv_ray.errors import AenvError
     from aenv_ray.models import ToolResult
@@ -34,19 +34,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AenvError": "aenv_ray.errors",
-    "EnvHandle": "aenv_ray.actors.handle",
+    "EnvHandle": "aenv_ray.actors.calls.handle",
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
-    "create": "aenv_ray.actors.entrance",
-    "create_many": "aenv_ray.actors.entrance",
-    "get": "aenv_ray.actors.entrance",
-    "init": "aenv_ray.actors.entrance",
-    "list_instances": "aenv_ray.actors.entrance",
-    "release_many": "aenv_ray.actors.entrance",
+    "create": "aenv_ray.actors.fabric.entrance",
+    "create_many": "aenv_ray.actors.fabric.entrance",
+    "get": "aenv_ray.actors.fabric.entrance",
+    "init": "aenv_ray.actors.fabric.entrance",
+    "list_instances": "aenv_ray.actors.fabric.entrance",
+    "release_many": "aenv_ray.actors.fabric.entrance",
     "sample": "aenv_ray.sampling",
-    "shutdown": "aenv_ray.actors.entrance",
-    "warm": "aenv_ray.actors.warming",
+    "shutdown": "aenv_ray.actors.fabric.entrance",
+    "warm": "aenv_ray.actors.fabric.warm_api",
 }
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray import ids
-from aenv_ray.project_config import DeployChanges, NetworkMode
-from aenv_ray.storage import StorageMount
+from aenv_ray.project.config import DeployChanges, NetworkMode
+from aenv_ray.project.storage import StorageMount
 
 
 class _Frozen(BaseModel):

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 import aenv_ray
-from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from benchmarks import containers, gateway

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aenv_ray import project
-from aenv_ray.actors.hub_actor import end_hub, ensure_hub
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_http import GatewayHttp
+from aenv_ray.hub.hub_actor import end_hub, ensure_hub
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.deployment import deploy, undeploy
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.project import project
+from aenv_ray.serve.gateway.deployment import deploy, undeploy
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.fixtures.published_client import published_client
 
 BUDGET = {

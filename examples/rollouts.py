@@ -7,7 +7,7 @@ instances, eight at a time, and come back as they finish.
 """
 
 import aenv_ray
-from aenv_ray import project
+from aenv_ray.project import project
 from aenv_ray.sampling import Task, load_tasks
 
 

@@ -20,10 +20,10 @@ RAY = (
     "ray.autoscaler._private.monitor", "ray.util.client.server",
 )  # fmt: skip
 OURS = (
-    "aenv_ray.cli.quickstart", "aenv_ray.actors.controller", "aenv_ray.actors.host_actor",
-    "aenv_ray.actors.janitor", "aenv_ray.engines.launcher_daemon", "aenv_ray.engines.docker",
-    "aenv_ray.runtime.template", "aenv_ray.runtime.public_mcp", "aenv_ray.actors.hub_actor",
-    "aenv_ray.serve.deployment", "aenv_ray.client", "rich.progress", "rich.table",
+    "aenv_ray.cli.quickstart", "aenv_ray.actors.controller.controller", "aenv_ray.actors.host.host_actor",
+    "aenv_ray.actors.controller.janitor", "aenv_ray.engines.process.launcher_daemon", "aenv_ray.engines.docker.engine",
+    "aenv_ray.runtime.fork.template", "aenv_ray.runtime.public.mcp", "aenv_ray.hub.hub_actor",
+    "aenv_ray.serve.gateway.deployment", "aenv_ray.client", "rich.progress", "rich.table",
     "fastmcp.server.http", "redis.asyncio", "uvicorn.protocols.http.httptools_impl", "pytest",
 )  # fmt: skip
 _IMPORT = """

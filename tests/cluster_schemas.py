@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from aenv_ray.testing.kubernetes_schemas import fault_of
+from tests.emulators.kubernetes.schemas import fault_of
 
 CRDS = Path(__file__).parent / "fixtures" / "kuberay" / "crds-1.7.0.json.gz"
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.engines.docker_build import BuiltImage
-    from aenv_ray.engines.docker_build_plan import BuildPlan
-    from aenv_ray.engines.docker_registry import Transfer
-    from aenv_ray.project import Project
+    from aenv_ray.engines.images.build import BuiltImage
+    from aenv_ray.engines.images.build_plan import BuildPlan
+    from aenv_ray.engines.images.registry import Transfer
+    from aenv_ray.project.project import Project
 
 _STEP_LENGTH: Final = 60
 _PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
@@ -69,8 +69,9 @@ def build(
       aenv build -w todo
       aenv build -w todo -t 1.0.0 -t latest --push
     """
-    from aenv_ray import project
-    from aenv_ray.cli import artifacts, config_file
+    from aenv_ray.cli import artifacts
+    from aenv_ray.cli.terminal import config_file
+    from aenv_ray.project import project
 
     loaded = project.load(work_dir)
     ours = config_file.find().values.build_config.registry
@@ -92,7 +93,7 @@ def build(
 async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
     """Build and push, and return the image, and by which digest it was pushed; "" for not."""
     from aenv_ray.config import settings
-    from aenv_ray.engines.docker_build import ImageBuilder
+    from aenv_ray.engines.images.build import ImageBuilder
 
     chosen = settings()
     with Progress() as progress:
@@ -122,8 +123,8 @@ def _plan(
     platform: str | None,
     build_args: list[str],
 ) -> BuildPlan:
-    from aenv_ray.engines.docker_build_plan import BuildPlan
-    from aenv_ray.engines.docker_reference import compose
+    from aenv_ray.engines.images.build_plan import BuildPlan
+    from aenv_ray.engines.images.reference import compose
 
     config, root = loaded.config, loaded.path
     name = image_name or config.build.image_name or config.name

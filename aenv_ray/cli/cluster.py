@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output, Yes, confirm, variables
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output, Yes, confirm, variables
+from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def doctor(
     Example:
       aenv cluster doctor production
     """
-    from aenv_ray.cli.findings import show_findings
+    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.cluster import checks, manifests
 
     documents = _documents(source, values, setting, image, namespace)

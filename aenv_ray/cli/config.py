@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import FormatAlias, Output, Yes, confirm
-from aenv_ray.cli.output import Format, show, show_done
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import FormatAlias, Output, Yes, confirm
+from aenv_ray.cli.terminal.output import Format, show, show_done
 from aenv_ray.errors import ConfigError
 
 config = typer.Typer(
@@ -39,7 +39,7 @@ def show_all(
       aenv config show -o json
       aenv config show --key hub_config
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     file = config_file.find()
     data = file.effective if key is None else {key: file.value(key)}
@@ -58,7 +58,7 @@ def get(
     Example:
       aenv config get system_url
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     value = config_file.find().value(key)
     if not show_secrets:
@@ -79,7 +79,7 @@ def set_(
       aenv config set owner alice
       aenv config set hub_config.timeout 60
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     file = config_file.find()
     file.write(file.with_value(key, value))
@@ -100,8 +100,8 @@ def init(
     Example:
       aenv config init
     """
-    from aenv_ray.cli import config_file
-    from aenv_ray.cli.config_file import ConfigFile
+    from aenv_ray.cli.terminal import config_file
+    from aenv_ray.cli.terminal.config_file import ConfigFile
 
     target = path or config_file.places()[0]
     if target.exists():
@@ -121,8 +121,8 @@ def reset(
     Example:
       aenv config reset --yes
     """
-    from aenv_ray.cli import config_file
-    from aenv_ray.cli.config_file import ConfigFile
+    from aenv_ray.cli.terminal import config_file
+    from aenv_ray.cli.terminal.config_file import ConfigFile
     from aenv_ray.local_fabric import write_private
 
     path = config_file.path_in_use()
@@ -146,7 +146,7 @@ def load(
     Example:
       aenv config load team.json
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     more = config_file.read(file)
     current = config_file.find()
@@ -174,7 +174,7 @@ def export(
     Example:
       aenv config export --output team.json
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
     from aenv_ray.local_fabric import write_private
 
     data = config_file.find().effective
@@ -197,7 +197,7 @@ def path_(output: Output = None) -> None:
     Example:
       aenv config path
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     path = config_file.path_in_use()
     if not path.is_file():

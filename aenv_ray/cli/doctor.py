@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
 
 if TYPE_CHECKING:
     from aenv_ray.findings import Finding
@@ -25,7 +25,7 @@ def doctor(output: Output = None) -> None:
       aenv doctor
       aenv doctor -o json
     """
-    from aenv_ray.cli.findings import show_findings
+    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.findings import Verdict
 
     checks = _all_checks()
@@ -41,7 +41,8 @@ def doctor(output: Output = None) -> None:
 
 def _all_checks() -> list[Finding]:
     from aenv_ray import local_fabric
-    from aenv_ray.cli import checks, checks_kubernetes
+    from aenv_ray.cli.checks import kubernetes as checks_kubernetes
+    from aenv_ray.cli.checks import node as checks
     from aenv_ray.config import settings
 
     console.say("trying the engines …")

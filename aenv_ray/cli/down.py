@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import show
 
 
 def down(output: Output = None) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import (
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import (
     ApiKey,
     FormatAlias,
     Output,
@@ -19,7 +19,16 @@ from aenv_ray.cli.options import (
     gateway,
     reference,
 )
-from aenv_ray.cli.output import Columns, Format, moment, pairs, printable, show, show_rows, size
+from aenv_ray.cli.terminal.output import (
+    Columns,
+    Format,
+    moment,
+    pairs,
+    printable,
+    show,
+    show_rows,
+    size,
+)
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:

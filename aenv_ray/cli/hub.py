@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.terminal.output import show
 
 hub = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,

@@ -11,9 +11,9 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray import ids
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import Format, show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
 
 TEMPLATES: Final = Path(__file__).parent / "template"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
 from aenv_ray.cli.instance_create import create
-from aenv_ray.cli.options import (
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import (
     ApiKey,
     AsData,
     Output,
@@ -23,11 +23,11 @@ from aenv_ray.cli.options import (
     gateway,
     variables,
 )
-from aenv_ray.cli.output import Columns, Format, chosen, moment, show, show_rows
+from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, show_rows
 from aenv_ray.errors import FabricUnavailable
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.fabric import Fabric
+    from aenv_ray.actors.fabric.fabric import Fabric
     from aenv_ray.client.gateway_records import InstanceAnswer
 
 instance = typer.Typer(
@@ -234,7 +234,7 @@ def logs(
       aenv instance logs mini-terminal-abc12345
       aenv instance logs mini-terminal-abc12345 -f --tail 10
     """
-    from aenv_ray.cli.options import knows_gateway
+    from aenv_ray.cli.terminal.options import knows_gateway
 
     as_data = None if output is Format.TABLE else output
     if follow and as_data is not None:
@@ -257,7 +257,8 @@ def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> N
 
 
 def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator[str]:
-    from aenv_ray.actors import entrance, ray_api
+    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.ray_shell import ray_api
 
     # Ray prints its warnings on standard output, which is for the log.
     with contextlib.redirect_stdout(sys.stderr):
@@ -275,7 +276,7 @@ def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator
 
 def _join() -> Fabric:
     """Connect to the Ray that runs; starting one would find no instances."""
-    from aenv_ray.actors import entrance
+    from aenv_ray.actors.fabric import entrance
     from aenv_ray.config import settings
 
     address = settings().ray_address

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import (
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import (
     ApiKey,
     EnvironmentHere,
     Output,
@@ -22,7 +22,7 @@ from aenv_ray.cli.options import (
     reference_here,
     variables,
 )
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import (
     AenvError,
     DeadlineExceeded,
@@ -95,7 +95,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
       aenv instance create mini-terminal --ttl 10m
       aenv instance create todo@1.0.0 --keep-alive -o json
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     options = {
         "ttl": ttl or "",

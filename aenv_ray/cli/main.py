@@ -29,7 +29,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from aenv_ray.cli import console
+from aenv_ray.cli.terminal import console
 from aenv_ray.errors import AenvError, ConfigError
 
 COMMANDS: Final[Mapping[str, str]] = {

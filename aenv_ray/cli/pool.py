@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
-from aenv_ray.cli.output import Columns, show, show_rows
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.terminal.output import Columns, show, show_rows
 
 pool = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,

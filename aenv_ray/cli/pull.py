@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, reference
-from aenv_ray.cli.output import show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, reference
+from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def pull(
                 f"{found.reference} has no source in the hub",
                 hint="it was registered by a client that keeps its archive elsewhere",
             )
-        from aenv_ray.cli.transfer import progress
+        from aenv_ray.cli.terminal.transfer import progress
 
         with progress(found.reference, found.archive_bytes) as on_bytes:
             archive = door.download(found.archive, on_bytes)
@@ -69,7 +69,7 @@ def _put(archive: bytes, digest: str, target: Path) -> None:
     Raises:
         ConfigError: It is not what its digest says, or the place cannot be written.
     """
-    from aenv_ray import project
+    from aenv_ray.project import project
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway
-from aenv_ray.cli.output import Format, show, size
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.terminal.output import Format, show, size
 
 if TYPE_CHECKING:
     from aenv_ray.hub.packing import Package
-    from aenv_ray.project import Project
+    from aenv_ray.project.project import Project
 
 
 def push(
@@ -55,8 +55,8 @@ def push(
       aenv push ./todo
       aenv push ./todo --dry-run
     """
-    from aenv_ray import project
     from aenv_ray.hub import packing
+    from aenv_ray.project import project
 
     if force:
         console.say("--force has no effect: a published version never changes")
@@ -65,7 +65,7 @@ def push(
         if dry_run:
             _show_dry(package, output)
             return
-    from aenv_ray.cli.transfer import progress
+    from aenv_ray.cli.terminal.transfer import progress
 
     with gateway(system_url, api_key, timeout) as door:
         if not door.has_artifact(package.sha256):
@@ -80,7 +80,8 @@ def push(
 @contextlib.contextmanager
 def _versioned(source: Project, version: str | None) -> Iterator[Project]:
     """Yield a project under another version: a copy, since the version is part of its content."""
-    from aenv_ray import ids, project
+    from aenv_ray import ids
+    from aenv_ray.project import project
 
     if version in (None, source.config.version):
         yield source
@@ -100,7 +101,7 @@ def _show_dry(package: Package, output: Format | None) -> None:
     """Show what would be published, and what loading it in a sandbox shows."""
     import asyncio
 
-    from aenv_ray.actors.publishing import inspect
+    from aenv_ray.actors.fabric.publishing import inspect
 
     console.say(f"loading {package.source.reference} in a sandbox …")
     found = asyncio.run(inspect(package.source))

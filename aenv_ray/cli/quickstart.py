@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import Format, chosen, show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling, Task
@@ -59,12 +59,12 @@ def quickstart(
     Example:
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32
     """
-    from aenv_ray.cli import rollouts as shown
+    from aenv_ray.cli.terminal import rollouts as shown
 
     shown.check_replaceable(out)
     shown.check_writable(out)
     sampling = _prepare(policy, rollouts, concurrency, out, seed, engine)
-    from aenv_ray.actors import entrance
+    from aenv_ray.actors.fabric import entrance
 
     form = Format.JSON if as_json else chosen(output)
     quiet = form is not Format.TABLE
@@ -88,7 +88,7 @@ def quickstart(
 def _prepare(
     policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int, engine: str | None
 ) -> Sampling:
-    from aenv_ray import project
+    from aenv_ray.project import project
     from aenv_ray.sampling import load_tasks, sample
 
     source = project.resolve(ENVIRONMENT)
@@ -118,9 +118,9 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 
 
 def _connected(wanted: str | None) -> str:
-    from aenv_ray import project
-    from aenv_ray.actors import entrance
-    from aenv_ray.actors.create_options import chosen_engine
+    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric.create_options import chosen_engine
+    from aenv_ray.project import project
 
     engine = chosen_engine(project.resolve(ENVIRONMENT), wanted)
     console.say("starting the fabric on Ray …")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import AsData
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import AsData
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.cli.local_server import LocalServer
-    from aenv_ray.cli.output import Format
-    from aenv_ray.project import Project
+    from aenv_ray.cli.local.local_server import LocalServer
+    from aenv_ray.cli.terminal.output import Format
+    from aenv_ray.project.project import Project
 
 _POLL_S: Final = 0.5
 """How often a project is looked at for changes."""
@@ -69,7 +69,7 @@ def run(
       aenv run ./todo --reload
       DUMMY_INSTANCE_IP=http://127.0.0.1:8081 python train.py
     """
-    from aenv_ray import project
+    from aenv_ray.project import project
 
     variables = dict(_variable(item) for item in env or [])
     loaded = project.load(work_dir / path)
@@ -183,12 +183,12 @@ class _Runner:
             self._end_server()
         finally:
             if self._inspector is not None:
-                from aenv_ray.cli import local_server
+                from aenv_ray.cli.local import local_server
 
                 local_server.stop(self._inspector)
 
     def _start(self) -> None:
-        from aenv_ray.cli.local_server import LocalServer
+        from aenv_ray.cli.local.local_server import LocalServer
 
         self._say(f"starting {self.project.reference}")
         environment = {**os.environ, **self.project.config.deploy.variables, **self.variables}
@@ -222,7 +222,7 @@ class _Runner:
 
     def _tell(self, server: LocalServer, url: str) -> None:
         """Print once, for programs, where the project is served; a restart keeps the place."""
-        from aenv_ray.cli.output import Format, show
+        from aenv_ray.cli.terminal.output import Format, show
 
         if self.output not in {None, Format.TABLE}:
             facts = {"environment": self.project.reference, "url": url, "mcp_url": f"{url}/mcp"}
@@ -246,7 +246,7 @@ class _Runner:
             self._start_inspector(self.npx)
 
     def _start_inspector(self, npx: str) -> None:
-        from aenv_ray.cli import local_server
+        from aenv_ray.cli.local import local_server
 
         ports = {
             "CLIENT_PORT": str(self.inspector_port),
@@ -271,7 +271,7 @@ class _Runner:
         console.error(f"the server of {self.project.reference} {how}", hint)
 
     def _restart_if_changed(self) -> None:
-        from aenv_ray import project
+        from aenv_ray.project import project
 
         now = time.monotonic()
         if now - self._looked_at < _POLL_S:

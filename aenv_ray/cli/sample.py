@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import Output, variables
-from aenv_ray.cli.output import Format, chosen, show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output, variables
+from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def sample(
       aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume
     """
     from aenv_ray import sampling
-    from aenv_ray.actors import entrance
-    from aenv_ray.cli import rollouts as shown
+    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.cli.terminal import rollouts as shown
 
     act = load_policy(policy)
     if resume and force:
@@ -160,7 +160,7 @@ def _tasks(environment: str, file: Path | None) -> list[Task]:
         ConfigError: There are none.
         AenvError: The environment is not found.
     """
-    from aenv_ray.actors import entrance, references
+    from aenv_ray.actors.fabric import entrance, references
     from aenv_ray.sampling import load_tasks
 
     if file is None:

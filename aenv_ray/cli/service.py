@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import (
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import (
     ApiKey,
     AsData,
     EnvironmentHere,
@@ -22,7 +22,7 @@ from aenv_ray.cli.options import (
     reference_here,
     variables,
 )
-from aenv_ray.cli.output import Columns, Format, moment, printable, show, show_rows
+from aenv_ray.cli.terminal.output import Columns, Format, moment, printable, show, show_rows
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
       aenv service create agent --service-name helpdesk --autoscale 1:4
       aenv service create notes -s notes --enable-storage --storage-size 10Gi
     """
-    from aenv_ray.cli import config_file
+    from aenv_ray.cli.terminal import config_file
 
     name = environment or reference_here("service")
     with gateway(system_url, api_key, timeout) as door:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
-from aenv_ray.cli.output import moment, show, size
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
+from aenv_ray.cli.terminal.output import moment, show, size
 from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local(fabric: LocalFabric) -> dict[str, Any]:
-    from aenv_ray.cli import local_ray
+    from aenv_ray.cli.local import local_ray
     from aenv_ray.local_fabric import Phase
 
     answers = fabric.ray_answers()

@@ -13,9 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import AsData
-from aenv_ray.cli.output import Format, show
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import AsData
+from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
 
 _COMMAND_NOT_FOUND: Final = 127
@@ -40,7 +40,7 @@ def run_tests(
     Example:
       aenv test ./todo
     """
-    from aenv_ray import project
+    from aenv_ray.project import project
 
     loaded = project.load(work_dir / path)
     script = loaded.config.test.script.strip()
@@ -65,7 +65,7 @@ def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_q
 
     With `is_quiet` its output goes to standard error.
     """
-    from aenv_ray.cli.local_server import die_with_parent
+    from aenv_ray.cli.local.local_server import die_with_parent
 
     source = directory / "src" if (directory / "src").is_dir() else directory
     environment = {**os.environ, **variables}

@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
-from aenv_ray.cli import console
-from aenv_ray.cli.options import ApiKey, Output, SystemUrl, Timeout, Yes, confirm, gateway
-from aenv_ray.cli.output import Columns, moment, show, show_rows
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, Yes, confirm, gateway
+from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows
 
 token = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
@@ -54,7 +54,8 @@ def create(
       aenv token create --role owner --owner alice --ttl 30d
       aenv token create --role agent --instance mini-terminal-abc12345
     """
-    from aenv_ray.cli import config_file, local_ray
+    from aenv_ray.cli.local import local_ray
+    from aenv_ray.cli.terminal import config_file
 
     if owner is None and not (role == "agent" and instance):
         owner = config_file.find().values.owner or local_ray.user()

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli import console, up_token
-from aenv_ray.cli.free_ports import free_port
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import show
+from aenv_ray.cli.local import up_token
+from aenv_ray.cli.local.free_ports import free_port
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _bring_up(
 
 
 def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
-    from aenv_ray.cli import local_ray
+    from aenv_ray.cli.local import local_ray
     from aenv_ray.clock import SystemClock
     from aenv_ray.config import settings
     from aenv_ray.local_fabric import LocalFabric, Phase
@@ -187,8 +188,8 @@ def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
 
 def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> LocalFabric:
     from aenv_ray import local_fabric
-    from aenv_ray.actors.ray_token import use_token
-    from aenv_ray.cli import local_ray
+    from aenv_ray.actors.ray_shell.ray_token import use_token
+    from aenv_ray.cli.local import local_ray
 
     console.say("starting Ray …")
     use_token(make=True)
@@ -213,12 +214,13 @@ def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> Loc
 
 def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric:
     """Return the fabric with a hub, a token and a gateway that answers."""
-    from aenv_ray.actors import entrance as connections
-    from aenv_ray.actors import hub_actor, ray_api
+    from aenv_ray.actors.fabric import entrance as connections
+    from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.config import settings
-    from aenv_ray.engines.launcher_client import node_path
-    from aenv_ray.serve import deployment
-    from aenv_ray.serve.settings import GatewaySettings
+    from aenv_ray.engines.process.launcher_client import node_path
+    from aenv_ray.hub import hub_actor
+    from aenv_ray.serve.gateway import deployment
+    from aenv_ray.serve.gateway.settings import GatewaySettings
 
     connections.init(fabric.ray_address)
     try:
@@ -250,7 +252,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
 def take_down(fabric: LocalFabric) -> None:
     """End what a fabric started, and forget it."""
     from aenv_ray import local_fabric
-    from aenv_ray.cli import local_ray
+    from aenv_ray.cli.local import local_ray
     from aenv_ray.config import settings
 
     up_token.end(fabric)
@@ -263,9 +265,10 @@ def take_down(fabric: LocalFabric) -> None:
 
 def _leave_ray(fabric: LocalFabric) -> None:
     """End gateway, its instances and the hub on a Ray that goes on."""
-    from aenv_ray.actors import entrance as connections
-    from aenv_ray.actors import hub_actor, ray_api
-    from aenv_ray.serve import deployment
+    from aenv_ray.actors.fabric import entrance as connections
+    from aenv_ray.actors.ray_shell import ray_api
+    from aenv_ray.hub import hub_actor
+    from aenv_ray.serve.gateway import deployment
 
     connection = connections.init(fabric.ray_address)
     try:

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 import aenv_ray
-from aenv_ray.cli.options import Output
-from aenv_ray.cli.output import Format, show
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import Format, show
 
 _PACKAGES: Final = ("ray", "fastmcp", "mcp")
 

@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
-from aenv_ray.actors.call_parameters import call_pairs, object_of
-from aenv_ray.actors.create_options import CreateOptions
-from aenv_ray.actors.handle import bare_tool_name
+from aenv_ray.actors.calls.handle import bare_tool_name
+from aenv_ray.actors.calls.parameters import call_pairs, object_of
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
 from aenv_ray.client.opening import check_numbers, open_instance

@@ -30,7 +30,7 @@ from aenv_ray.errors import (
     boundary,
     from_wire,
 )
-from aenv_ray.project_archive import MAX_ARCHIVE_BYTES
+from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 
 PAGE: Final = 200
 _SILENCE_S: Final = 60.0

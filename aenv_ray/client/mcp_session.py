@@ -19,8 +19,8 @@ import httpx
 
 from aenv_ray.client.post_transport import PostAnswer, PostTransport
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
-from aenv_ray.runtime import mcp_messages
-from aenv_ray.runtime.mcp_messages import ACCEPT, SESSION
+from aenv_ray.runtime.public import mcp_messages
+from aenv_ray.runtime.public.mcp_messages import ACCEPT, SESSION
 
 FAREWELL_S: Final = 2.0
 """What a cancellation or the end of a session may take to be told to the server."""

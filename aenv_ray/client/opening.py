@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.client.waiting import HEALTHY, Wait, said
 from aenv_ray.config import read_settings

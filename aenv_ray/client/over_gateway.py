@@ -16,8 +16,8 @@ import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
-from aenv_ray.actors.call_parameters import exec_arguments, write_arguments
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.calls.parameters import exec_arguments, write_arguments
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_async import ANSWER_S, ATTEMPTS, AsyncGatewayHttp
 from aenv_ray.client.gateway_http import GatewayHttp, parse_url, pause_before_retry
@@ -34,7 +34,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
-from aenv_ray.runtime.async_calls import CALL_ID
+from aenv_ray.runtime.door.async_calls import CALL_ID
 
 logger = logging.getLogger(__name__)
 

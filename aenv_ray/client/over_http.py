@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
-from aenv_ray.actors.call_parameters import object_of
+from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.client.http_answers import (
     MethodNotAllowed,
     from_rpc,
@@ -40,7 +40,7 @@ from aenv_ray.errors import (
     from_wire,
 )
 from aenv_ray.models import InstanceInfo, ToolResult
-from aenv_ray.runtime.async_calls import TIMEOUT_S
+from aenv_ray.runtime.door.async_calls import TIMEOUT_S
 
 _CONNECT_S: Final = 5.0
 _GRACE_S: Final = 2.0

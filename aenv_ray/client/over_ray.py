@@ -7,11 +7,11 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Final
 
-from aenv_ray.actors import ray_api
-from aenv_ray.actors.create_options import CreateOptions
-from aenv_ray.actors.entrance import connector
-from aenv_ray.actors.handle import EnvHandle
-from aenv_ray.actors.references import resolve
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.entrance import connector
+from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.models import (
     ExecResult,

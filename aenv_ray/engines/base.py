@@ -27,8 +27,8 @@ import pydantic_core
 from aenv_ray.errors import AenvError, ConfigError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
-from aenv_ray.project_config import EnvironmentConfig
-from aenv_ray.storage import StorageMount
+from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.project.storage import StorageMount
 
 OnProgress = Callable[[float, float | None, str | None], None]
 """Told ``progress``, ``total`` (None when unknown) and a message."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.config import Settings
-from aenv_ray.engines import kubernetes_names
-from aenv_ray.engines.launcher_client import node_path
+from aenv_ray.engines.kubernetes import names as kubernetes_names
+from aenv_ray.engines.process.launcher_client import node_path
 from aenv_ray.errors import FabricUnavailable
 
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
-"""What `aenv_ray.runtime.template` calls a forked process that is no instance yet."""
-_LAUNCHER: Final = b"aenv_ray.engines.launcher"
+"""What `aenv_ray.runtime.fork.template` calls a forked process that is no instance yet."""
+_LAUNCHER: Final = b"aenv_ray.engines.process.launcher"
 _PROC: Final = "/proc"
 _MORE_THAN_THESE_HOLD: Final = 16_384
 
@@ -72,9 +72,9 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         FabricUnavailable: The daemon does not answer, so that nobody can say what it runs.
         ConfigError: `address` is no Unix socket.
     """
-    from aenv_ray.engines.docker_client import socket_path
-    from aenv_ray.engines.docker_files import INSTANCE_LABEL, SCOPE_LABEL, docker_scope
-    from aenv_ray.engines.docker_janitor import Daemon
+    from aenv_ray.engines.docker.files import INSTANCE_LABEL, SCOPE_LABEL, docker_scope
+    from aenv_ray.engines.docker.janitor import Daemon
+    from aenv_ray.engines.node.docker_client import socket_path
 
     if not node_path(runtime_dir, docker_scope(scope)).exists():
         return []
@@ -101,8 +101,8 @@ def live_pods(scope: str, settings: Settings) -> list[str]:
     """
     if not node_path(settings.runtime_dir, kubernetes_names.node_scope(scope)).exists():
         return []
-    from aenv_ray.engines.kubernetes_census import pods_of
-    from aenv_ray.engines.kubernetes_place import place_of
+    from aenv_ray.engines.kubernetes.census import pods_of
+    from aenv_ray.engines.kubernetes.namespace import place_of
 
     return asyncio.run(pods_of(place_of(settings)))
 

@@ -1,4 +1,4 @@
-"""A sandbox reached through the fast door: the client side of `aenv_ray.runtime.door`."""
+"""A sandbox reached through the fast door: the client side of `aenv_ray.runtime.door.door`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from aenv_ray.errors import (
     FabricUnavailable,
 )
 from aenv_ray.hub.artifact_files import ArtifactFiles, DirectoryFiles, UrlFiles, missing
-from aenv_ray.project_archive import MAX_ARCHIVE_BYTES
+from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 
 logger = logging.getLogger(__name__)
 

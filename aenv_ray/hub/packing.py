@@ -1,6 +1,6 @@
 """A project on its way to the hub: what may be published, and archives that others made.
 
-The archive itself is `aenv_ray.project.Project.archive`: what is published is what a local create
+The archive itself is `aenv_ray.project.project.Project.archive`: what is published is what a local create
 of the same directory runs, byte by byte.
 """
 
@@ -19,10 +19,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Final
 
-from aenv_ray import project, project_archive
 from aenv_ray.errors import ConfigError, boundary
 from aenv_ray.hub.secrets import Finding, looks_secret
-from aenv_ray.project_archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
+from aenv_ray.project import archive as project_archive
+from aenv_ray.project import project
+from aenv_ray.project.archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
 
 _SHOWN: Final = 5
 _GZIP: Final = b"\x1f\x8b"
@@ -86,7 +87,7 @@ def unpack_any(data: bytes, directory: Path) -> project.Project:
 
     Args:
         data: A tar, a gzipped tar or a zip, of the project's directory or of what is in it.
-        directory: Of unpacked projects by digest, as `aenv_ray.project.unpack` fills it.
+        directory: Of unpacked projects by digest, as `aenv_ray.project.project.unpack` fills it.
 
     Returns:
         The project below `directory`; files that its ignore rules exclude are not in it.

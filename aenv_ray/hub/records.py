@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.models import InstanceStatus
-from aenv_ray.project_config import Artifact
+from aenv_ray.project.config import Artifact
 
 
 class _Frozen(BaseModel):
@@ -70,7 +70,7 @@ class EnvironmentVersion(_Frozen):
     name: str
     version: str
     digest: str
-    """Of the source, as `aenv_ray.project.Project.digest`: what instances of it run."""
+    """Of the source, as `aenv_ray.project.project.Project.digest`: what instances of it run."""
     archive: str
     """SHA-256 of the source archive, its name in the artifact store."""
     archive_bytes: int

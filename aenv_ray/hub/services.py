@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from aenv_ray.errors import CatalogConflict, ConfigError, ServiceNotFound
 from aenv_ray.hub.api import Hub
-from aenv_ray.project_config import DeployChanges
-from aenv_ray.storage import StorageMount
+from aenv_ray.project.config import DeployChanges
+from aenv_ray.project.storage import StorageMount
 
 KIND: Final = "service"
 _LAST_KIND: Final = "service-last"

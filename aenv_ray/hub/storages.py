@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from aenv_ray.hub.api import Hub
-from aenv_ray.storage import StorageMount
+from aenv_ray.project.storage import StorageMount
 
 _KIND: Final = "storage"
 _FACTS: Final = ("machine", "made", "leaving")

@@ -5,15 +5,18 @@ the same names). Nothing in this package imports Ray, Redis, Docker or the rest 
 runs alone in an image or a virtual environment that has only pydantic.
 """
 
-from aenv_ray.runtime.calls import current_call
-from aenv_ray.runtime.decorators import (
+import importlib
+from types import ModuleType
+
+from aenv_ray.runtime.api.decorators import (
     register_function,
     register_health,
     register_reward,
     register_tool,
 )
-from aenv_ray.runtime.registry import Registry, get_registry
-from aenv_ray.runtime.results import Image
+from aenv_ray.runtime.api.registry import Registry, get_registry
+from aenv_ray.runtime.api.results import Image
+from aenv_ray.runtime.door.calls import current_call
 
 __all__ = [
     "Image",
@@ -25,3 +28,10 @@ __all__ = [
     "register_reward",
     "register_tool",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # Loaded only where there is a second container; `second` is what older projects call it.
+    if name in {"sidecar", "second"}:
+        return importlib.import_module("aenv_ray.runtime.container.sidecar")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

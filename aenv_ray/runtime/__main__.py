@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from aenv_ray.runtime import door, lost_interrupts
-from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.api.loader import load_project
+from aenv_ray.runtime.api.registry import get_registry
+from aenv_ray.runtime.door import door, lost_interrupts
+from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.registry import get_registry
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -180,7 +180,7 @@ def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Names
         StartError: The libraries are missing, or the address was taken meanwhile.
     """
     try:
-        from aenv_ray.runtime import public  # loads the HTTP libraries
+        from aenv_ray.runtime.public import server as public  # loads the HTTP libraries
     except ImportError as exc:
         raise StartError(f"{exc}; the public door needs fastmcp, starlette and uvicorn") from exc
     lost_interrupts.catch()

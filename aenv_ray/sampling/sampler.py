@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, DeadlineExceeded, ToolError
 from aenv_ray.models import InstanceStatus

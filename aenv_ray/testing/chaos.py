@@ -35,7 +35,7 @@ from aenv_ray.testing.chaos_stage import GONE_S, Stage, await_empty, kill, say
 from aenv_ray.testing.chaos_victims import DRIVER, TOOLS, VICTIMS, Scene, victims
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.handle import EnvHandle
+    from aenv_ray.actors.calls.handle import EnvHandle
 
 ENVIRONMENT: Final = Path(__file__).parent / "chaos_environment"
 CALL_DEADLINE_S: Final = 120.0

@@ -15,8 +15,8 @@ from typing import Any, Final
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.docker_files import DIRECTORY_LABEL, SCOPE_LABEL, docker_scope
-from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.docker.files import DIRECTORY_LABEL, SCOPE_LABEL, docker_scope
+from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.errors import FabricUnavailable
 
 GONE_S: Final = 10.0
@@ -61,7 +61,7 @@ class Stage:
         settings.cache_clear()
         import ray
 
-        from aenv_ray.actors import ray_api
+        from aenv_ray.actors.ray_shell import ray_api
 
         context: Any = ray.init(
             address="local", num_cpus=4, namespace=ray_api.NAMESPACE, include_dashboard=False,
@@ -147,7 +147,7 @@ class Stage:
         Raises:
             FabricUnavailable: There is no such actor, or it does not answer.
         """
-        from aenv_ray.actors import ray_api
+        from aenv_ray.actors.ray_shell import ray_api
 
         actor = ray_api.find_actor(name)
         if actor is None:

@@ -10,7 +10,7 @@ import aenv_ray
 from aenv_ray.testing.chaos_stage import Stage, kill
 
 if TYPE_CHECKING:
-    from aenv_ray.actors.handle import EnvHandle
+    from aenv_ray.actors.calls.handle import EnvHandle
     from aenv_ray.testing.chaos_daemon import OwnDaemon
 
 DRIVER: Final = "driver"
@@ -50,7 +50,7 @@ def _kill_host(scene: Scene) -> None:
 
 
 def _kill_controller(scene: Scene) -> None:
-    from aenv_ray.actors.controller import CONTROLLER_NAME
+    from aenv_ray.actors.controller.controller import CONTROLLER_NAME
 
     kill(scene.stage.actor_pid(CONTROLLER_NAME))
 
@@ -63,12 +63,12 @@ def _kill_sandbox(scene: Scene) -> None:
 
 
 def _kill_launcher(scene: Scene) -> None:
-    for pid in scene.stage.pids_of("aenv_ray.engines.launcher "):
+    for pid in scene.stage.pids_of("aenv_ray.engines.process.launcher "):
         kill(pid)
 
 
 def _kill_janitor(scene: Scene) -> None:
-    for pid in scene.stage.pids_of("aenv_ray.engines.docker_janitor"):
+    for pid in scene.stage.pids_of("aenv_ray.engines.docker.janitor"):
         kill(pid)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray import project
-from aenv_ray.actors import wire
+from aenv_ray.actors.calls import wire
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import Engine, OnProgress, Sandbox, SandboxSpec
 from aenv_ray.ids import InstanceId, new_call_id
 from aenv_ray.models import ExecResult, ToolResult
-from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.project import project
+from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.testing.looking import pause_s
 
 ENVIRONMENT: Final = Path(__file__).parent / "contract_environment"

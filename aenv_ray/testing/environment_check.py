@@ -18,13 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray import project, units
-from aenv_ray.actors.fresh_sandbox import fresh_sandbox
+from aenv_ray import units
+from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.errors import AenvError
 from aenv_ray.ids import HostId
-from aenv_ray.project_config import EnvironmentConfig
-from aenv_ray.runtime.dispatch import HEALTHY
+from aenv_ray.project import project
+from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.runtime.door.dispatch import HEALTHY
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What OpenAI and most model servers accept."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from uv import find_uv_bin
 
-from aenv_ray.engines.docker import DockerEngine
-from aenv_ray.engines.docker_files import SCOPE_LABEL, container_name
-from aenv_ray.engines.docker_network import remove_rules
+from aenv_ray.engines.docker.engine import DockerEngine
+from aenv_ray.engines.docker.files import SCOPE_LABEL, container_name
+from aenv_ray.engines.docker.firewall import remove_rules
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.testing.contract_bench import Bench
 from tests.contract.processes import naming, none_after_a_while, signal_all
@@ -209,7 +209,7 @@ class DockerNode:
 
     def janitor_pids(self) -> list[int]:
         """Return the pids of this directory's janitor; none or one."""
-        return list(naming(f"aenv_ray.engines.docker_janitor {self.root}"))
+        return list(naming(f"aenv_ray.engines.docker.janitor {self.root}"))
 
     def end(self) -> None:
         """End the janitor and delete everything.

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 
-from aenv_ray import ids, project
-from aenv_ray.actors.carried_calls import CarriedCalls
-from aenv_ray.actors.handle import EnvHandle
-from aenv_ray.actors.host import Host
-from aenv_ray.actors.host_actor import _CONTROL
-from aenv_ray.actors.wire import CallMessage
+from aenv_ray import ids
+from aenv_ray.actors.calls.call_batching import CarriedCalls
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.host.host import Host
+from aenv_ray.actors.host.host_actor import _CONTROL
 from aenv_ray.clock import SystemClock
-from aenv_ray.engines.fake import FakeEngine
+from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.errors import (
     AenvError,
     EnvironmentNotFound,
@@ -35,12 +35,13 @@ from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.hub.store import MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
-from aenv_ray.project import Project
-from aenv_ray.serve.app import Gateway
-from aenv_ray.serve.instances import Instances, Made
-from aenv_ray.serve.service_apps import Apps, ServiceState, ServiceStatus, status_of
-from aenv_ray.serve.service_storage import Sites
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+from aenv_ray.serve.gateway.app import Gateway
+from aenv_ray.serve.gateway.instances import Instances, Made
+from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
+from aenv_ray.serve.services.storage import Sites
 from tests.contract.redis_servers import emptied
 
 TOOLS = """

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from aenv_ray.engines import kubernetes_names as names
-from aenv_ray.engines.kubernetes import KubernetesEngine
-from aenv_ray.engines.kubernetes_client import KubernetesClient
-from aenv_ray.engines.kubernetes_place import Place
+from aenv_ray.engines.kubernetes import names
+from aenv_ray.engines.kubernetes.client import KubernetesClient
+from aenv_ray.engines.kubernetes.engine import KubernetesEngine
+from aenv_ray.engines.kubernetes.namespace import Place
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.testing.kubernetes_api import NAMESPACE, EmulatedCluster
-from aenv_ray.testing.kubernetes_node import PYTHON_IMAGE, RAY_IMAGE
+from tests.emulators.kubernetes.api import NAMESPACE, EmulatedCluster
+from tests.emulators.kubernetes.node import PYTHON_IMAGE, RAY_IMAGE
 
 RAY_POD = "ray-worker-1"
 

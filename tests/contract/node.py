@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from aenv_ray.engines import census
-from aenv_ray.engines.launcher_client import node_directory
-from aenv_ray.engines.process import ProcessEngine
+from aenv_ray.engines.process.engine import ProcessEngine
+from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.ids import HostId
 from tests.contract.processes import naming, none_after_a_while, signal_all
 
@@ -61,7 +61,7 @@ class Node:
 
     def launcher_pids(self) -> list[int]:
         """Return the pids of this directory's launcher; none or one."""
-        return list(naming(f"aenv_ray.engines.launcher {self.directory}"))
+        return list(naming(f"aenv_ray.engines.process.launcher {self.directory}"))
 
     def mentions(self) -> list[str]:
         """Return the processes that name this node's directory."""

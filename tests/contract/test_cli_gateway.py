@@ -20,8 +20,9 @@ import pytest
 import uvicorn
 import yaml
 
-from aenv_ray.cli import config_file, up_token
+from aenv_ray.cli.local import up_token
 from aenv_ray.cli.main import main
+from aenv_ray.cli.terminal import config_file
 from aenv_ray.config import settings
 from aenv_ray.hub.records import Role
 from aenv_ray.local_fabric import LocalFabric, Phase

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines import docker_instance
-from aenv_ray.engines.docker import DockerEngine
-from aenv_ray.engines.docker_containers import Containers
-from aenv_ray.engines.docker_logs import CUT
-from aenv_ray.engines.docker_network import Bridge
+from aenv_ray.engines.docker import instance as docker_instance
+from aenv_ray.engines.docker.containers import Containers
+from aenv_ray.engines.docker.engine import DockerEngine
+from aenv_ray.engines.docker.firewall import Bridge
+from aenv_ray.engines.docker.logs import CUT
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.conftest import require

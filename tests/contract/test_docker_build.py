@@ -20,8 +20,8 @@ import pytest
 
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
-from aenv_ray.engines import docker_buildkit
-from aenv_ray.engines.docker_client import DockerClient
+from aenv_ray.engines.images import buildkit as docker_buildkit
+from aenv_ray.engines.node.docker_client import DockerClient
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, value_of, write_project

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines import docker_credentials
-from aenv_ray.engines.docker_credentials import Credentials
+from aenv_ray.engines.images import credentials as docker_credentials
+from aenv_ray.engines.images.credentials import Credentials
 
 SECRET = "none of your business"
 HUB_KEY = "https://index.docker.io/v1/"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker.engine import DockerEngine
 from aenv_ray.errors import FabricUnavailable, SandboxLost
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.docker_client import DockerClient
-from aenv_ray.engines.docker_credentials import Credentials
-from aenv_ray.engines.docker_images import DockerImages
+from aenv_ray.engines.images.credentials import Credentials
+from aenv_ray.engines.images.node_images import DockerImages
+from aenv_ray.engines.node.docker_client import DockerClient
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.testing.chaos_daemon import OwnDaemon
 from aenv_ray.testing.contract_bench import write_project

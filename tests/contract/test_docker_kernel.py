@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from aenv_ray.engines import docker as docker_engine
 from aenv_ray.engines.base import Engine
-from aenv_ray.engines.docker_network import RESOLVERS
+from aenv_ray.engines.docker import engine as docker_engine
+from aenv_ray.engines.docker.firewall import RESOLVERS
 from aenv_ray.errors import SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of

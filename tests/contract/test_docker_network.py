@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.docker_network import Bridge
+from aenv_ray.engines.docker.firewall import Bridge
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, execute, value_of
@@ -150,7 +150,7 @@ async def test_an_allow_list_is_all_that_is_reached(bench: Bench, docker_node: D
 async def test_a_name_that_moves_is_followed_by_new_sandboxes(
     bench: Bench, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aenv_ray.engines.docker_networks.RESOLVED_FOR_S", 0.0)
+    monkeypatch.setattr("aenv_ray.engines.docker.networks.RESOLVED_FOR_S", 0.0)
     project = listed(bench, "mirror.test")
     before = await bench.start(project)
     assert await reaches(before, "mirror.test", SHUT)
@@ -164,9 +164,9 @@ async def test_a_name_that_moves_is_followed_by_new_sandboxes(
 @pytest.mark.usefixtures("world", "names")
 async def test_a_second_container_has_the_allow_list_of_the_first(bench: Bench) -> None:
     source = (
-        "from aenv_ray.runtime import register_tool, second\n"
+        "from aenv_ray.runtime import register_tool, sidecar\n"
         "@register_tool\ndef dial(to: str) -> int:\n"
-        "    return second.exec(f'nc -w 3 {to} </dev/null').exit_code\n"
+        "    return sidecar.exec(f'nc -w 3 {to} </dev/null').exit_code\n"
     )
     deploy = {"podTemplate": "DualContainer", "allow": [f"mirror.test:{PORT}"]}
     project = bench.project({"tools.py": source}, {"deployConfig": deploy})

@@ -13,9 +13,9 @@ import pytest
 
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
-from aenv_ray.engines import docker_registry
-from aenv_ray.engines.docker import DockerEngine
-from aenv_ray.engines.docker_credentials import Credentials
+from aenv_ray.engines.docker.engine import DockerEngine
+from aenv_ray.engines.images import registry as docker_registry
+from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, execute, value_of, write_project

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.docker_files import second_name
+from aenv_ray.engines.docker.files import second_name
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.docker
 TOOLS = """
 import asyncio
 from pathlib import Path
-from aenv_ray.runtime import register_reward, register_tool, second
+from aenv_ray.runtime.container import sidecar as second
+from aenv_ray.runtime import register_reward, register_tool
 
 
 @register_tool

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.docker import DockerEngine
+from aenv_ray.engines.docker.engine import DockerEngine
 from aenv_ray.errors import SandboxLost
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute
 from tests.conftest import require
@@ -88,9 +88,9 @@ async def test_a_sandbox_that_fills_the_images_directories_ends(bench: Bench) ->
 
 async def test_a_second_container_is_watched_as_well(bench: Bench) -> None:
     source = (
-        "from aenv_ray.runtime import register_tool, second\n"
+        "from aenv_ray.runtime import register_tool, sidecar\n"
         "@register_tool\ndef fill() -> str:\n"
-        f"    return second.exec('i=0; while [ $i -lt {MOST_MIB // 16} ]; do i=$((i+1)); "
+        f"    return sidecar.exec('i=0; while [ $i -lt {MOST_MIB // 16} ]; do i=$((i+1)); "
         "head -c 16777216 /dev/zero >/srv/$i || exit 1; done; sleep 60').text()\n"
     )
     deploy = {"network": "none", "ephemeralStorage": "64M", "podTemplate": "DualContainer"}

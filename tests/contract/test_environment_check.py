@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray import project
-from aenv_ray.engines.fake import FakeEngine
+from aenv_ray.engines.fake.engine import FakeEngine
+from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import write_project
 from aenv_ray.testing.environment_check import Severity, check_environment
 

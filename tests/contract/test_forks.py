@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates fork 
 
 _PROGRAM = """
 import logging, os, random, threading
-from aenv_ray.runtime.forks import Forks
+from aenv_ray.runtime.fork.forks import Forks
 
 told = []
 os.register_at_fork(

@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.listener import Listener, listen
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway_bench import Bench, a_gateway
 
 pytestmark = pytest.mark.redis

@@ -15,8 +15,8 @@ from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve import replicas
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway import membership as replicas
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway_bench import Bench, a_gateway
 
 pytestmark = pytest.mark.redis

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.hub_actor import HubHost, HubSettings
-from aenv_ray.actors.remote_hub import RemoteHub
 from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.errors import QuotaExceeded
 from aenv_ray.hub import catalog, keys
+from aenv_ray.hub.client import RemoteHub
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.hub_actor import HubHost, HubSettings
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery, Quota, Role
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
-from aenv_ray.testing.hub_contract import HubContract, entry, lease
 from tests.conftest import redis_refusal, require
+from tests.contract.hub_contract import HubContract, entry, lease
 from tests.contract.redis_servers import emptied, running
 
 pytestmark = pytest.mark.redis

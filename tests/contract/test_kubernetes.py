@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines import kubernetes_names as names
-from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.kubernetes import KubernetesEngine
-from aenv_ray.engines.kubernetes_access import Access
-from aenv_ray.engines.kubernetes_door import enter
-from aenv_ray.engines.kubernetes_janitor import Janitor
+from aenv_ray.engines.kubernetes import names
+from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes.door import enter
+from aenv_ray.engines.kubernetes.engine import KubernetesEngine
+from aenv_ray.engines.kubernetes.janitor import Janitor
+from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
@@ -25,11 +25,11 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.ids import HostId
-from aenv_ray.storage import StorageMount
+from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
-from aenv_ray.testing.kubernetes_node import SHELL_IMAGE
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes_node import RAY_POD, KubernetesNode
+from tests.emulators.kubernetes.node import SHELL_IMAGE
 
 pytestmark = pytest.mark.namespaces
 
@@ -372,9 +372,9 @@ async def test_a_second_container_shares_files_and_is_reached_through_the_host(
     bench: Bench,
 ) -> None:
     source = (
-        "from aenv_ray.runtime import register_tool, second\n"
+        "from aenv_ray.runtime import register_tool, sidecar\n"
         "@register_tool\ndef beside(command: str) -> str:\n"
-        "    return second.exec(command).text()\n"
+        "    return sidecar.exec(command).text()\n"
         "@register_tool\ndef share(text: str) -> None:\n"
         "    open('/shared/note', 'w').write(text)\n"
     )

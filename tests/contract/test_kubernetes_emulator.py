@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.kubernetes_access import Access
-from aenv_ray.engines.kubernetes_client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes_place import Owner, Place
-from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
+from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
+from aenv_ray.engines.kubernetes.namespace import Owner, Place
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.kubernetes.spec import Surroundings, pod_body
 from aenv_ray.ids import InstanceId
-from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.testing.contract_bench import eventually
-from aenv_ray.testing.kubernetes_api import NAMESPACE, EmulatedCluster
+from tests.emulators.kubernetes.api import NAMESPACE, EmulatedCluster
 
 WITHIN_S = 60.0
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from aenv_ray.engines.base import Engine, Sandbox
-from aenv_ray.engines.kubernetes import KubernetesEngine
+from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.engine_contract import EngineContract
 from tests.contract.kubernetes_node import KubernetesNode

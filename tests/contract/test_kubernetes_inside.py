@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from aenv_ray import project
-from aenv_ray.actors.elsewhere import chosen
-from aenv_ray.actors.fresh_sandbox import fresh_sandbox
-from aenv_ray.cli import checks_kubernetes
+from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
+from aenv_ray.actors.ray_shell.remote_tasks import chosen
 from aenv_ray.cli import doctor as doctor_command
+from aenv_ray.cli.checks import kubernetes as checks_kubernetes
 from aenv_ray.cli.main import main
 from aenv_ray.config import Settings, read_settings
-from aenv_ray.engines.kubernetes_access import Access
-from aenv_ray.engines.kubernetes_client import KubernetesClient
+from aenv_ray.engines.kubernetes.client import KubernetesClient
+from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.findings import Finding, Verdict
+from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import eventually
-from aenv_ray.testing.kubernetes_api import NAMESPACE
-from aenv_ray.testing.kubernetes_node import PYTHON_IMAGE
 from tests.contract.kubernetes_node import RAY_POD, KubernetesNode
+from tests.emulators.kubernetes.api import NAMESPACE
+from tests.emulators.kubernetes.node import PYTHON_IMAGE
 
 pytestmark = pytest.mark.namespaces
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.launcher_client import launcher_environment
-from aenv_ray.engines.launcher_logs import LOG_LIMIT_BYTES
-from aenv_ray.engines.process import ProcessEngine
+from aenv_ray.engines.process.engine import ProcessEngine
+from aenv_ray.engines.process.launcher_client import launcher_environment
+from aenv_ray.engines.process.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
@@ -211,7 +211,13 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
 
 async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_path: Path) -> None:
     """Design D7 and invariant 3: a grace to come back within, and an end after it."""
-    command = [sys.executable, "-P", "-m", "aenv_ray.engines.launcher", str(own_node.directory)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "aenv_ray.engines.process.launcher",
+        str(own_node.directory),
+    ]
     subprocess.run([*command, "1.0"], env=launcher_environment(), check=True, timeout=30)
     leaves, stays = own_node.engine(HOST), own_node.engine(HostId("host-stays"))
     gone = await Bench(leaves, tmp_path).start()

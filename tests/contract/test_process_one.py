@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process 1 is a 
 
 _PROGRAM = """
 import os, signal, socket, sys, threading
-from aenv_ray.runtime.orphans import Acceptor
+from aenv_ray.runtime.system.reaper import Acceptor
 
 handled = threading.Event()
 signal.signal(signal.SIGCHLD, lambda *_: handled.set())

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray import project
-from aenv_ray.actors.fresh_sandbox import fresh_sandbox
-from aenv_ray.actors.publishing import entry_of, inspect, publish
+from aenv_ray.actors.fabric.publishing import entry_of, inspect, publish
+from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import (
     ArtifactStoreDenied,
@@ -28,6 +27,7 @@ from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import request, value_of, write_project
 from tests.contract.redis_servers import emptied
 

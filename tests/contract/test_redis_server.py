@@ -17,8 +17,8 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
-from aenv_ray.testing.hub_contract import entry
 from tests.conftest import require
+from tests.contract.hub_contract import entry
 from tests.contract.processes import signal_all
 from tests.ray.faults import eventually_empty
 

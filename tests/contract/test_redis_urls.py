@@ -15,13 +15,13 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from aenv_ray.cli.free_ports import FIRST_PORT, free_port
+from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentQuery
 from aenv_ray.hub.redis_server import find_program
-from aenv_ray.testing.hub_contract import entry, lease
+from tests.contract.hub_contract import entry, lease
 
 pytestmark = pytest.mark.redis
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines import docker_kit, virtual_environment
-from aenv_ray.engines.virtual_environment import read_requirements
+from aenv_ray.engines.images import runtime_kit as docker_kit
+from aenv_ray.engines.process import virtual_environment
+from aenv_ray.engines.process.virtual_environment import read_requirements
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, evaluate, value_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Engine, Sandbox
-from aenv_ray.engines.fake import FakeEngine
+from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import eventually, request, value_of
 from aenv_ray.testing.contract_standing import Standing

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.local_storage import LocalStorage
+from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxStartFailed
-from aenv_ray.runtime import storage_lock
-from aenv_ray.storage import StorageMount, storage_name
+from aenv_ray.project.storage import StorageMount, storage_name
+from aenv_ray.runtime.system import storage_lock
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, execute
 from tests.contract.node import Node
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.kubernetes_access import Access
+from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.testing.contract_bench import Bench, eventually
 from tests.contract.kubernetes_node import KubernetesNode

@@ -11,7 +11,7 @@ import pytest
 
 from aenv_ray.hub.store import FileInstanceStore, InstanceStore, MemoryInstanceStore
 from aenv_ray.ids import InstanceId
-from aenv_ray.testing.store_contract import InstanceStoreContract, record
+from tests.contract.store_contract import InstanceStoreContract, record
 
 
 class TestMemoryInstanceStore(InstanceStoreContract):

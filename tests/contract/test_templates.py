@@ -16,8 +16,8 @@ import pytest
 
 import aenv_ray
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.launcher_client import launcher_environment
-from aenv_ray.engines.launcher_records import SPARES
+from aenv_ray.engines.process.launcher_client import launcher_environment
+from aenv_ray.engines.process.launcher_records import SPARES
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, value_of
@@ -49,8 +49,14 @@ def _name(pid: int) -> str:
 
 def start_launcher(node: Node, change: str) -> None:
     """Start a node's launcher with something changed in it."""
-    source = f"import sys; from aenv_ray.engines import launcher; del sys.argv[0]\n{change}\n"
-    command = [sys.executable, "-P", "-c", f"{source}launcher.main()", "aenv_ray.engines.launcher"]
+    source = f"import sys; from aenv_ray.engines.process import launcher; del sys.argv[0]\n{change}\n"
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"{source}launcher.main()",
+        "aenv_ray.engines.process.launcher",
+    ]
     subprocess.run(
         [*command, str(node.directory)], env=launcher_environment(), check=True, timeout=30
     )
@@ -102,7 +108,7 @@ async def test_a_template_whose_code_hangs_ends_at_its_deadline(
 ) -> None:
     """Invariant 9: typed, and nothing of it is left."""
     start_launcher(
-        own_node, "from aenv_ray.engines import launcher_templates as t; t.TEMPLATE_DEADLINE_S = 1"
+        own_node, "from aenv_ray.engines.process import launcher_templates as t; t.TEMPLATE_DEADLINE_S = 1"
     )
     hanging = bench.project({"tools.py": "import threading\nthreading.Event().wait()\n"})
     with pytest.raises(SandboxStartFailed, match="not loaded after 1 s"):
@@ -116,7 +122,7 @@ async def test_a_template_that_hangs_is_ended_with_its_instances(
 ) -> None:
     """Invariant 3: what only it could end does not outlive its deadline."""
     start_launcher(
-        own_node, "from aenv_ray.engines import launcher_records as r; r.UNHEARD_SWEEPS = 2"
+        own_node, "from aenv_ray.engines.process import launcher_records as r; r.UNHEARD_SWEEPS = 2"
     )
     sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
@@ -218,7 +224,7 @@ async def test_what_is_shown_again_below_tmp_shows_no_more_than_before(
     script = tmp_path / "start.py"
     script.write_text(
         "import asyncio, json, os, sys\nfrom pathlib import Path\n"
-        "from aenv_ray.engines.process import ProcessEngine\n"
+        "from aenv_ray.engines.process.engine import ProcessEngine\n"
         "from aenv_ray.testing.contract_bench import Bench, evaluate\n"
         "async def main(root, site):\n"
         "    engine = ProcessEngine('host-x', runtime_dir=root / 'r', data_dir=root / 'd',\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.client import Environment, SyncEnvironment
 from aenv_ray.errors import (
     CircuitOpen,

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from aenv_ray.models import ToolResult
-from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.relay import registry_of
-from aenv_ray.runtime.relay_http import PublicServer
+from aenv_ray.runtime.container.relay import registry_of
+from aenv_ray.runtime.container.relay_http import PublicServer
+from aenv_ray.runtime.door.dispatch import Dispatcher
 from tests.e2e.serving import Server
 
 pytestmark = pytest.mark.e2e

@@ -16,12 +16,12 @@ import pytest
 from typer.main import get_command
 
 import aenv_ray
-from aenv_ray.actors.handle import EnvHandle
+from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.cli.main import COMMANDS, app, load_command
 from aenv_ray.config import Settings
 from aenv_ray.errors import ERRORS, INFRASTRUCTURE
-from aenv_ray.project import read_config
-from aenv_ray.project_config import DeployConfig
+from aenv_ray.project.config import DeployConfig
+from aenv_ray.project.project import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

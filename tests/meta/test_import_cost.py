@@ -38,12 +38,12 @@ def loaded_by(statement: str) -> set[str]:
             HEAVY | {"rich"},
         ),
         ("from aenv_ray.cli.main import main; main(['--help'])", HEAVY | {"pydantic", "rich"}),
-        ("import aenv_ray.project", HEAVY | {"typer", "rich"}),
+        ("import aenv_ray.project.project", HEAVY | {"typer", "rich"}),
         ("import aenv_ray.runtime", HEAVY | {"typer", "rich"}),
-        ("import aenv_ray.runtime.loader", HEAVY | {"typer", "rich"}),
+        ("import aenv_ray.runtime.api.loader", HEAVY | {"typer", "rich"}),
         # Before anything is installed; see scripts/bootstrap.py.
-        ("import aenv_ray.engines.pip_sources", HEAVY | {"pydantic", "typer", "rich"}),
-        ("import aenv_ray.serve.replica", {"mcp", "mcp_types", "fastmcp"}),
+        ("import aenv_ray.engines.node.pip_sources", HEAVY | {"pydantic", "typer", "rich"}),
+        ("import aenv_ray.serve.gateway.connections", {"mcp", "mcp_types", "fastmcp"}),
     ],
 )
 def test_a_fresh_interpreter_loads_none_of_the_heavy_packages(statement, forbidden):

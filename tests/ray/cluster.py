@@ -16,7 +16,7 @@ import pytest
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.process.launcher_client import node_directory
 from tests.ray.faults import eventually, eventually_empty, processes_of, settled, without
 
 FRUGAL: Final = {
@@ -91,7 +91,7 @@ def local_cluster() -> Iterator[Cluster]:
         import ray
         from ray._private.parameter import RayParams
 
-        from aenv_ray.actors import ray_api
+        from aenv_ray.actors.ray_shell import ray_api
 
         # `ray.init` has no names for them.
         patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, **FRUGAL_HEAD))

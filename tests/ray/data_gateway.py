@@ -13,20 +13,21 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp
 
-from aenv_ray import ids, project
-from aenv_ray.actors.entrance import init
-from aenv_ray.actors.handle import EnvHandle
+from aenv_ray import ids
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import Lease, Role
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
-from aenv_ray.project import Project
-from aenv_ray.serve.app import Gateway
-from aenv_ray.serve.listener import Listener, listen
-from aenv_ray.serve.ray_instances import RayInstances
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+from aenv_ray.serve.gateway.app import Gateway
+from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.ray_instances import RayInstances
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.ray.faults import PROBE
 
 SINK = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"

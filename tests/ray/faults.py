@@ -111,7 +111,7 @@ def launcher_pids(directory: Path) -> list[int]:
     return [
         pid
         for pid, command in processes_of(directory).items()
-        if "aenv_ray.engines.launcher" in command and str(directory) in command
+        if "aenv_ray.engines.process.launcher" in command and str(directory) in command
     ]
 
 
@@ -126,7 +126,7 @@ def host_of(handle: Any) -> Any:
     """Return the actor that hosts an instance."""
     import ray
 
-    from aenv_ray.actors import ray_api
+    from aenv_ray.actors.ray_shell import ray_api
 
     return ray_api.find_actor(ray.get(handle.info.remote()).host)
 

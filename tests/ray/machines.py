@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.redis_server import find_program
 from tests.contract.processes import signal_all

@@ -22,7 +22,7 @@ from ray.experimental import internal_kv
 
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.process.launcher_client import node_directory
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, FRUGAL_HEAD
 from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled
@@ -36,7 +36,7 @@ HEALTH = {
 """Ray sees the death of a node within about two seconds, rather than fifteen."""
 
 _CONSOLE = """
-from aenv_ray.actors import ray_api
+from aenv_ray.actors.ray_shell import ray_api
 names = {"ray": ray, "aenv_ray": aenv_ray, "ray_api": ray_api}
 for line in sys.stdin:
     kind, source = json.loads(line)

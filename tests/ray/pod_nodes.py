@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from aenv_ray.testing.kubernetes_api import NAMESPACE
-from aenv_ray.testing.kubernetes_node import PYTHON_IMAGE
 from tests.contract.kubernetes_node import KubernetesNode
+from tests.emulators.kubernetes.api import NAMESPACE
+from tests.emulators.kubernetes.node import PYTHON_IMAGE
 from tests.ray.nodes import Node, Nodes
 
 SLOTS = 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray import project as projects
+from aenv_ray.project import project as projects
 from aenv_ray.sampling import Task, load_tasks
 from tests.ray.cluster import Cluster
 

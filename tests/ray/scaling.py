@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.local.free_ports import free_port
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually_empty, processes_of

@@ -14,14 +14,14 @@ import ray
 
 import aenv_ray
 from aenv_ray import serve as services
-from aenv_ray.actors import hub_actor
-from aenv_ray.actors.remote_hub import blocking
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.local.free_ports import free_port
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.deployment import deploy, undeploy
-from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
-from aenv_ray.serve.service_replica import SERVICE_LABEL
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.deployment import deploy, undeploy
+from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.services.apps import DEPLOYMENT, ServiceStatus, app_name
+from aenv_ray.serve.services.service_replica import SERVICE_LABEL
 from tests.ray.faults import eventually
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}

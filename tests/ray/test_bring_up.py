@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_ray.actors import hub_actor
-from aenv_ray.cli.free_ports import free_port
-from aenv_ray.serve.deployment import is_deployed, undeploy
+from aenv_ray.cli.local.free_ports import free_port
+from aenv_ray.hub import hub_actor
+from aenv_ray.serve.gateway.deployment import is_deployed, undeploy
 from tests.ray.cluster import Cluster
 from tests.ray.faults import processes_of
 
@@ -36,7 +36,7 @@ class Head:
         """Run it to its end; return what it logged."""
         ran = subprocess.run(
             [
-                sys.executable, "-m", "aenv_ray.serve.bring_up", "--host", "127.0.0.1",
+                sys.executable, "-m", "aenv_ray.serve.gateway.bring_up", "--host", "127.0.0.1",
                 "--port", str(self.port), "--mcp-port", str(self.mcp_port),
                 "--ray-port", self.cluster.address.rpartition(":")[2],
                 "--admin-token-file", str(self.token_file),

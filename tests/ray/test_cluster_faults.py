@@ -11,8 +11,8 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import ray_api
-from aenv_ray.actors.controller import CONTROLLER_NAME
+from aenv_ray.actors.controller.controller import CONTROLLER_NAME
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import InstanceExpired
 from aenv_ray.hub.store import FileInstanceStore
 from tests.ray.cluster import Cluster

@@ -11,8 +11,8 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import ray_api
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.errors import FileAccessError, SandboxStartFailed
 from aenv_ray.models import ActorDensity, InstanceStatus, Lifetime
 from tests.ray.cluster import Cluster

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import ray_api
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.models import InstanceStatus
@@ -72,7 +72,8 @@ def make_container(
 
 
 SECOND = """
-from aenv_ray.runtime import register_tool, second
+from aenv_ray.runtime.container import sidecar as second
+from aenv_ray.runtime import register_tool
 
 
 @register_tool

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors import ray_api
-from aenv_ray.actors.elsewhere import on_a_worker
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.remote_tasks import on_a_worker
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 from tests.ray.cluster import Cluster
 

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import ray_api
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import InstanceNotFound, ToolNotFound
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Driver

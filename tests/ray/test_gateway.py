@@ -17,23 +17,24 @@ import httpx
 import pytest
 
 import aenv_ray
-from aenv_ray import project
-from aenv_ray.actors import entrance, hub_actor, ray_api
-from aenv_ray.actors.remote_hub import blocking
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.client import Environment
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, from_wire
-from aenv_ray.hub import redis_keeper
+from aenv_ray.hub import hub_actor, redis_keeper
+from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import LeaseQuery, Role
-from aenv_ray.serve.creation import Creator
-from aenv_ray.serve.deployment import deploy, is_deployed, undeploy
-from aenv_ray.serve.listener import listen
-from aenv_ray.serve.ray_instances import RayInstances
-from aenv_ray.serve.replicas import Replicas
-from aenv_ray.serve.settings import GatewaySettings
-from aenv_ray.serve.sweep import Sweep
+from aenv_ray.project import project
+from aenv_ray.serve.gateway.creation import Creator
+from aenv_ray.serve.gateway.deployment import deploy, is_deployed, undeploy
+from aenv_ray.serve.gateway.listener import listen
+from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.ray_instances import RayInstances
+from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.gateway.sweep import Sweep
 from tests.conftest import require
 from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster

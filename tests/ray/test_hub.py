@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors import hub_actor, ray_api
-from aenv_ray.actors.remote_hub import RemoteHub, blocking
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError, VersionConflict
-from aenv_ray.hub import redis_keeper
+from aenv_ray.hub import hub_actor, redis_keeper
+from aenv_ray.hub.client import RemoteHub, blocking
 from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, Quota, Role
-from aenv_ray.testing.hub_contract import entry, lease
+from tests.contract.hub_contract import entry, lease
 from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, eventually_empty, kill
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.cli.free_ports import free_port
+from aenv_ray.cli.local.free_ports import free_port
 from tests.contract.kubernetes_node import KubernetesNode
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.nodes import Console, by_node, own_root, raised
@@ -94,7 +94,8 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     other = pods.add_worker("ray-worker-b")
     console.do(
         "import threading\n"
-        "from aenv_ray import project, sampling\n"
+        "from aenv_ray import sampling\n"
+        "from aenv_ray.project import project\n"
         f"home = project.resolve({ENVIRONMENT!r}).path\n"
         "tasks = sampling.load_tasks(home / 'tasks.jsonl')\n"
         "async def act(env, task):\n"
@@ -144,11 +145,11 @@ def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> 
     data_port = free_port()
     console.do(
         "from aenv_ray import serve\n"
-        "from aenv_ray.actors import hub_actor\n"
-        "from aenv_ray.actors.remote_hub import blocking\n"
+        "from aenv_ray.hub import hub_actor\n"
+        "from aenv_ray.hub.client import blocking\n"
         "from aenv_ray.hub.records import Role\n"
-        "from aenv_ray.serve import deployment\n"
-        "from aenv_ray.serve.settings import GatewaySettings\n"
+        "from aenv_ray.serve.gateway import deployment\n"
+        "from aenv_ray.serve.gateway.settings import GatewaySettings\n"
         f"deployment.deploy(GatewaySettings(port={free_port()}, mcp_port={data_port}))\n"
         "token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, 'ann'))\n"
         f"serve.deploy({ENVIRONMENT!r}, name='box', owner='ann', engine='kubernetes',\n"
@@ -187,10 +188,11 @@ def test_a_worker_has_a_published_version_of_the_head(
     (tmp_path / "config.json").write_text('{"name": "published", "version": "1.0.0"}')
     console.do(
         "from pathlib import Path\n"
-        "from aenv_ray import project\n"
-        "from aenv_ray.actors import hub_actor, references\n"
-        "from aenv_ray.actors.elsewhere import on_a_worker\n"
-        "from aenv_ray.actors.remote_hub import blocking\n"
+        "from aenv_ray.project import project\n"
+        "from aenv_ray.actors.fabric import references\n"
+        "from aenv_ray.hub import hub_actor\n"
+        "from aenv_ray.actors.ray_shell.remote_tasks import on_a_worker\n"
+        "from aenv_ray.hub.client import blocking\n"
         "from aenv_ray.config import settings\n"
         "from aenv_ray.hub.artifacts import open_artifact_store\n"
         "from aenv_ray.hub.records import EnvironmentVersion\n"

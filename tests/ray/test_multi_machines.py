@@ -21,8 +21,8 @@ from tests.ray.nodes import Console, by_node, raised
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 HUB = (
-    "from aenv_ray.actors.hub_actor import ensure_hub\n"
-    "from aenv_ray.actors.remote_hub import blocking\n"
+    "from aenv_ray.hub.hub_actor import ensure_hub\n"
+    "from aenv_ray.hub.client import blocking\n"
     "def remembered(value): return blocking(ensure_hub().remember('mark', value, 3600.0))\n"
 )
 LOST = """
@@ -36,8 +36,8 @@ LONG_S: Final = 120.0
 """For whatever Ray does about it on a busy machine."""
 CALLER = """
 import asyncio, threading
-from aenv_ray.actors.hub_actor import ensure_hub
-from aenv_ray.actors.remote_hub import blocking
+from aenv_ray.hub.hub_actor import ensure_hub
+from aenv_ray.hub.client import blocking
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.hub.records import Quota
 hub = ensure_hub()

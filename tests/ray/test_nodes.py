@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aenv_ray.engines.launcher import ADOPTION_GRACE_S
+from aenv_ray.engines.process.launcher import ADOPTION_GRACE_S
 from tests.ray.faults import (
     GONE_S,
     PROBE,
@@ -190,7 +190,7 @@ def test_the_loss_of_a_node(
     node = passing()
     if victim != "a node":
         console.do(
-            "from aenv_ray.actors import controller\n"
+            "from aenv_ray.actors.controller import controller\n"
             "from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Near\n"
             "aenv_ray.shutdown()\n"
             "old = ray_api.find_actor(controller.CONTROLLER_NAME)\n"

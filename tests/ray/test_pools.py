@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import ray_api
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, InstanceReleased, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity

@@ -11,13 +11,13 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray import project
-from aenv_ray.actors import hub_actor
-from aenv_ray.actors.remote_hub import RemoteHub, blocking
 from aenv_ray.config import settings
 from aenv_ray.errors import CatalogConflict, ConfigError, EnvironmentNotFound
+from aenv_ray.hub import hub_actor
 from aenv_ray.hub.artifacts import open_artifact_store
+from aenv_ray.hub.client import RemoteHub, blocking
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
+from aenv_ray.project import project
 from tests.ray.cluster import Cluster
 
 pytestmark = pytest.mark.redis

@@ -16,12 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_ray.actors.entrance import init
-from aenv_ray.actors.hub_actor import ensure_hub
+from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.listener import Listener, listen
-from aenv_ray.serve.replica import ReplicaApp
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.connections import ReplicaApp
+from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.conftest import require
 from tests.fixtures.published_client import PublishedClient, published_client
 from tests.ray.cluster import Cluster

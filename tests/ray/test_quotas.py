@@ -9,10 +9,11 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors import accounts, hub_actor
-from aenv_ray.actors.entrance import init
-from aenv_ray.actors.remote_hub import RemoteHub, blocking
+from aenv_ray.actors.fabric import quota_client as accounts
+from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.client import RemoteHub, blocking
 from aenv_ray.hub.records import LeaseQuery, Quota
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually
@@ -70,7 +71,7 @@ def test_an_owner_has_as_many_as_his_quota(
 
 
 async def _push_and_delete(hub: RemoteHub, reference: str) -> None:
-    from aenv_ray.testing.hub_contract import entry
+    from tests.contract.hub_contract import entry
 
     name, version = reference.split("@")
     await hub.push(entry(name, version))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import ray
 
-from aenv_ray.actors import ray_api
-from aenv_ray.actors.ray_results import write_results_directly
-from aenv_ray.actors.wire import WireResult, decode_json
+from aenv_ray.actors.calls.wire import WireResult, decode_json
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.ray_results import write_results_directly
 from tests.ray.cluster import Cluster
 
 TOOL_RESULT = b'{"content":[{"type":"text","text":"\xc3\xa4"}],"isError":false}'

@@ -12,7 +12,7 @@ import pytest
 import aenv_ray
 from aenv_ray import serve as services
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.serve.service_apps import DEPLOYMENT, ServiceStatus, app_name
+from aenv_ray.serve.services.apps import DEPLOYMENT, ServiceStatus, app_name
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.services import WIDE_S, ServiceGateway, sandboxes
 

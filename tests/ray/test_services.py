@@ -12,7 +12,7 @@ import pytest
 
 from aenv_ray import serve as services
 from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
-from aenv_ray.serve.service_apps import ServiceStatus
+from aenv_ray.serve.services.apps import ServiceStatus
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.services import (
     ACCEPT,

@@ -20,7 +20,7 @@ def _starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def guarded_popen(self: Any, args: Any, *more: Any, **options: Any) -> None:
         words = args if isinstance(args, str) else " ".join(map(str, args))
-        if "aenv_ray.engines.launcher" in words or "raylet" in words:
+        if "aenv_ray.engines.process.launcher" in words or "raylet" in words:
             raise StartedSomething(f"a unit test starts nothing, but: {words}")
         popen(self, args, *more, **options)
 

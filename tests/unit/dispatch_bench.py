@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.registry import Registry
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.dispatch import Dispatcher
 
 WAIT_S = 10.0
 

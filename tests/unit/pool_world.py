@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.pool import PoolKey, Pools
+from aenv_ray.actors.host.pool import PoolKey, Pools
 from aenv_ray.clock import FakeClock
 from aenv_ray.hub.warm_requests import WarmRequest
 from aenv_ray.ids import InstanceId

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.answered import until_answered
-from aenv_ray.engines.kubernetes_access import Access
-from aenv_ray.engines.kubernetes_client import KubernetesClient
-from aenv_ray.engines.kubernetes_pods import Pods
+from aenv_ray.engines.kubernetes.client import KubernetesClient
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.kubernetes.pods import Pods
+from aenv_ray.engines.node.shielded import until_answered
 
 
 class Slow(KubernetesClient):

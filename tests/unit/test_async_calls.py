@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime import async_calls
-from aenv_ray.runtime.async_calls import AsyncCalls, Departure, Workers, read_outcome
-from aenv_ray.runtime.dispatch import Dispatcher
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door import async_calls
+from aenv_ray.runtime.door.async_calls import AsyncCalls, Departure, Workers, read_outcome
+from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.faults import Fault
-from aenv_ray.runtime.registry import Registry
 
 
 class Bench:

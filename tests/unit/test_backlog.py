@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.backlog import MOST_BUNDLES, OVERTAKEN_S, Backlog, Ticket, bundles
-from aenv_ray.actors.placement import HostLoad
+from aenv_ray.actors.controller.admission_queue import (
+    MOST_BUNDLES,
+    OVERTAKEN_S,
+    Backlog,
+    Ticket,
+    bundles,
+)
+from aenv_ray.actors.controller.placement import HostLoad
 from aenv_ray.ids import InstanceId
 
 

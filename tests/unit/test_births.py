@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime import births, calls
-from aenv_ray.runtime.calls import Call, CallInterrupted
+from aenv_ray.runtime.door import calls
+from aenv_ray.runtime.door.calls import Call, CallInterrupted
+from aenv_ray.runtime.system import child_tracking as births
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SLEEP = ["sleep", "600"]

@@ -6,7 +6,7 @@ import pytest
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.records import Role
-from aenv_ray.serve import bring_up
+from aenv_ray.serve.gateway import bring_up
 
 
 def test_it_is_tried_until_it_works(monkeypatch):

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import aenv_ray
-from aenv_ray import project
-from aenv_ray.actors import call_parameters
-from aenv_ray.actors.create_options import group_size
-from aenv_ray.actors.handle import EnvHandle
-from aenv_ray.actors.wire import CallMessage
+from aenv_ray.actors.calls import parameters as call_parameters
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.fabric.create_options import group_size
 from aenv_ray.client.over_http import HttpInstance
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FileAccessError, ToolInputInvalid
 from aenv_ray.ids import InstanceId
+from aenv_ray.project import project
 
 
 class Sent:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime import lost_interrupts
-from aenv_ray.runtime.calls import Call, CallInterrupted, Watchdog, current_call
+from aenv_ray.runtime.door import lost_interrupts
+from aenv_ray.runtime.door.calls import Call, CallInterrupted, Watchdog, current_call
 
 
 @pytest.fixture(autouse=True)

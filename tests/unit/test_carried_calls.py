@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.carried_calls import UNKNOWN, CarriedCalls
-from aenv_ray.actors.wire import WireResult
+from aenv_ray.actors.calls.call_batching import UNKNOWN, CarriedCalls
+from aenv_ray.actors.calls.wire import WireResult
 from aenv_ray.errors import CallCancelled, InternalError, SandboxLost
-from aenv_ray.serve.carrier import Carried, Carrier
+from aenv_ray.serve.gateway.data.call_batching import Carried, Carrier
 
 
 class Node:

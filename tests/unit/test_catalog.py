@@ -16,7 +16,7 @@ from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import from_cursor, to_cursor
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
-from aenv_ray.testing.hub_contract import entry
+from tests.contract.hub_contract import entry
 
 
 def is_version(text: str) -> bool:

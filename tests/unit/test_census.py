@@ -27,7 +27,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
             (entry / "stat").write_text(f"{pid} ({name}) {state} {parent} 1 1 0 -1 4194560\n")
             inner = "\t".join(["1"] * (depth - 1))
             (entry / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t{inner}\nNSsid:\t1\n")
-            words = ["python3", "-m", "aenv_ray.engines.launcher", str(PLACE)]
+            words = ["python3", "-m", "aenv_ray.engines.process.launcher", str(PLACE)]
             (entry / "cmdline").write_text("\0".join(words if pid == LAUNCHER else [name]))
 
     return make

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.cli.checks_docker import check
+from aenv_ray.cli.checks.docker import check
 from aenv_ray.findings import Verdict
 
 INFO = {

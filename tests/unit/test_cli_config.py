@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aenv_ray.cli import config_file
 from aenv_ray.cli.main import main
+from aenv_ray.cli.terminal import config_file
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray import project
 from aenv_ray.cli import init as init_command
 from aenv_ray.cli.main import main
+from aenv_ray.project import project
 
 FILES = {
     ".dockerignore",

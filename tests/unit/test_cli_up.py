@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from aenv_ray import local_fabric
-from aenv_ray.cli import config_file, options
 from aenv_ray.cli.main import main
 from aenv_ray.cli.sample import load_policy
+from aenv_ray.cli.terminal import config_file, options
 from aenv_ray.cli.up import Step, next_step
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError

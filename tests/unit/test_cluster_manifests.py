@@ -17,7 +17,7 @@ import yaml
 import aenv_ray
 from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
 from aenv_ray.errors import ConfigError
-from aenv_ray.runtime.jail_spec import NOBODY
+from aenv_ray.runtime.fork.jail_spec import NOBODY
 from tests.cluster_schemas import pod_specs, problems, violations
 from tests.conftest import require
 
@@ -277,7 +277,7 @@ def test_every_file_says_what_it_is_for():
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_workers_may_do_what_the_kubernetes_engine_asks_and_nothing_else(overlay):
-    from aenv_ray.engines.kubernetes_access import Access
+    from aenv_ray.engines.kubernetes.permissions import Access
 
     documents = manifests.load(overlay)
     granted = {

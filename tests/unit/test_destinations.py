@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.destinations import can_be_reached, is_public, parse_destination
 from aenv_ray.errors import ConfigError
-from aenv_ray.project_config import EnvironmentConfig
+from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.project.destinations import can_be_reached, is_public, parse_destination
 
 
 @pytest.mark.parametrize(

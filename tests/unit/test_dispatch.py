@@ -209,7 +209,7 @@ def test_functions_answer_with_their_data_and_fail_as_errors() -> None:
 
 def test_a_function_that_returns_too_much_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 12: it is not cut: half a JSON value is none."""
-    monkeypatch.setattr("aenv_ray.runtime.answers.RESULT_LIMIT_BYTES", 100)
+    monkeypatch.setattr("aenv_ray.runtime.door.answers.RESULT_LIMIT_BYTES", 100)
     bench = Bench()
     bench.registry.add_function(lambda_named("big", lambda: "x" * 200))
     error = bench.submit("aenv/function", {"name": "big"}).error

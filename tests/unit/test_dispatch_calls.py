@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.calls import current_call
+from aenv_ray.runtime.door.calls import current_call
 from tests.unit.dispatch_bench import WAIT_S, Answer, Bench, add, fail, lambda_named, spin
 
 # --- ids, deadlines, cancellation -----------------------------------------------------------------

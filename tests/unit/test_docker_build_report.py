@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.docker_build_report import BuildKitReport, PlainReport, buildkit_feature
+from aenv_ray.engines.images.build_report import BuildKitReport, PlainReport, buildkit_feature
 from aenv_ray.errors import ConfigError, FabricUnavailable, Unauthorized
 
 # Of `docker build --progress plain`, Docker 20.10: two stages, of which the second one fails.

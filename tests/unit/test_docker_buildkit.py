@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.docker_buildkit import lack
+from aenv_ray.engines.images.buildkit import lack
 
 _DOCKER = {"Components": [{"Name": "Engine"}], "ApiVersion": "1.41", "Os": "linux"}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.engines import docker_network
-from aenv_ray.engines.docker_files import DockerFiles, container_name, second_name
-from aenv_ray.engines.docker_janitor import (
+from aenv_ray.engines.docker import firewall as docker_network
+from aenv_ray.engines.docker.files import DockerFiles, container_name, second_name
+from aenv_ray.engines.docker.janitor import (
     BURIAL_GRACE_S,
     FASTEST_WRITE,
     IDLE_EXIT_S,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.docker_link import has_own_kernel
-from aenv_ray.engines.docker_stream import Stream
-from aenv_ray.engines.proof import prove
-from aenv_ray.runtime import bridge
-from aenv_ray.runtime.keyed_door import KeyedDoor
+from aenv_ray.engines.docker.link import has_own_kernel
+from aenv_ray.engines.docker.stream import Stream
+from aenv_ray.engines.node.host_key import prove
+from aenv_ray.runtime.container import bridge
+from aenv_ray.runtime.container.keyed_door import KeyedDoor
 
 KEY = bytes(range(32))
 
@@ -152,7 +152,7 @@ async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
 def test_the_key_comes_once_and_on_standard_input_alone(name: str) -> None:
     """Invariant 10: what runs later finds neither the key nor a way to ask for it."""
     script = (
-        "import os, sys; from aenv_ray.runtime.keyed_door import read_order; door = read_order(); "
+        "import os, sys; from aenv_ray.runtime.container.keyed_door import read_order; door = read_order(); "
         "print(door._key.hex(), os.read(0, 100), os.readlink('/proc/self/fd/0'))"
     )
     line = f'{{"door": "{name}", "key": "{KEY.hex()}"}}\n'

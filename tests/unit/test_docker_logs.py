@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_logs import CUT, HELD, RECENT, ContainerLog, follow
+from aenv_ray.engines.docker.logs import CUT, HELD, RECENT, ContainerLog, follow
+from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable
 
 EPOCH_S = 1_769_860_800

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aenv_ray.engines.docker_network import NOT_PUBLIC, Bridge, Opening
+from aenv_ray.engines.docker.firewall import NOT_PUBLIC, Bridge, Opening
 
 SCOPE = "session/docker"
 

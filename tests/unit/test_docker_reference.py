@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.docker_reference import compose, has_tag, registry_of, split_tag
+from aenv_ray.engines.images.reference import compose, has_tag, registry_of, split_tag
 from aenv_ray.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.docker_registry import Transfer, Trouble, diagnose
+from aenv_ray.engines.images.registry import Transfer, Trouble, diagnose
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.docker_serving import (
+from aenv_ray.engines.images.serving import (
     ImageContent,
     Serving,
     choose,
@@ -17,7 +17,7 @@ from aenv_ray.engines.docker_serving import (
     server_command,
 )
 from aenv_ray.errors import ConfigError, SandboxStartFailed
-from aenv_ray.project_config import DeployConfig
+from aenv_ray.project.config import DeployConfig
 
 
 def content(**fields: Any) -> ImageContent:

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines import docker_images, docker_kit
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker_build import split_tag
-from aenv_ray.engines.docker_client import socket_path
-from aenv_ray.engines.docker_kit import ImagePython
-from aenv_ray.engines.docker_spec import container_body, isolation, second_body
-from aenv_ray.engines.docker_surroundings import SecondSurroundings, Surroundings
+from aenv_ray.engines.docker.spec import container_body, isolation, second_body
+from aenv_ray.engines.docker.surroundings import SecondSurroundings, Surroundings
+from aenv_ray.engines.images import node_images as docker_images
+from aenv_ray.engines.images import runtime_kit as docker_kit
+from aenv_ray.engines.images.build import split_tag
+from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.node.docker_client import socket_path
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
-from aenv_ray.project_config import EnvironmentConfig, NetworkMode
+from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines import docker_client, docker_containers, docker_instance
-from aenv_ray.engines.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.docker_containers import Containers
-from aenv_ray.engines.docker_files import START_SLOTS, DockerFiles
-from aenv_ray.engines.docker_instance import Instance, await_boot
-from aenv_ray.engines.docker_link import SocketLink
+from aenv_ray.engines.docker import containers as docker_containers
+from aenv_ray.engines.docker import instance as docker_instance
+from aenv_ray.engines.docker.containers import Containers
+from aenv_ray.engines.docker.files import START_SLOTS, DockerFiles
+from aenv_ray.engines.docker.instance import Instance, await_boot
+from aenv_ray.engines.docker.link import SocketLink
+from aenv_ray.engines.node import docker_client
+from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 

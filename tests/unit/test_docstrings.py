@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.docstrings import describe
+from aenv_ray.runtime.api.docstrings import describe
 
 
 def google() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime import door, relief, threads
-from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.door import Connection
-from aenv_ray.runtime.registry import Registry
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door import door, relief
+from aenv_ray.runtime.door.dispatch import Dispatcher
+from aenv_ray.runtime.door.door import Connection
+from aenv_ray.runtime.system import threads
 
 WAIT_S = 10.0
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from aenv_ray.engines import fake_directory
+from aenv_ray.engines.fake import directory as fake_directory
 
 
 def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:

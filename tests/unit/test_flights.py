@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aenv_ray.engines.flights import Flights
+from aenv_ray.engines.node.singleflight import Flights
 
 
 class Making:

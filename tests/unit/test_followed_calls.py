@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.followed_calls import BACKLOG, FollowedCalls
-from aenv_ray.actors.wire import WireResult
+from aenv_ray.actors.calls.followed_calls import BACKLOG, FollowedCalls
+from aenv_ray.actors.calls.wire import WireResult
 from aenv_ray.errors import CallCancelled, SandboxLost
 
 

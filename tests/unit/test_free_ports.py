@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.cli import free_ports
-from aenv_ray.cli.free_ports import FIRST_PORT, free_port
+from aenv_ray.cli.local import free_ports
+from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
 
 
 def given_from(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

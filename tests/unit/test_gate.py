@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from aenv_ray.actors import entrance
-from aenv_ray.actors.gate import Gate, gated
+from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric.shutdown_gate import Gate, gated
 from aenv_ray.errors import FabricUnavailable
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
-from aenv_ray.serve.http import Front, Observer
+from aenv_ray.serve.gateway.http import Front, Observer
 
 
 def client(failure: Exception) -> httpx.AsyncClient:

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Lease, Role, TokenRecord
-from aenv_ray.serve.auth import HubAuthenticator, bearer_of
-from aenv_ray.serve.endpoint import parse_body
-from aenv_ray.serve.limits import RequestRate
-from aenv_ray.serve.metrics import MOST_ENVIRONMENTS, Metrics
-from aenv_ray.serve.shapes import CreateManyRequest, CreateRequest
+from aenv_ray.serve.gateway.auth import HubAuthenticator, bearer_of
+from aenv_ray.serve.gateway.limits import RequestRate
+from aenv_ray.serve.gateway.metrics import MOST_ENVIRONMENTS, Metrics
+from aenv_ray.serve.gateway.routes.endpoint import parse_body
+from aenv_ray.serve.gateway.routes.shapes import CreateManyRequest, CreateRequest
 
 OWNER = TokenRecord(id="t1", role=Role.OWNER, owner="ann", created_at=0.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.handle import EnvHandle, RemoteMethod, bare_tool_name
+from aenv_ray.actors.calls.handle import EnvHandle, RemoteMethod, bare_tool_name
 from aenv_ray.errors import ConfigError, ToolNotFound
 from aenv_ray.ids import InstanceId
 

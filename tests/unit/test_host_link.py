@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aenv_ray.runtime.host_link import HostLink
+from aenv_ray.runtime.door.host_link import HostLink
 
 
 class Host:

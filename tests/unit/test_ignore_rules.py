@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aenv_ray import project, project_files
 from aenv_ray.errors import ConfigError
-from aenv_ray.ignore_rules import IgnoreRules
+from aenv_ray.project import files as project_files
+from aenv_ray.project import project
+from aenv_ray.project.ignore_rules import IgnoreRules
 from aenv_ray.testing.contract_bench import write_project
 from tests.conftest import require
 

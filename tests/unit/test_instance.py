@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.instance import EndReason, InstanceLife
+from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceStatus, Lifetime
-from aenv_ray.testing.store_contract import record
+from tests.contract.store_contract import record
 
 T0 = 1000.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.actors.instance import EndReason, InstanceLife
+from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.errors import AenvError, InstanceExpired, InstanceReleased, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import (

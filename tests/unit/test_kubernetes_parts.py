@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from aenv_ray.config import Settings
-from aenv_ray.engines import kubernetes_causes as causes
-from aenv_ray.engines import kubernetes_names as names
-from aenv_ray.engines import kubernetes_spec
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker_serving import Serving
-from aenv_ray.engines.kubernetes_access import Access
-from aenv_ray.engines.kubernetes_client import ApiRefused
-from aenv_ray.engines.kubernetes_network import keeps, network_mode, selects
-from aenv_ray.engines.kubernetes_place import Owner, Place, parse_pairs, place_of
-from aenv_ray.engines.kubernetes_spec import Surroundings, pod_body
-from aenv_ray.engines.proof import HostKey
+from aenv_ray.engines.images.serving import Serving
+from aenv_ray.engines.kubernetes import causes, names
+from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes.client import ApiRefused
+from aenv_ray.engines.kubernetes.namespace import Owner, Place, parse_pairs, place_of
+from aenv_ray.engines.kubernetes.network import keeps, network_mode, selects
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.kubernetes.spec import Surroundings, pod_body
+from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
@@ -30,10 +29,10 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.ids import InstanceId
-from aenv_ray.project_config import EnvironmentConfig, NetworkMode
-from aenv_ray.runtime.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
-from aenv_ray.testing.kubernetes_rules import check_schema, violations
-from aenv_ray.testing.kubernetes_validation import check_pod
+from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+from aenv_ray.runtime.container.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
+from tests.emulators.kubernetes.rules import check_schema, violations
+from tests.emulators.kubernetes.validation import check_pod
 
 NOW = 1_000_000.0
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.engines import launcher as launcher_module
-from aenv_ray.engines.launcher import BOOT_DEADLINE_S, Launcher
-from aenv_ray.engines.launcher_files import InstanceFiles
-from aenv_ray.engines.launcher_records import Instance
+from aenv_ray.engines.process import launcher as launcher_module
+from aenv_ray.engines.process.launcher import BOOT_DEADLINE_S, Launcher
+from aenv_ray.engines.process.launcher_files import InstanceFiles
+from aenv_ray.engines.process.launcher_records import Instance
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.launcher_files import (
+from aenv_ray.engines.process.launcher_files import (
     STALE_AFTER_S,
     InstanceFiles,
     has_live_owner,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.fake_modules import ModuleSpace
+from aenv_ray.engines.fake.modules import ModuleSpace
+from aenv_ray.runtime.api.loader import load_project
+from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.loader import load_project
-from aenv_ray.runtime.registry import Registry
 from aenv_ray.testing.contract_bench import write_project
 
 HEAD = "from aenv_ray.runtime import register_tool\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.launcher_logs import LOG_KEEP_BYTES, LOG_LIMIT_BYTES, Logs
-from aenv_ray.engines.log_files import LogFile, last_lines, read
+from aenv_ray.engines.process.launcher_logs import LOG_KEEP_BYTES, LOG_LIMIT_BYTES, Logs
+from aenv_ray.engines.process.log_files import LogFile, last_lines, read
 
 LINE = 64
 

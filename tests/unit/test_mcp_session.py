@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aenv_ray.client.mcp_session import McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.errors import CallOutcomeUnknown
-from aenv_ray.serve.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import Listener, listen
 
 UP_S = 60.0
 RESULT = {"text": "grüße\u2028"}

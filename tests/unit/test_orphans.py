@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors import janitor
-from aenv_ray.actors.janitor import end_each
-from aenv_ray.actors.orphans import Orphans
+from aenv_ray.actors.controller import janitor
+from aenv_ray.actors.controller.janitor import end_each
+from aenv_ray.actors.controller.orphaned_nodes import Orphans
 from aenv_ray.config import read_settings
 from aenv_ray.engines.base import RunningSandbox
-from aenv_ray.engines.fake import FakeEngine
-from aenv_ray.engines.launcher_client import node_directory
+from aenv_ray.engines.fake.engine import FakeEngine
+from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore, MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceRecord
 from aenv_ray.testing.contract_bench import Bench
-from aenv_ray.testing.store_contract import record as a_record
+from tests.contract.store_contract import record as a_record
 
 
 class Nodes:
@@ -129,7 +129,7 @@ async def test_a_record_whose_engine_hangs_is_given_up_for_now(
 SHARED, DEDICATED, PRESENT = (
     HostId(name) for name in ("aenv-host-gone-0", "env-cccccccc", "aenv-host-here-0")
 )
-PROJECT = Path(janitor.__file__).parents[1] / "testing" / "contract_environment"
+PROJECT = Path(janitor.__file__).parents[2] / "testing" / "contract_environment"
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, field_validator
 
-from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.registry import Registry
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.dispatch import Dispatcher
 
 
 class Unspeakable(Exception):

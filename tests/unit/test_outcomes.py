@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.runtime.outcomes import Outcomes
+from aenv_ray.runtime.door.outcomes import Outcomes
 
 LOST = b"lost"
 

@@ -17,10 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from aenv_ray.runtime import public_requests
-from aenv_ray.runtime.public_requests import BodyLimit
-from aenv_ray.serve import limits, patience
-from aenv_ray.serve.listener import Listener, listen
+from aenv_ray.runtime.public import requests as public_requests
+from aenv_ray.runtime.public.requests import BodyLimit
+from aenv_ray.serve.gateway import header_timeout as patience
+from aenv_ray.serve.gateway import limits
+from aenv_ray.serve.gateway.listener import Listener, listen
 
 LONG_S = 120.0
 """For what comes soon."""

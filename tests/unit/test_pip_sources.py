@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.pip_sources import pip_settings, uv_options, uv_variables, without_passwords
+from aenv_ray.engines.node.pip_sources import (
+    pip_settings,
+    uv_options,
+    uv_variables,
+    without_passwords,
+)
 
 
 @pytest.fixture

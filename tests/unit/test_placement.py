@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.placement import (
+from aenv_ray.actors.controller.placement import (
     HOST_CAPACITY,
     HostLoad,
     NodeFacts,
@@ -18,7 +18,7 @@ from aenv_ray.actors.placement import (
     spread,
     usable,
 )
-from aenv_ray.actors.shared_hosts import SharedHosts
+from aenv_ray.actors.fabric.shared_hosts import SharedHosts
 from aenv_ray.errors import CapacityExceeded
 
 HOSTS = st.lists(

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process 1 of a 
 # In a process of its own, for it waits for every child that it has.
 _KEEP = """
 import json, os, socket, subprocess
-from aenv_ray.runtime.pod import Keeper
+from aenv_ray.runtime.container.pod import Keeper
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
     keeper = Keeper(listener, b"key", 60.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors import pool
-from aenv_ray.actors.pool import is_plain, pool_key
+from aenv_ray.actors.host import pool
+from aenv_ray.actors.host.pool import is_plain, pool_key
 from tests.unit.pool_world import World, spec, world
 
 __all__ = ["world"]  # a fixture

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors import pool
-from aenv_ray.actors.pool import pool_key
+from aenv_ray.actors.host import pool
+from aenv_ray.actors.host.pool import pool_key
 from aenv_ray.ids import InstanceId
 from tests.unit.pool_world import ROOM, World, spec, world
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from aenv_ray.runtime.door.ports import Ports
 from aenv_ray.runtime.faults import Fault
-from aenv_ray.runtime.ports import Ports
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray import project, project_archive
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
+from aenv_ray.project import archive as project_archive
+from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import write_project
 
 FILES = {"tools.py": "x = 1\n", "pack/data.txt": "data\n", "run.sh": "#!/bin/sh\n"}

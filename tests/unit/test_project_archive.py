@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aenv_ray import project, project_archive
 from aenv_ray.errors import ConfigError
-from aenv_ray.project_archive import Member, unpack, write_members
+from aenv_ray.project import archive as project_archive
+from aenv_ray.project import project
+from aenv_ray.project.archive import Member, unpack, write_members
 from aenv_ray.testing.contract_bench import write_project
 
 ANY_DIGEST = "d" * 64

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from aenv_ray.runtime.dispatch import Dispatcher
-from aenv_ray.runtime.public import build_app
-from aenv_ray.runtime.registry import Registry
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.dispatch import Dispatcher
+from aenv_ray.runtime.public.server import build_app
 
 LIMIT_BYTES = 5_000_000
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 
-from aenv_ray.actors import ray_address, ray_api
+from aenv_ray.actors.ray_shell import ray_address, ray_api
 from aenv_ray.errors import FabricUnavailable
 
 
@@ -52,7 +52,7 @@ GIVEN = (None, "of-the-user")
 CARRY = """
 import json, os, sys
 from ray import _raylet  # what takes its time, once
-from aenv_ray.actors.ray_token import carry_token
+from aenv_ray.actors.ray_shell.ray_token import carry_token
 
 for changes in json.loads(sys.argv[1]):
     if (child := os.fork()) == 0:  # a process for each: Ray remembers a token that it has found

@@ -16,8 +16,8 @@ from aenv_ray.runtime import (
     register_reward,
     register_tool,
 )
+from aenv_ray.runtime.api.registry import registering_in
 from aenv_ray.runtime.faults import Fault
-from aenv_ray.runtime.registry import registering_in
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.actors.reservations import Places
+from aenv_ray.actors.host.host_capacity import Places
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.ids import HostId, InstanceId

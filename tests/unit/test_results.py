@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from aenv_ray.models import ToolResult
-from aenv_ray.runtime.results import Image, error_result, to_json, tool_result
+from aenv_ray.runtime.api.results import Image, error_result, to_json, tool_result
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()

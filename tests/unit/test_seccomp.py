@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from aenv_ray.runtime import seccomp
+from aenv_ray.runtime.fork import seccomp
 
 ALLOW = 0x7FFF0000
 NUMBERS = {

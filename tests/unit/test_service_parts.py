@@ -18,11 +18,11 @@ from aenv_ray.errors import (
     SessionLost,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
-from aenv_ray.serve import service_sandbox
-from aenv_ray.serve.service_apps import ServiceStatus, cause_in, status_of
-from aenv_ray.serve.service_router import ranked
-from aenv_ray.serve.service_sandbox import ReplicaSandbox
-from aenv_ray.serve.service_sessions import Sessions
+from aenv_ray.serve.services import sandbox as service_sandbox
+from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
+from aenv_ray.serve.services.router import ranked
+from aenv_ray.serve.services.sandbox import ReplicaSandbox
+from aenv_ray.serve.services.sessions import Sessions
 
 # --- sessions ------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Optional
 import pytest
 from pydantic import BaseModel, Field
 
+from aenv_ray.runtime.api.signature import Signature
 from aenv_ray.runtime.faults import Fault
-from aenv_ray.runtime.signature import Signature
 
 
 class Colour(enum.Enum):

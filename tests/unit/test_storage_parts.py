@@ -11,21 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.placement import HostLoad, NodeFacts, on_nodes
+from aenv_ray.actors.controller.placement import HostLoad, NodeFacts, on_nodes
 from aenv_ray.clock import FakeClock
-from aenv_ray.engines.local_storage import LocalStorage
+from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.errors import CatalogConflict, ConfigError, FabricUnavailable
 from aenv_ray.hub.storages import StorageRecord
-from aenv_ray.project_config import DeployChanges, EnvironmentConfig
-from aenv_ray.serve import service_left, service_storage
-from aenv_ray.serve.service_left import LeftSandboxes
-from aenv_ray.storage import (
+from aenv_ray.project.config import DeployChanges, EnvironmentConfig
+from aenv_ray.project.storage import (
     StorageMount,
     check_mount_path,
     parse_size,
     shown_size,
     storage_name,
 )
+from aenv_ray.serve.services import orphan_sandboxes as service_left
+from aenv_ray.serve.services import storage as service_storage
+from aenv_ray.serve.services.orphan_sandboxes import LeftSandboxes
 
 # --- names, paths, sizes -------------------------------------------------------------------------
 

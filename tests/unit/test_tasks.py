@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from aenv_ray import tasks
-from aenv_ray.tasks import end_task
+from aenv_ray import background_tasks as tasks
+from aenv_ray.background_tasks import end_task
 
 
 async def test_a_task_is_told_again_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.errors import ConfigError
-from aenv_ray.project import read_config
-from aenv_ray.texts import MAX_TEXT_BYTES, MAX_TOTAL_BYTES
+from aenv_ray.project.process_strings import MAX_TEXT_BYTES, MAX_TOTAL_BYTES
+from aenv_ray.project.project import read_config
 
 MANY = {f"N{n}": "x" * 100_000 for n in range(6)}
 BAD_VARIABLES: list[tuple[dict[str, str], str]] = [

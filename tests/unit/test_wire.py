@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors import wire
-from aenv_ray.actors.wire import (
+from aenv_ray.actors.calls import wire
+from aenv_ray.actors.calls.wire import (
     CallMessage,
     WireResult,
     call_message,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.runtime import workspace
+from aenv_ray.runtime.door import workspace
 
 
 def test_a_file_that_goes_while_it_is_listed_is_left_out(

@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aenv_ray.serve.listener import Listener, listen
-from aenv_ray.serve.written_at_once import Gathering
+from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.write_coalescing import Gathering
 
 UP_S = 60.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway_bench import CREATE, Bench, a_gateway, created
 
 pytestmark = pytest.mark.redis

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.actors.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.creation import Creator, Wish
-from aenv_ray.serve.replicas import Replicas
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.creation import Creator, Wish
+from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway_bench import Bench, a_gateway, created
 
 pytestmark = pytest.mark.redis

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_ray.serve import routes_environments
+from aenv_ray.serve.gateway.routes import environments as routes_environments
 from tests.contract.gateway_bench import TOOLS, Bench, created
 
 pytestmark = pytest.mark.redis

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.settings import GatewaySettings
+from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway_bench import CREATE, Bench, a_gateway, created
 
 pytestmark = pytest.mark.redis

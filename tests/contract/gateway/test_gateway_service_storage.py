@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_ray import project
 from aenv_ray.config import settings as process_settings
-from aenv_ray.project import Project
-from aenv_ray.serve import service_storage
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.testing.contract_bench import eventually
 from tests.contract.asked_services import CREATE, KEEPS, error_of, made
 from tests.contract.gateway_bench import Bench

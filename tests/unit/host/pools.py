@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from aenv_ray.actors.host import Host
-from aenv_ray.actors.wire import CallMessage
+from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.host.host import Host
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.hub.warm_requests import WarmRequest
 from aenv_ray.ids import InstanceId

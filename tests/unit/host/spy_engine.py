@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aenv_ray.engines.base import RunningSandbox, Sandbox, SandboxSpec
-from aenv_ray.engines.fake import FakeEngine
+from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors import host as host_module
-from aenv_ray.actors.host import Host
-from aenv_ray.actors.wire import CallMessage
+from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.host import host as host_module
+from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors.host_projects import HostProjects
+from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 
 

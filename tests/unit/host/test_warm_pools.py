@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.host import Host
+from aenv_ray.actors.host.host import Host
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import InstanceNotFound, InstanceReleased
 from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
@@ -105,7 +105,7 @@ async def test_one_that_hangs_is_not_handed_out_and_is_ended(
 ) -> None:
     await keep(host, spec(), 1)
     (kept,) = await engine.ids()
-    monkeypatch.setattr("aenv_ray.actors.warm_pools.CHECK_S", 0.01)
+    monkeypatch.setattr("aenv_ray.actors.host.warm_pools.CHECK_S", 0.01)
 
     async def hang(*_: Any, **__: Any) -> Any:
         await asyncio.Event().wait()

@@ -5,7 +5,7 @@ Images put the directory above on ``PYTHONPATH``; nothing else does.
 
 import sys
 
-from aenv_ray.runtime import compat
+from aenv_ray.runtime.api import compat
 
 compat.install()
 # `install` has replaced this module by AEnvironment's names; `aenv.main` is found through the path.

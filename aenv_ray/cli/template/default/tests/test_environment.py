@@ -42,7 +42,7 @@ def test_a_seed_names_one_game():
 
 
 def test_the_project_offers_its_parts():
-    from aenv_ray.runtime.loader import load_project
+    from aenv_ray.runtime.api.loader import load_project
 
     registry = load_project(Path(__file__).parents[1])
     assert set(registry.tools) == {"guess"}

@@ -1,0 +1,1 @@
+"""A call on its way from a handle to a host."""

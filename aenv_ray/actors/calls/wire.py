@@ -1,0 +1,192 @@
+"""What travels between a handle and its host: one bytes object there, one result back.
+
+The caller encodes a call's parameters and decodes its result; the host passes both on as they are.
+Ray serializes each argument of a task by itself, and a bytes object without pickling it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pydantic_core
+from pydantic import BaseModel, TypeAdapter
+
+from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire, to_wire
+from aenv_ray.ids import CallId, InstanceId
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceSpec, ToolResult
+from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
+
+MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
+"""A call's parameters as JSON; the rest is for the message around them."""
+MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
+"""A file's bytes in one call, which are base64 there; the rest is for the path."""
+
+
+def _exec(data: Mapping[str, Any]) -> ExecResult:
+    return ExecResult(
+        exit_code=data["exit_code"],
+        stdout=base64.b64decode(data["stdout"]),
+        stderr=base64.b64decode(data["stderr"]),
+        truncated=data["truncated"],
+        duration_s=data["duration_s"],
+    )
+
+
+def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
+    return [
+        ToolResult.from_wire(item["result"])
+        if "result" in item
+        else from_wire(item["error"]["data"])
+        for item in result["results"]
+    ]
+
+
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "tools/call": ToolResult.from_wire,
+    "tools/list": lambda result: result["tools"],
+    "ping": lambda result: result,
+    "aenv/call_tools": _batch,
+    "aenv/exec": lambda result: _exec(result["data"]),
+    "aenv/functions": lambda result: result,
+    "aenv/list_files": lambda result: [
+        FileEntry.model_validate(entry) for entry in result["data"]["entries"]
+    ],
+    "aenv/read_file": lambda result: base64.b64decode(result["data"]["data"]),
+    "aenv/write_file": lambda result: result["data"]["size_bytes"],
+}
+
+
+class CallMessage(NamedTuple):
+    """One call, on its way from a handle to its host."""
+
+    instance_id: InstanceId
+    method: str
+    """A fast-door method."""
+    timeout_s: float
+    """Seconds after which the runtime stops the call."""
+    params: bytes
+    """JSON object on one line, ``_meta`` included."""
+    sent_at: float = 0.0
+    """When its caller sent it right behind another: wall-clock seconds. 0: it was sent alone."""
+
+    def encode(self) -> bytes:
+        """Return it as bytes."""
+        head = f"{self.instance_id}\n{self.method}\n{self.timeout_s!r}\n{self.sent_at!r}\n"
+        return head.encode() + self.params
+
+    @classmethod
+    def decode(cls, data: bytes) -> CallMessage:
+        """Read what `encode` wrote."""
+        instance_id, method, timeout_s, sent_at, params = data.split(b"\n", 4)
+        name = InstanceId(instance_id.decode())
+        return cls(name, method.decode(), float(timeout_s), params, float(sent_at))
+
+
+def call_message(
+    instance_id: InstanceId,
+    method: str,
+    params: Mapping[str, Any],
+    call_id: CallId,
+    timeout_s: Any,
+    sent_at: float = 0.0,
+) -> bytes:
+    """Return the bytes of a call; see `CallMessage`.
+
+    Raises:
+        ToolInputInvalid: The arguments cannot be JSON, or are too large for one message.
+        ConfigError: The timeout is not a number of seconds above zero.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise ConfigError(f"timeout {timeout_s!r} is not a number of seconds above zero")
+    meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+    try:
+        encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")
+    except (pydantic_core.PydanticSerializationError, ValueError) as exc:
+        name = params.get("name")
+        raise ToolInputInvalid(
+            f"the arguments of {name or method!r} cannot be JSON: {exc}", tool_name=name
+        ) from None
+    if len(encoded) > MAX_CALL_BYTES:
+        # The runtime would end the connection, and with it every call of the instance.
+        name = params.get("name")
+        raise ToolInputInvalid(
+            f"the arguments of {name or method!r} are {len(encoded):,} bytes of JSON, more than "
+            f"the {MAX_CALL_BYTES:,} that one call carries",
+            tool_name=name,
+            hint="write what is large to a file of the sandbox, in pieces, and pass its path",
+        )
+    return CallMessage(instance_id, method, float(timeout_s), encoded, sent_at).encode()
+
+
+# --- creating ------------------------------------------------------------------------------------
+# As JSON: Ray would pickle models object by object, which costs a create 0.2 ms each way.
+
+
+class _Failure(BaseModel):
+    error: dict[str, Any]
+
+
+_SPECS: Final = TypeAdapter(list[InstanceSpec])
+_OUTCOMES: Final = TypeAdapter(list[InstanceInfo | _Failure])
+
+
+def encode_specs(specs: Sequence[InstanceSpec]) -> bytes:
+    """Return the bytes of what a host is asked to make."""
+    return _SPECS.dump_json(list(specs))
+
+
+def decode_specs(data: bytes) -> list[InstanceSpec]:
+    """Read what `encode_specs` wrote."""
+    return _SPECS.validate_json(data)
+
+
+def encode_outcomes(outcomes: Sequence[InstanceInfo | AenvError]) -> bytes:
+    """Return the bytes of what became of each."""
+    return _OUTCOMES.dump_json(
+        [_Failure(error=to_wire(one)) if isinstance(one, AenvError) else one for one in outcomes]
+    )
+
+
+def decode_outcomes(data: bytes) -> list[InstanceInfo | AenvError]:
+    """Read what `encode_outcomes` wrote."""
+    return [
+        from_wire(one.error) if isinstance(one, _Failure) else one
+        for one in _OUTCOMES.validate_json(data)
+    ]
+
+
+# --- calling -------------------------------------------------------------------------------------
+
+
+class WireResult:
+    """A result as the host got it; unpickled, it is the decoded value.
+
+    So the host, which is one process for many instances, does not pay for decoding.
+    """
+
+    __slots__ = ("_data", "_method")
+
+    def __init__(self, method: str, data: bytes) -> None:
+        self._method = method
+        self._data = data
+
+    @property
+    def json(self) -> bytes:
+        """The result as JSON text."""
+        return self._data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (decode_json, (self._method, self._data))
+
+
+def decode_json(method: str, data: bytes) -> Any:
+    """Return the Python value of a result's JSON text."""
+    return decode(method, pydantic_core.from_json(data))
+
+
+def decode(method: str, result: Any) -> Any:
+    """Return the Python value of a fast-door result."""
+    decoder = _DECODERS.get(method)
+    return decoder(result) if decoder else result["data"]

@@ -1,0 +1,1 @@
+"""Admission, placement and cleanup: one detached actor for a cluster."""

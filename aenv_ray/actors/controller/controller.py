@@ -1,0 +1,397 @@
+"""The controller: one detached actor that makes hosts, finds instances and ends what is ownerless.
+
+It keeps nothing that cannot be found again: hosts are named actors, and hosts know their instances.
+So it may die at any time; Ray restarts it, and meanwhile calls go on, for they do not pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from aenv_ray.actors.calls.wire import decode_outcomes, encode_specs
+from aenv_ray.actors.controller.admission import Places, Queue, by_node
+from aenv_ray.actors.controller.host_directory import HostDirectory
+from aenv_ray.actors.controller.instance_listing import survey
+from aenv_ray.actors.controller.janitor import janitor_task
+from aenv_ray.actors.controller.orphaned_nodes import Orphans
+from aenv_ray.actors.controller.placement import (
+    SHARED_PREFIX,
+    HostLoad,
+    emptiest,
+    usable,
+)
+from aenv_ray.actors.controller.sandbox_counts import count_pools, count_processes
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
+
+logger = logging.getLogger(__name__)
+
+CONTROLLER_NAME: Final = "aenv-controller"
+_NO_HOSTS: Final = frozenset({CONTROLLER_NAME, ray_api.HUB_NAME})
+LOOK_S: Final = 1.0
+"""The instances of a job, or of a host that was killed for good, end about this long after it."""
+JOB_RETELL_S: Final = 120.0
+"""How long hosts are told again of a job that ended: longer than a start takes."""
+CONTROL_DEADLINE_S: Final = 30.0
+"""A restarted host is back before; Ray takes up to twenty seconds to see that a node died."""
+DEDICATED_TRIES: Final = 2
+"""Nodes that are tried for a dedicated host: one may have died without Ray knowing yet."""
+
+
+class Controller:
+    """Makes hosts, finds instances, ends what is ownerless."""
+
+    def __init__(self) -> None:
+        self._hosts = HostDirectory()
+        self._orphans = Orphans(
+            self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
+        )
+        self._where: dict[str, str] = {}
+        self._creating: set[str] = set()
+        self._doomed: set[str] = set()
+        self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
+        self._queue = Queue(self._hosts, lambda: by_node(self._dedicated))
+        self._seen_dead: set[str] = set()
+        self._dead_since: dict[str, float] = {}
+        # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
+        self._watcher = asyncio.get_running_loop().create_task(self._watch_for_ever())
+
+    async def ping(self) -> str:
+        """Answer, so that a caller knows that the fabric is up."""
+        return CONTROLLER_NAME
+
+    # --- creating ---------------------------------------------------------------------------
+
+    async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
+        """See `Queue.shared`."""
+        return await self._queue.shared(patience_s, wanted)
+
+    async def places(
+        self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
+    ) -> Places:
+        """See `Queue.wait`."""
+        return await self._queue.wait(ids, owner, job_id, wait_s)
+
+    async def create_dedicated(
+        self, specs: Sequence[InstanceSpec], archive: bytes | None, wait_s: float
+    ) -> list[tuple[Any, InstanceInfo | AenvError]]:
+        """Make a host and an instance for each spec; in a cluster that grows, once it has room.
+
+        Raises:
+            CapacityExceeded: It had none within `wait_s`.
+        """
+        places = await self._queue.for_dedicated(specs, wait_s)
+        homes = {i: self._hosts.nodes.get(name) for name, _, ids in places for i in ids}
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._create_one(spec, archive, homes.get(spec.instance_id)))
+                for spec in specs
+            ]
+        for _, host, ids in places:
+            host.control.remote("reserve", ids, 0.0)  # they count as dedicated from now on
+        return [task.result() for task in tasks]
+
+    async def _create_one(
+        self, spec: InstanceSpec, archive: bytes | None, home: str | None
+    ) -> tuple[Any, InstanceInfo | AenvError]:
+        host, outcome = None, None
+        self._creating.add(spec.instance_id)
+        try:
+            host = await self._dedicated_host(spec.instance_id, home)
+            with ray_api.translated(f"creating {spec.instance_id}"):
+                if archive is not None and not await host.control.remote(
+                    "has_project", spec.digest
+                ):
+                    await host.control.remote("put_project", spec.digest, archive)
+                made = await host.start.remote(encode_specs([spec]))
+                (outcome,) = decode_outcomes(made)
+            if spec.instance_id in self._doomed:
+                await self._release_on(spec.instance_id, [spec.instance_id])
+                outcome = InstanceReleased(
+                    f"{spec.instance_id} was released while it started",
+                    instance_id=spec.instance_id,
+                )
+        except AenvError as exc:
+            outcome = exc
+        finally:
+            self._creating.discard(spec.instance_id)
+            self._doomed.discard(spec.instance_id)
+        if isinstance(outcome, AenvError) and host is not None:
+            self._hosts.actors.pop(spec.instance_id, None)
+            ray_api.kill(host)  # the watch ends what it may have left
+        return host, outcome
+
+    async def _dedicated_host(self, instance_id: InstanceId, home: str | None) -> Any:
+        """Return a new host actor for one instance, named after it; at home, where it has one."""
+        refusals: list[FabricUnavailable] = []
+        for _ in range(DEDICATED_TRIES):
+            nodes = await asyncio.to_thread(ray_api.alive_nodes)
+            taking = usable(nodes)
+            willing = [node for node in taking if self._hosts.refusal(node) is None]
+            node = home or emptiest(willing or taking, self._hosts.nodes.values())
+            if node is None:
+                break
+            try:
+                # A host that did not start has made nothing: the id is free for another node.
+                host = await self._hosts.make(instance_id, node, ActorDensity.DEDICATED)
+            except FabricUnavailable as exc:
+                refusals.append(exc)
+                continue
+            self._where[instance_id] = instance_id
+            self._dedicated[instance_id] = node
+            return host
+        why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
+        raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
+
+    # --- finding ----------------------------------------------------------------------------
+
+    async def locate(self, instance_id: InstanceId) -> tuple[Any, InstanceInfo]:
+        """Return the host of an instance and what is known of it.
+
+        Raises:
+            InstanceNotFound: No host has it.
+            FabricUnavailable: A host that may have it lives and does not answer.
+        """
+        names = await self._hosts.find(await self._may_have(instance_id))
+        known = self._where.get(instance_id)
+        first = [name for name in names if name == known]
+        silent: dict[str, FabricUnavailable] = {}
+        for group in (first, [name for name in names if name not in first]):
+            asked = {
+                asyncio.create_task(self._info_on(name, instance_id, silent)) for name in group
+            }
+            for task in asyncio.as_completed(asked):
+                found = await task
+                if found is not None:
+                    for other in asked:
+                        other.cancel()
+                    self._where[instance_id] = found[1].host
+                    return found
+        for name, error in silent.items():
+            raise FabricUnavailable(
+                f"{instance_id} may be on host {name}, which does not answer: {error.message}",
+                hint="try again: a host that died is replaced",
+            )
+        raise InstanceNotFound(
+            f"there is no instance {instance_id}",
+            instance_id=instance_id,
+            hint="aenv_ray.list_instances() shows those that live",
+        )
+
+    async def _info_on(
+        self, name: str, instance_id: str, silent: dict[str, FabricUnavailable]
+    ) -> tuple[Any, InstanceInfo] | None:
+        try:
+            info = await self._ask(name, "info", instance_id)
+        except AenvError as exc:
+            # One that has ended for good has nothing any more; one that is busy or hangs may.
+            if isinstance(exc, FabricUnavailable) and not ray_api.is_of_a_dead_actor(exc):
+                silent[name] = exc
+            return None
+        return self._hosts.actors[name], info
+
+    async def _ask(self, name: str, operation: str, *args: Any) -> Any:
+        """Return what a host answers.
+
+        Raises:
+            AenvError: What it raised.
+            FabricUnavailable: It is gone, does not answer, or failed otherwise.
+        """
+        host = self._hosts.actors.get(name)
+        try:
+            with ray_api.translated(f"{operation} on host {name}"):
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    if host is not None:
+                        return await host.control.remote(operation, *args)
+        except AenvError:
+            raise
+        except Exception as exc:  # one host's failure is not that of all
+            raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
+        raise FabricUnavailable(f"host {name} is gone")
+
+    async def _may_have(self, instance_id: str) -> list[str]:
+        """Return the instance's own host, or else all that may have it."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        own = [name for name in names if name == instance_id]
+        return own or [name for name in names if name.startswith(SHARED_PREFIX)]
+
+    def _forget(self, name: str) -> None:
+        self._hosts.forget(name)
+        self._where.pop(name, None)
+
+    async def list_instances(self) -> list[InstanceInfo]:
+        """Return the live instances of all hosts."""
+        return (await self.account_for(()))[0]
+
+    async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
+        """Return the live instances, and which others of `ids` may live on a silent host."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        creating = set(self._creating)  # a host is named before its instance is there
+        hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
+        seen = await survey(self._ask, hosts)
+        doubtful = seen.doubtful(ids, self._where)
+        for name in seen.unheard:
+            self._forget(name)
+        self._where |= {info.id: info.host for info in seen.found}
+        self._hosts.nodes |= {info.host: info.node_id for info in seen.found}
+        for name in seen.vacant(hosts) - creating:
+            if not name.startswith(SHARED_PREFIX):
+                self._forget(name)
+                self._dedicated.pop(name, None)  # its instance has ended: it may go
+        return sorted(seen.found, key=lambda info: info.created_at), doubtful
+
+    async def pools(self) -> dict[str, int]:
+        """Return how many sandboxes are ready on all hosts, by the reference of their environment.
+
+        Hosts that do not answer are left out.
+        """
+        return await count_pools(self._hosts, self._ask)
+
+    async def count_processes(self) -> int:
+        """Return how many processes, containers and pods of sandboxes run, as each node says.
+
+        Raises:
+            FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
+        """
+        return await count_processes(self._hosts, self._ask)
+
+    # --- releasing --------------------------------------------------------------------------
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End instances wherever they are; from every state, any number of times."""
+        self._doomed |= self._creating.intersection(instance_ids)
+        groups: dict[str, list[InstanceId]] = {}
+        for instance_id in instance_ids:
+            if (name := self._where.get(instance_id)) in self._hosts.actors:
+                groups.setdefault(str(name), []).append(instance_id)
+        left = set(instance_ids) - await self._release_groups(groups)
+        if left:
+            left -= await self._release_anywhere(left)
+        left -= self._creating
+        if left:
+            # No host knows them: never made, long gone, or their host was killed for good.
+            await self._orphans.end({self._hosts.nodes.get(i) for i in left}, left)
+            # Its successor may have come after it was asked for, and before it was looked for.
+            left -= await self._release_anywhere(left)
+        for instance_id in instance_ids:
+            self._where.pop(instance_id, None)
+            if instance_id not in left:
+                self._hosts.forget(instance_id)
+                self._dedicated.pop(instance_id, None)  # a host of its own may go
+
+    async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
+        """End instances on hosts of their own name and on all shared ones; return those known."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        own = {i: [i] for i in set(ids).intersection(names)}
+        others = sorted(set(ids) - own.keys())
+        shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
+        return await self._release_groups(own | shared)
+
+    async def _release_groups(self, groups: dict[str, list[InstanceId]]) -> set[InstanceId]:
+        """End instances on hosts, by the hosts' names; return those that a host knew."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(self._release_on(name, groups[name]))
+                for name in await self._hosts.find(groups)
+            ]
+        return {instance_id for task in asked for instance_id in task.result()}
+
+    async def _release_on(self, name: str, ids: list[InstanceId]) -> list[InstanceId]:
+        try:
+            known: list[InstanceId] = await self._ask(name, "release", ids)
+        except AenvError as exc:
+            logger.warning("not released: %s", exc)
+            self._hosts.actors.pop(name, None)
+            return []
+        return known
+
+    async def _end_orphans_on(self, node: str, ids: list[str]) -> None:
+        task = janitor_task().options(scheduling_strategy=ray_api.pinned(node))
+        with ray_api.translated(f"ending what is ownerless on node {node[:8]}"):
+            async with asyncio.timeout(CONTROL_DEADLINE_S):
+                await task.remote(ids)
+
+    # --- owners -----------------------------------------------------------------------------
+
+    async def _watch_for_ever(self) -> None:
+        """End the instances of Ray jobs that ended and of hosts that are gone for good."""
+        if ray_api.was_restarted():
+            await self._guarded("what an earlier controller left", self._take_over())
+        while True:
+            await self._guarded("ended jobs", self._end_jobs())
+            await self._guarded("what could not be ended", self._orphans.end_again())
+            await self._guarded("hosts that are gone", self._end_hosts())
+            await asyncio.sleep(LOOK_S)
+
+    async def _guarded(self, what: str, look: Any) -> None:
+        try:
+            await look
+        except Exception as exc:  # noqa: BLE001  # the loop that ends the ownerless goes on
+            logger.warning("looking for %s: %r", what, exc)
+
+    async def _take_over(self) -> None:
+        await self.list_instances()
+        await self._queue.open()
+        await self._orphans.end({None}, ())
+
+    async def _end_hosts(self) -> None:
+        before = dict(self._dedicated)  # what is made while Ray lists may not be in its list
+        names = set(await asyncio.to_thread(ray_api.actor_names))
+        for name in names.intersection(self._hosts.actors):
+            if not name.startswith(SHARED_PREFIX):
+                self._dedicated[name] = self._hosts.nodes.get(name)
+        gone = {name: node for name, node in before.items() if name not in names}
+        if gone:
+            await self._orphans.end(set(gone.values()), ())
+        for name in gone:
+            self._forget(name)
+            self._dedicated.pop(name, None)
+
+    async def _end_jobs(self) -> None:
+        dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
+        if not dead:
+            return
+        self._queue.forget_jobs(dead)
+        await self.list_instances()
+        async with asyncio.TaskGroup() as group:
+            for name in list(self._hosts.actors):
+                group.create_task(self._end_jobs_on(name, dead))
+        now = asyncio.get_running_loop().time()
+        for job in dead:
+            # Told again for a while: a start under way when its job died ends later.
+            if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
+                self._seen_dead.add(job)
+
+    async def _end_jobs_on(self, name: str, jobs: set[str]) -> None:
+        try:
+            await self._ask(name, "release_jobs", sorted(jobs))
+        except AenvError as exc:
+            logger.warning("ended jobs: %s", exc)
+            self._forget(name)
+
+
+@functools.cache
+def controller_actor() -> Any:
+    """Return the actor class; made once, since every `ray.remote` exports the class anew."""
+    return ray_api.restartable_actor(Controller, max_concurrency=10_000)
+
+
+def ensure_controller() -> Any:
+    """Return the controller of this cluster, making it when there is none."""
+    return (
+        controller_actor()
+        .options(
+            name=CONTROLLER_NAME,
+            namespace=ray_api.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            **ray_api.on_head(),
+        )
+        .remote()
+    )

@@ -1,0 +1,215 @@
+"""The controller's view of host actors: makes them, finds them again, and asks how full they are.
+
+Hosts of different nodes are started at once, each only once however many wait for it, and one that
+does not start or answer keeps nobody from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from aenv_ray.actors.controller.placement import HostLoad, NodeFacts, shared_host_names
+from aenv_ray.actors.host.host_actor import host_actor
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.ids import HostId
+from aenv_ray.models import ActorDensity
+
+logger = logging.getLogger(__name__)
+
+HOST_START_DEADLINE_S: Final = 120.0
+"""A cold Ray worker takes seconds on a busy machine; Ray itself gives it a minute."""
+TRY_AGAIN_S: Final = 10.0
+"""A node whose host did not start is left out for this long."""
+
+
+class HostDirectory:
+    """Host actors by name, with the node that each is on.
+
+    Attributes:
+        actors: Handles of the hosts that were made or found.
+        nodes: Node ids of those whose node is known.
+    """
+
+    def __init__(self) -> None:
+        self.actors: dict[str, Any] = {}
+        self.nodes: dict[str, str] = {}
+        self._making: dict[str, asyncio.Task[Any]] = {}
+        self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
+
+    def forget(self, name: str) -> None:
+        """Drop a host that is gone; it is found again should it live."""
+        self.actors.pop(name, None)
+        self.nodes.pop(name, None)
+
+    async def find(self, names: Iterable[str]) -> list[str]:
+        """Return which of these names belong to hosts that can be asked, finding their handles."""
+        found = []
+        for name in names:
+            if name not in self.actors:
+                actor = await asyncio.to_thread(ray_api.find_actor, name)
+                if actor is None or not hasattr(actor, "control"):
+                    continue  # gone meanwhile, or an actor of the user's in our namespace
+                self.actors[name] = actor
+            found.append(name)
+        return found
+
+    async def make(
+        self, name: str, node: str, density: ActorDensity, slots: int | None = None
+    ) -> Any:
+        """Return the host of that name, started on a node where there is none.
+
+        Args:
+            name: Its name.
+            node: Its node's id.
+            density: What it holds.
+            slots: Of the node's, that it takes for itself and holds instances in: Ray then knows
+                that they are not free, and demand for more makes other nodes. It leaves when it
+                holds none. None: it takes none and stays.
+
+        Raises:
+            FabricUnavailable: It did not start. The node is left out for `TRY_AGAIN_S`.
+        """
+        options: dict[str, Any] = {
+            "name": name,
+            "namespace": ray_api.NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,  # Ray may run this again after a death of the controller
+            # Pinned, so that a restart finds the sandboxes that it left on that node.
+            "scheduling_strategy": ray_api.pinned(node),
+            **ray_api.hosting(slots),
+        }
+        self.nodes[name] = node
+        actor = host_actor().options(**options).remote(HostId(name), density.value, slots)
+        try:
+            async with asyncio.timeout(HOST_START_DEADLINE_S):
+                with ray_api.translated(f"starting host {name}"):
+                    await actor.ready.remote()
+        except Exception as exc:
+            self.nodes.pop(name, None)
+            if not isinstance(exc, FabricUnavailable):
+                ray_api.kill(actor)  # it cannot open, now or ever; the next one is made anew
+            if isinstance(exc, AenvError):
+                why = exc.message
+            elif isinstance(exc, TimeoutError):
+                why = f"{name} did not start within {HOST_START_DEADLINE_S:g} s"
+            else:
+                why = str(exc).strip().splitlines()[-1]
+            # Whatever it is, it is this node's: another may do.
+            refusal = FabricUnavailable(f"no host on node {node[:8]}: {why}")
+            self._refused[node] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, refusal)
+            logger.warning("node %s is left out: %s", node[:8], why)
+            raise refusal from exc
+        self._refused.pop(node, None)
+        self.actors[name] = actor
+        return actor
+
+    async def shared(self, name: str, node: str, slots: int | None) -> Any:
+        """Return a shared host, started where there is none; however many ask, it is started once.
+
+        The arguments are those of `make`.
+
+        Raises:
+            FabricUnavailable: It did not start, now or a moment ago.
+        """
+        if name in self.actors:
+            return self.actors[name]
+        if (refusal := self.refusal(node)) is not None:
+            raise refusal
+        if name not in self._making:
+            self._making[name] = asyncio.create_task(self._make_shared(name, node, slots))
+        outcome = await asyncio.shield(self._making[name])
+        if isinstance(outcome, FabricUnavailable):
+            raise outcome
+        return outcome
+
+    async def _make_shared(
+        self, name: str, node: str, slots: int | None
+    ) -> Any | FabricUnavailable:
+        try:
+            return await self.make(name, node, ActorDensity.SHARED, slots)
+        except FabricUnavailable as exc:
+            return exc
+        finally:
+            del self._making[name]
+
+    def refusal(self, node: str) -> FabricUnavailable | None:
+        """Return why a node started no host a moment ago; None when it may be asked."""
+        until, refusal = self._refused.get(node, (0.0, None))
+        return refusal if asyncio.get_running_loop().time() < until else None
+
+    async def loads(
+        self, nodes: Mapping[str, NodeFacts], *, patience_s: float
+    ) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts of some nodes with their load, starting missing ones.
+
+        Args:
+            nodes: By their ids.
+            patience_s: Once one host has answered, the others have this long. Those that are late
+                are started on in the background.
+
+        Raises:
+            FabricUnavailable: None answers; with the causes.
+        """
+        asked = [
+            asyncio.create_task(self._load(name, node, capacity if facts.is_elastic else None))
+            for node, facts in nodes.items()
+            for name, capacity in shared_host_names(node, facts).items()
+        ]
+        answers, causes = await _answers(asked, patience_s)
+        if not answers:
+            why = "; ".join(sorted({exc.message for exc in causes})) or "the cluster has no node"
+            raise FabricUnavailable(f"no node of the cluster has a host: {why}")
+        return sorted(answers, key=lambda answer: answer[0].name)
+
+    async def _load(self, name: str, node: str, slots: int | None) -> tuple[HostLoad, Any]:
+        async with asyncio.timeout(HOST_START_DEADLINE_S):
+            was_known = name in self.actors
+            host = await self.shared(name, node, slots)
+            try:
+                load = await self._ask_load(name, node, host)
+            except FabricUnavailable:
+                self.forget(name)
+                if not was_known:
+                    raise
+                # It ended for good since it was last used: the node gets another.
+                host = await self.shared(name, node, slots)
+                load = await self._ask_load(name, node, host)
+        return load, host
+
+    async def _ask_load(self, name: str, node: str, host: Any) -> HostLoad:
+        with ray_api.translated(f"asking host {name}"):
+            count, capacity = await host.control.remote("load")
+        return HostLoad(name, node, count, capacity)
+
+
+async def _answers(
+    asked: list[asyncio.Task[tuple[HostLoad, Any]]], patience_s: float
+) -> tuple[list[tuple[HostLoad, Any]], list[AenvError]]:
+    """Return what tasks give and why others fail; `patience_s` after the first, no more."""
+    answers: list[tuple[HostLoad, Any]] = []
+    causes: list[AenvError] = []
+    loop, pending = asyncio.get_running_loop(), set(asked)
+    ends: float | None = None
+    try:
+        while pending and (ends is None or loop.time() < ends):
+            timeout_s = None if ends is None else ends - loop.time()
+            done, pending = await asyncio.wait(
+                pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                try:
+                    answers.append(task.result())
+                except AenvError as exc:
+                    causes.append(exc)
+                except TimeoutError:
+                    causes.append(DeadlineExceeded("a host did not answer in time"))
+            if answers and ends is None:
+                ends = loop.time() + patience_s
+    finally:
+        for task in pending:
+            task.cancel()
+    return answers, causes

@@ -1,0 +1,85 @@
+"""How many sandboxes all nodes run, as each node itself says, and how many are kept ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aenv_ray.actors.controller.host_directory import HostDirectory
+from aenv_ray.actors.controller.placement import SHARED_PREFIX, shared_host_names, usable
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[str, str], Awaitable[Any]]
+"""Returns what the host of a name answers to an operation; raises AenvError."""
+
+
+async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
+    """Return how many processes, containers and pods of sandboxes all nodes run.
+
+    A node that comes and goes with demand has nothing while it has no host.
+
+    Raises:
+        FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
+    """
+    nodes = await asyncio.to_thread(ray_api.alive_nodes)
+    names, taking = set(await asyncio.to_thread(ray_api.actor_names)), usable(nodes)
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for node, facts in nodes.items():
+            for name, capacity in list(shared_host_names(node, facts).items())[:1]:
+                if name in names or (node in taking and not facts.is_elastic):
+                    slots = capacity if facts.is_elastic else None
+                    tasks.append(group.create_task(_count_on(hosts, ask, node, name, slots)))
+    total = 0
+    for task in tasks:
+        count = task.result()
+        if isinstance(count, AenvError):
+            raise count
+        total += count
+    return total
+
+
+async def _count_on(
+    hosts: HostDirectory, ask: Ask, node: str, name: str, slots: int | None
+) -> int | AenvError:
+    for is_last in (False, True):
+        try:
+            await hosts.shared(name, node, slots)
+            return int(await ask(name, "count_processes"))
+        except AenvError as exc:
+            if node not in await asyncio.to_thread(ray_api.alive_nodes):
+                return 0  # it died meanwhile, and what it ran with it
+            if is_last:
+                return exc
+            hosts.forget(name)  # it may have ended for good: the node gets another
+    raise AssertionError
+
+
+async def count_pools(hosts: HostDirectory, ask: Ask) -> dict[str, int]:
+    """Return how many sandboxes are ready on all hosts, by the reference of their environment.
+
+    Hosts that do not answer are left out.
+    """
+    names = await asyncio.to_thread(ray_api.actor_names)
+    shared = await hosts.find(name for name in names if name.startswith(SHARED_PREFIX))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_pools_on(ask, name)) for name in shared]
+    ready: Counter[str] = Counter()
+    for task in tasks:
+        ready.update(task.result())
+    return dict(ready)
+
+
+async def _pools_on(ask: Ask, name: str) -> dict[str, int]:
+    try:
+        found: dict[str, int] = await ask(name, "pools")
+    except AenvError as exc:
+        logger.warning("pools not counted: %s", exc)
+        return {}
+    return found

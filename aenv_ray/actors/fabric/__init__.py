@@ -1,0 +1,1 @@
+"""What a driver calls: create, get, list, warm, publish."""

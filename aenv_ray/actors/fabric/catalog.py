@@ -1,0 +1,173 @@
+"""Published versions as projects on this node.
+
+A version becomes a directory, named by its digest, at its first use; from there on it is a project
+like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray import ids
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.remote_tasks import on_the_head
+from aenv_ray.config import Settings, settings
+from aenv_ray.errors import ArtifactNotFound, CatalogConflict, ConfigError, EnvironmentNotFound
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
+from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+
+_HEAD_S: Final = 120.0
+
+
+def published(
+    reference: str, connect: Callable[[], Any], otherwise: EnvironmentNotFound
+) -> Project:
+    """Return the project of a published version; blocks.
+
+    Args:
+        reference: ``name`` or ``name@version``.
+        connect: Joins the fabric.
+        otherwise: Raised where there is no hub that may know it.
+
+    Raises:
+        AenvError: As `aenv_ray.actors.fabric.references.resolve`.
+    """
+    given = settings()
+    hub = _hub(given, connect)
+    if hub is None:
+        raise otherwise
+    return blocking(_published(hub, given, reference, otherwise))
+
+
+def _hub(given: Settings, connect: Callable[[], Any]) -> RemoteHub | None:
+    """Return the hub; None where there never was one: nothing is started to find nothing."""
+    may_know = given.redis_url is not None or (given.data_dir / "hub").is_dir()
+    if may_know:
+        connect()
+        return hub_actor.ensure_hub()
+    if given.ray_address is None and not ray_api.is_connected():
+        return None
+    connect()
+    return hub_actor.find_hub()
+
+
+async def _published(
+    hub: Hub, given: Settings, reference: str, otherwise: EnvironmentNotFound
+) -> Project:
+    """Return a published version as a project, with a store that is closed afterwards."""
+    store = open_artifact_store(given)
+    try:
+        return await Catalog(hub, store, given.data_dir)(reference)
+    except EnvironmentNotFound as exc:
+        hints = dict.fromkeys(filter(None, (exc.hint, otherwise.hint)))
+        raise EnvironmentNotFound(exc.message, hint="; ".join(hints)) from None
+    finally:
+        store.close()
+
+
+class Catalog:
+    """Finds projects of references by name, for those who have a hub and an artifact store.
+
+    Args:
+        hub: Knows what is published.
+        store: Has the archives.
+        data_dir: Unpacked projects are below it.
+    """
+
+    def __init__(self, hub: Hub, store: ArtifactStore, data_dir: Path) -> None:
+        self._hub = hub
+        self._store = store
+        self._projects = data_dir / "projects"
+
+    async def __call__(self, reference: str) -> Project:
+        """Return the project of ``name`` or ``name@version``; built-in ones come first.
+
+        Raises:
+            EnvironmentNotFound: There is no such environment.
+            CatalogConflict: The version is Failed.
+            ConfigError: The reference is malformed, or the version was published without source.
+            FabricUnavailable: The hub or the store does not answer.
+        """
+        name, version = ids.split_reference(reference)
+        if name in project.builtins():
+            try:
+                return project.resolve(reference)
+            except EnvironmentNotFound as exc:
+                otherwise = exc
+            try:
+                return await self.project_of(await self._hub.environment(name, version))
+            except EnvironmentNotFound as exc:
+                if not await self._hub.versions(name):
+                    raise otherwise from None  # it is known, and what is built in is all there is
+                hint = f"{exc.hint}; built in: {otherwise.hint}"
+                raise EnvironmentNotFound(exc.message, hint=hint) from None
+        return await self.project_of(await self._hub.environment(name, version))
+
+    async def project_of(self, entry: EnvironmentVersion) -> Project:
+        """Return a version as a project on this node, fetched and unpacked where it is not yet.
+
+        Raises:
+            CatalogConflict: The version is Failed.
+            ConfigError: It was published without source.
+            ArtifactNotFound: The store has lost its archive.
+        """
+        if entry.status is EnvironmentStatus.FAILED:
+            raise CatalogConflict(
+                f"{entry.reference} is Failed: no instance is made of it",
+                hint="publish a new version, or give this one another status once it works",
+            )
+        if not entry.archive:
+            raise ConfigError(
+                f"{entry.reference} was published without its source",
+                hint="publish it with aenv push",
+            )
+        directory = self._projects / entry.digest
+        if not directory.is_dir():
+            data = await self._archive(entry.archive)
+            directory = project.unpack(data, entry.digest, self._projects)
+        found = project.load(directory)
+        if found.digest != entry.digest:
+            raise ConfigError(
+                f"the copy of {entry.reference} in {directory} was edited",
+                hint=f"remove it, and it is fetched again: rm -r {directory}",
+            )
+        return found
+
+    async def _archive(self, digest: str) -> bytes:
+        """Return an archive; where this node's own directory has none, the head's may.
+
+        In a cluster the gateway writes it, on the head, and a directory may be the head's alone.
+
+        Raises:
+            ArtifactNotFound: Neither has it.
+        """
+        try:
+            return await self._store.read(digest)
+        except ArtifactNotFound:
+            if not (self._store.is_directory and ray_api.is_connected()) or ray_api.is_on_head():
+                raise
+        what = f"archive {digest[:12]} of the head"
+        return await asyncio.to_thread(
+            on_the_head, _read_here, digest, what=what, timeout_s=_HEAD_S
+        )
+
+
+def _read_here(digest: str) -> bytes:
+    """Return an archive that this node has."""
+
+    async def read() -> bytes:
+        store = open_artifact_store(settings())
+        try:
+            return await store.read(digest)
+        finally:
+            store.close()
+
+    return asyncio.run(read())

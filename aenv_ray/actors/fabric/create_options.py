@@ -1,0 +1,160 @@
+"""The optional arguments of a create, parsed where the caller gives them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aenv_ray import ids, units
+from aenv_ray.config import settings
+from aenv_ray.errors import ConfigError
+from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
+from aenv_ray.project import process_strings as texts
+from aenv_ray.project import project
+from aenv_ray.project.config import DeployChanges
+from aenv_ray.project.storage import StorageMount
+
+_ENGINES: Final = ("process", "docker", "kubernetes", "fake")
+
+
+QUEUE_S: Final = 300.0
+"""A create waits so long for room in a full cluster: a node takes minutes to come."""
+
+
+class CreateOptions:
+    """The optional arguments of a create, parsed."""
+
+    def __init__(
+        self,
+        *,
+        actor: str = "dedicated",
+        lifetime: str = "job",
+        ttl: str | float | None = None,
+        idle_timeout: str | float | None = None,
+        engine: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        datasource: str = "",
+        queue_timeout: str | float = QUEUE_S,
+        changes: DeployChanges | None = None,
+        storage: StorageMount | None = None,
+        node_ids: Sequence[str] = (),
+    ) -> None:
+        self.actor = _member(ActorDensity, actor, "actor")
+        self.lifetime = _member(Lifetime, lifetime, "lifetime")
+        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for none
+        self.idle_timeout = None if idle_timeout == "" else idle_timeout
+        self.engine = engine
+        self.environment_variables = _strings(environment_variables, "environment_variables")
+        texts.checked_variables(self.environment_variables, what="environment_variables")
+        self.arguments = _texts(arguments, "arguments")
+        texts.check_total((len(text.encode()) for text in self.arguments), "arguments")
+        self.labels = _strings(labels, "labels")
+        self.owner = None if owner is None else _text(owner, "owner")
+        self.datasource = _text(datasource, "datasource")
+        self.changes = changes
+        self.storage = storage
+        self.node_ids = tuple(node_ids)
+        is_none = queue_timeout == 0 and not isinstance(queue_timeout, bool)
+        self.queue_s = (
+            0.0 if is_none else units.parse_duration_s(queue_timeout, what="queue_timeout")
+        )
+
+    def specs(
+        self, source: project.Project, count: int, *, job_id: str | None
+    ) -> list[InstanceSpec]:
+        """Return the specs of `count` new instances of a project, owned by a Ray job.
+
+        Raises:
+            ConfigError: A TTL, idle timeout or engine that cannot be.
+        """
+        deploy = source.config.deploy
+        ttl = deploy.ttl if self.ttl is None else self.ttl
+        ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
+        idle = deploy.idle_timeout if self.idle_timeout is None else self.idle_timeout
+        return [
+            InstanceSpec(
+                instance_id=ids.new_instance_id(source.config.name),
+                reference=source.reference,
+                digest=source.digest,
+                ttl_s=ttl_s,
+                idle_timeout_s=None
+                if idle is None
+                else units.parse_duration_s(idle, what="idle timeout"),
+                environment_variables=self.environment_variables,
+                arguments=self.arguments,
+                labels=self.labels,
+                owner=self.owner,
+                datasource=self.datasource,
+                engine=chosen_engine(source, self.engine),
+                job_id=None if self.lifetime is Lifetime.DETACHED else job_id,
+                changes=self.changes,
+                storage=self.storage,
+                node_ids=self.node_ids,
+            )
+            for _ in range(count)
+        ]
+
+
+def group_size(count: Any) -> int:
+    """Return how many instances a caller asks for.
+
+    Raises:
+        ConfigError: It is no whole number from 1 on.
+    """
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise ConfigError(
+            f"count {count!r} is no whole number", hint="say how many instances: 1, 2, 3 …"
+        )
+    number = operator.index(count)
+    if number < 1:
+        raise ConfigError(f"count {count!r} is not at least 1")
+    return number
+
+
+def _member(kind: Any, value: str, what: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
+
+
+def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{what} is {type(values).__name__}, not a mapping of text to text")
+    return {
+        _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
+        for key, value in (values or {}).items()
+    }
+
+
+def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence | None):
+        raise ConfigError(f"{what} {values!r} is not a list of texts", hint="write it as a list")
+    return tuple(_text(value, f"{what}[{n}]") for n, value in enumerate(values or ()))
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{what} is {type(value).__name__}, not text",
+            hint="convert it with str(), or leave it out",
+        )
+    texts.check_text(value, what)
+    return value
+
+
+def chosen_engine(source: project.Project, explicit: str | None = None) -> str:
+    """Return the engine of a project's instances: `explicit`, else its own, else the setting.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    name = explicit or source.config.deploy.engine or settings().engine
+    if name not in _ENGINES:
+        raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
+    return name

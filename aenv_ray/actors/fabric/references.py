@@ -1,0 +1,38 @@
+"""Where references lead: a project's directory, what is built in, what the hub has.
+
+Paths and built-in environments cost no look at the hub, and import nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aenv_ray.errors import EnvironmentNotFound
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+
+
+def resolve(reference: str | Path, connect: Callable[[], Any]) -> Project:
+    """Return the project that a reference names; blocks.
+
+    Args:
+        reference: As in `aenv_ray.project.project.resolve`, or ``name`` or ``name@version`` in the hub.
+        connect: Joins the fabric; called for what is neither a path nor built in, where a hub may
+            know it.
+
+    Raises:
+        EnvironmentNotFound: There is no such environment, version or directory.
+        CatalogConflict: The version is Failed.
+        ConfigError: The reference or the project's config is malformed.
+        FabricUnavailable: The hub or the artifact store does not answer.
+    """
+    try:
+        return project.resolve(reference)
+    except EnvironmentNotFound as exc:
+        if isinstance(reference, Path) or project.looks_like_path(reference):
+            raise
+        from aenv_ray.actors.fabric.catalog import published
+
+        return published(reference, connect, exc)

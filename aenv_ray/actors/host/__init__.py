@@ -1,0 +1,1 @@
+"""The actor that owns instances, and what it decides with."""

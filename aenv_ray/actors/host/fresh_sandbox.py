@@ -1,0 +1,138 @@
+"""One sandbox of a project for a moment, of which nothing is left afterwards: no Ray, no host.
+
+For whoever has to load a project's code and must not do it in his own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from aenv_ray import ids
+from aenv_ray.clock import SystemClock
+from aenv_ray.config import settings
+from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
+from aenv_ray.engines.process.engine import ProcessEngine
+from aenv_ray.ids import HostId
+from aenv_ray.project import project
+from aenv_ray.project.config import EnvironmentConfig
+
+logger = logging.getLogger(__name__)
+
+MakeEngine = Callable[[HostId], Engine]
+_GONE_S: Final = 10.0
+_LOOK_S: Final = 0.02
+
+
+@contextlib.asynccontextmanager
+async def fresh_sandbox(
+    source: project.Project,
+    *,
+    lifetime_s: float,
+    config: EnvironmentConfig | None = None,
+    make_engine: MakeEngine | None = None,
+) -> AsyncIterator[Sandbox]:
+    """Start a sandbox of a project; it ends with the block, with this process, or by its deadline.
+
+    Args:
+        source: The project; a copy of it is loaded, as instances get one.
+        lifetime_s: Until its deadline.
+        config: What it gets. None: what the project says.
+        make_engine: None: the process engine, with a launcher of its own.
+
+    Raises:
+        SandboxStartFailed: Its code does not load, or the sandbox cannot be made.
+        ConfigError: The project asks for what the engine does not have.
+        FabricUnavailable: This machine makes no sandboxes at all.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"aenv-fresh-{os.getpid()}-", dir="/tmp") as name:
+        directory = Path(name)
+        copy = await asyncio.to_thread(
+            project.unpack, source.archive(), source.digest, directory / "projects"
+        )
+        spec = SandboxSpec(
+            instance_id=ids.new_instance_id(source.config.name),
+            project_dir=copy,
+            config=config or source.config,
+            deadline=SystemClock().now() + lifetime_s,
+        )
+        async with _engine(directory, make_engine) as engine:
+            yield await engine.start(spec)
+
+
+@contextlib.asynccontextmanager
+async def _engine(directory: Path, make: MakeEngine | None) -> AsyncIterator[Engine]:
+    if make is None:
+        async with _own_process_engine(directory) as engine:
+            yield engine
+        return
+    engine = make(HostId("fresh"))
+    try:
+        yield engine
+    finally:
+        await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
+        await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
+    """Yield an engine whose launcher, templates and sandboxes all end with the block.
+
+    A launcher ends with the process that owns it. Here that is a ``cat`` which reads from us: it
+    ends when we close its input, and also when we are killed.
+    """
+    # A launcher keeps its templates for a while: the project's code was loaded in those, too.
+    owner = await asyncio.create_subprocess_exec(
+        "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    runtime_dir = directory / "run"
+    engine = ProcessEngine(
+        HostId("fresh"),
+        runtime_dir=runtime_dir,
+        data_dir=settings().data_dir,
+        scope="fresh",
+        owner_pid=owner.pid,
+        isolation=settings().isolation,
+    )
+    try:
+        yield engine
+    finally:
+        # A launcher holds its lock until it has ended; the file itself goes before.
+        locks = [os.open(lock, os.O_RDWR | os.O_CLOEXEC) for lock in runtime_dir.glob("*/lock")]
+        try:
+            owner.kill()
+            await owner.wait()
+            await engine.close()
+            await asyncio.to_thread(_wait_for_end, locks, runtime_dir)
+        finally:
+            for lock in locks:
+                os.close(lock)
+
+
+def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
+    """Wait for the end of the launchers that hold locks."""
+    deadline = time.monotonic() + _GONE_S
+    while any(map(_is_held, locks)):
+        if time.monotonic() > deadline:
+            # Where it cannot watch its owner it ends by itself, once nobody uses it.
+            logger.warning("a launcher in %s still ends", runtime_dir)
+            return
+        time.sleep(_LOOK_S)
+
+
+def _is_held(lock: int) -> bool:
+    """Whether the process that holds a lock runs."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""What `aenv doctor` checks."""

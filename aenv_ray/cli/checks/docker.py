@@ -1,0 +1,59 @@
+"""What ``aenv doctor`` says of the Docker daemon's OCI runtimes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aenv_ray.engines.docker.link import has_own_kernel
+from aenv_ray.findings import Finding, Verdict
+
+NAME: Final = "docker runtimes"
+_KNOWN: Final = ("crun", "runsc", "kata-runtime")
+"""Programs that it is worth to register where they are installed."""
+
+
+def check(
+    info: Mapping[str, Any],
+    wanted: str | None,
+    find: Callable[[str], str | None] = shutil.which,
+) -> Finding:
+    """Check that the daemon has the runtime that is wanted, and that its programs are there.
+
+    Args:
+        info: What the daemon says of itself.
+        wanted: ``AENV_DOCKER_RUNTIME``.
+        find: Returns the path of a program, None when it is not installed.
+    """
+    described: dict[str, dict[str, Any]] = {
+        name: dict(one or {})
+        for name, one in sorted(dict(info.get("Runtimes") or {}).items())
+        if not name.startswith("io.containerd.")
+    }
+    default = str(info.get("DefaultRuntime") or "runc")
+    absent = [name for name, one in described.items() if one.get("path") and not find(one["path"])]
+    words = []
+    for name, one in described.items():
+        notes = ["default"] if name == default else []
+        notes += ["its own kernel"] if has_own_kernel(one) else []
+        notes += [f"{one['path']} is not installed"] if name in absent else []
+        words.append(f"{name} ({', '.join(notes)})" if notes else name)
+    found = ", ".join(words) or "none is told"
+    if wanted and wanted not in described:
+        found = f"AENV_DOCKER_RUNTIME is {wanted}, which the daemon does not have; it has {found}"
+        return Finding(NAME, Verdict.FAILED, found, _registering(wanted, find(wanted)))
+    if absent:
+        mend = f"install {', '.join(absent)}, or take the daemon's setting away"
+        return Finding(NAME, Verdict.WARNING, found, mend)
+    programs = {str(one.get("path", "")).rpartition("/")[2] for one in described.values()}
+    unused = [
+        f"{program} is installed and not registered"
+        for program in _KNOWN
+        if find(program) and program not in programs and program not in described
+    ]
+    return Finding(NAME, Verdict.OK, "; ".join([found, *unused]))
+
+
+def _registering(name: str, path: str | None) -> str:
+    return f"dockerd --add-runtime {name}={path or '/path/to/it'}, or unset AENV_DOCKER_RUNTIME"

@@ -1,0 +1,170 @@
+"""What ``aenv doctor`` looks at where instances are pods: each check asks the real API.
+
+Hosts run on Ray's workers, whose service account alone may make pods. Elsewhere in the cluster, as
+on the head, a worker is asked to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+from aenv_ray.config import Settings
+from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
+
+if TYPE_CHECKING:
+    from aenv_ray.engines.base import Sandbox
+    from aenv_ray.engines.kubernetes.client import KubernetesClient
+
+ENGINE: Final = "engine kubernetes"
+_NETWORK: Final = "pods' network"
+_LABEL: Final = ("aenv-ray.io/engine", "kubernetes")
+_TRY_S: Final = 240.0
+_SCHEDULE_S: Final = 60.0
+_REACH_S: Final = 5.0
+_REACH: Final = "import socket; socket.create_connection(({address!r}, {port}), {wait_s})"
+_INSIDE_MEND: Final = (
+    "run it inside: kubectl exec --namespace aenv HEAD -- aenv doctor; from outside: "
+    "aenv cluster doctor"
+)
+_POLICIES_MEND: Final = "apply those of clusters/kuberay/base/network-policies.yaml"
+_PLUGIN_MEND: Final = (
+    "use a network plugin that enforces NetworkPolicies, such as Calico or Cilium; until then an "
+    "environment can reach Ray"
+)
+
+
+def is_here(settings: Settings) -> bool:
+    """Whether instances are pods here, or a host in this pod could make them."""
+    return settings.engine == "kubernetes" or settings.pod_name is not None
+
+
+def engine(settings: Settings) -> list[Finding]:
+    """Check the kubernetes engine, here or on a worker; blocks."""
+    if settings.pod_name is not None:
+        return look_here()
+    if settings.ray_address is None:
+        found = "this is no pod of a Ray cluster, and RAY_ADDRESS names none to ask"
+        return [Finding(ENGINE, Verdict.FAILED, found, _INSIDE_MEND)]
+    from aenv_ray.actors.ray_shell.remote_tasks import on_a_worker
+
+    try:
+        return on_a_worker(look_here, _LABEL, _TRY_S + _SCHEDULE_S)
+    except AenvError as exc:
+        return [Finding(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
+
+
+def look_here() -> list[Finding]:
+    """Check the kubernetes engine with the service account of this process's pod; blocks."""
+    from aenv_ray.config import settings
+    from aenv_ray.engines.kubernetes.client import KubernetesClient
+
+    return asyncio.run(examine(settings(), KubernetesClient(settings().kubernetes_namespace)))
+
+
+async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]:
+    """Check permissions, an instance, and what that reaches.
+
+    Args:
+        settings: Of the host whose place this is.
+        client: Of the API; closed afterwards.
+    """
+    from aenv_ray.engines.kubernetes.client import ApiRefused
+
+    try:
+        missing = await _missing(client)
+        if missing:
+            words = ", ".join(missing)
+            found = f"the service account of {socket.gethostname()} may not: {words}"
+            mend = f"grant it in a Role of namespace {client.namespace}, as clusters/kuberay does"
+            return [Finding(ENGINE, Verdict.FAILED, found, mend)]
+        begun = time.monotonic()
+        async with _tried(settings, client) as sandbox:
+            took_s = time.monotonic() - begun
+            network = await _network(sandbox)
+            found = f"works in namespace {client.namespace}, {sandbox.start_mode}, {took_s:.1f} s"
+        return [Finding(ENGINE, Verdict.OK, found), network]
+    except AenvError as exc:
+        return [Finding(ENGINE, Verdict.FAILED, exc.message, exc.hint or "")]
+    except ApiRefused as exc:
+        return [Finding(ENGINE, Verdict.FAILED, f"the Kubernetes API refuses: {exc.message}")]
+    except (OSError, TimeoutError) as exc:
+        return [Finding(ENGINE, Verdict.FAILED, f"{type(exc).__name__}: {exc}")]
+    finally:
+        await client.close()
+
+
+async def _missing(client: KubernetesClient) -> list[str]:
+    """Return the permissions of the engine that this service account lacks, in words."""
+    from aenv_ray.engines.kubernetes.permissions import Access
+
+    words = []
+    for access in Access:
+        if not await client.may(access):
+            group = f".{access.value.group}" if access.value.group else ""
+            words.append(f"{access.value.verb} {access.value.resource}{group}")
+    return words
+
+
+@contextlib.asynccontextmanager
+async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[Sandbox]:
+    """Yield an instance of mini-terminal in a pod, and leave nothing of it."""
+    from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
+    from aenv_ray.engines.kubernetes.engine import KubernetesEngine
+    from aenv_ray.engines.kubernetes.namespace import place_of
+    from aenv_ray.ids import HostId
+    from aenv_ray.project import project
+
+    engine = KubernetesEngine(
+        HostId(f"doctor-{secrets.token_hex(4)}"), runtime_dir=settings.runtime_dir,
+        data_dir=settings.data_dir, scope="doctor", place=place_of(settings), client=client,
+        schedule_s=_SCHEDULE_S,
+    )  # fmt: skip
+    source = project.resolve("mini-terminal")
+    async with (
+        asyncio.timeout(_TRY_S),
+        fresh_sandbox(source, lifetime_s=_TRY_S, make_engine=lambda _: engine) as sandbox,
+    ):
+        await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
+        yield sandbox
+
+
+async def _network(sandbox: Sandbox) -> Finding:
+    """Look whether an instance without network reaches this pod, as nothing of ours may be."""
+    from aenv_ray.actors.calls import wire
+
+    for word in sandbox.isolation.missing:
+        if word.startswith("network: "):
+            return Finding(_NETWORK, Verdict.WARNING, word.partition(": ")[2], _POLICIES_MEND)
+    try:
+        address = _own_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+    except OSError as exc:
+        return Finding(_NETWORK, Verdict.WARNING, f"cannot be looked at from here: {exc}")
+    with listener:
+        port = listener.getsockname()[1]
+        code = _REACH.format(address=address, port=port, wait_s=_REACH_S)
+        params = {"arguments": {"command": ["python3", "-c", code]},
+                  "_meta": {"aenv/timeout_s": 4 * _REACH_S}}  # fmt: skip
+        answer = await sandbox.request("aenv/exec", params, deadline_s=8 * _REACH_S)
+    if wire.decode("aenv/exec", answer).exit_code == 0:
+        found = "NetworkPolicies are there, and nothing enforces them"
+        return Finding(_NETWORK, Verdict.WARNING, found, _PLUGIN_MEND)
+    return Finding(_NETWORK, Verdict.OK, "an instance without network reaches no Ray pod")
+
+
+def _own_address() -> str:
+    """Return the address by which other pods reach this one; nothing is sent."""
+    api = os.environ.get("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    family = socket.AF_INET6 if ":" in api else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((api, 9))
+        return str(sock.getsockname()[0])

@@ -1,0 +1,253 @@
+"""What ``aenv doctor`` looks at: each check tries the real thing and names the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from aenv_ray.config import Settings
+from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
+
+if TYPE_CHECKING:
+    from aenv_ray.engines.base import Engine, Sandbox
+
+_TRY_S: Final = 60.0
+_CONNECT_S: Final = 3.0
+_LEAST_DISK_BYTES: Final = 1 << 30
+_LEAST_SHM_BYTES: Final = 256 << 20
+_INTERNET: Final = ("pypi.org", 443)
+_DOCKER: Final = "engine docker"
+_NAMESPACES_MEND: Final = (
+    "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
+    "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+)
+
+
+def versions() -> Finding:
+    """Check that what is installed is what this version was made for."""
+    from packaging.requirements import Requirement
+
+    wrong = []
+    for line in importlib.metadata.requires("aenv-ray") or []:
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        try:
+            found = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{wanted.name} is missing")
+            continue
+        if not wanted.specifier.contains(found, prereleases=True):
+            wrong.append(f"{wanted.name} {found} is not {wanted.specifier}")
+    here = f"Python {platform.python_version()}, Ray {importlib.metadata.version('ray')}"
+    if wrong:
+        mend = f"{sys.executable} -m pip install --upgrade aenv-ray"
+        return Finding("versions", Verdict.FAILED, "; ".join(wrong), mend)
+    return Finding("versions", Verdict.OK, here)
+
+
+def disk(settings: Settings) -> list[Finding]:
+    """Check that there is room, and that it is ours."""
+    checks = []
+    places = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
+              ("runtime", settings.runtime_dir, _LEAST_SHM_BYTES, "AENV_RUNTIME_DIR"))  # fmt: skip
+    for name, place, least, variable in places:
+        existing = next(path for path in (place, *place.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        found = f"{place}: {free >> 20:,} MiB free"
+        mend = f"make room, or set {variable} to another directory"
+        if not os.access(existing, os.W_OK | os.X_OK):
+            checks.append(Finding(name, Verdict.FAILED, f"{place} cannot be written", mend))
+        elif free < least:
+            checks.append(Finding(name, Verdict.WARNING, found, mend))
+        else:
+            checks.append(Finding(name, Verdict.OK, found))
+    return checks
+
+
+def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Finding]:
+    """Check that ``aenv up`` could listen; `ours`: it does already."""
+    checks = []
+    for port in wanted:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError as exc:
+                if ours:
+                    checks.append(Finding(f"port {port}", Verdict.OK, "used by aenv up"))
+                    continue
+                option = "--port" if port == wanted[0] else "--mcp-port"
+                checks.append(
+                    Finding(
+                        f"port {port}", Verdict.WARNING, str(exc.strerror), f"aenv up {option} 0"
+                    )
+                )
+            else:
+                checks.append(Finding(f"port {port}", Verdict.OK, "free"))
+    return checks
+
+
+def redis(settings: Settings) -> Finding:
+    """Check the hub's Redis, or that there is a program to run one."""
+    if settings.redis_url is None:
+        from aenv_ray.hub.redis_server import find_program
+
+        try:
+            program, version = find_program()
+        except AenvError as exc:
+            return Finding("redis", Verdict.FAILED, exc.message, "sudo apt install redis-server")
+        return Finding("redis", Verdict.OK, f"{program} {'.'.join(map(str, version))}")
+    return asyncio.run(_ping(settings.redis_url))
+
+
+async def _ping(url: str) -> Finding:
+    from aenv_ray.hub.connection import connect, redacted, redis_errors
+
+    try:
+        client = connect(url)
+        try:
+            with redis_errors(redacted(url)):
+                await client.ping()
+        finally:
+            await client.aclose()
+    except AenvError as exc:
+        return Finding("redis", Verdict.FAILED, exc.message, "correct AENV_REDIS_URL, or unset it")
+    return Finding("redis", Verdict.OK, f"{redacted(url)} answers")
+
+
+def ray(settings: Settings) -> Finding:
+    """Check that a Ray that is named answers; where none is, one is started when it is needed."""
+    from aenv_ray import local_fabric
+
+    fabric = local_fabric.read(settings.data_dir)
+    address = settings.ray_address or (fabric.ray_address if fabric is not None else "")
+    if not address:
+        return Finding("ray", Verdict.OK, "none runs; one is started when it is needed")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return Finding("ray", Verdict.OK, f"{address} answers")
+    except (OSError, ValueError) as exc:
+        mend = "correct RAY_ADDRESS, or unset it" if settings.ray_address else "aenv down"
+        return Finding("ray", Verdict.FAILED, f"{address}: {exc}", mend)
+
+
+def internet() -> Finding:
+    """Check what projects with requirements need."""
+    try:
+        with socket.create_connection(_INTERNET, _CONNECT_S):
+            return Finding("internet", Verdict.OK, f"{_INTERNET[0]} answers")
+    except OSError as exc:
+        return Finding("internet", Verdict.WARNING, f"{_INTERNET[0]}: {exc}",
+                     "needed only for new requirements.txt and images; use a mirror")  # fmt: skip
+
+
+def engines(settings: Settings) -> list[Finding]:
+    """Check each engine by an instance that runs a command."""
+    return [asyncio.run(_process(settings)), *asyncio.run(_docker(settings))]
+
+
+async def _process(settings: Settings) -> Finding:
+    from aenv_ray.engines.process.engine import ProcessEngine
+    from aenv_ray.ids import HostId
+
+    name = "engine process"
+    try:
+        with _short_directory() as root:
+            engine = ProcessEngine(
+                HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope="doctor",
+                owner_pid=os.getpid(), isolation=settings.isolation,
+            )  # fmt: skip
+            async with _tried(engine) as sandbox:
+                kind, missing = sandbox.isolation.kind, sandbox.isolation.missing
+    except (AenvError, OSError, TimeoutError) as exc:
+        return Finding(name, Verdict.FAILED, _line(exc), _NAMESPACES_MEND)
+    if kind == "none":
+        found = f"works, without isolation: {'; '.join(missing)}"
+        return Finding(name, Verdict.WARNING, found, _NAMESPACES_MEND)
+    return Finding(name, Verdict.OK, f"works, isolated by {kind}")
+
+
+async def _docker(settings: Settings) -> list[Finding]:
+    """Check the daemon, and the OCI runtimes of one that answers."""
+    from aenv_ray.cli.checks import docker as checks_docker
+    from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+
+    try:
+        client = DockerClient(settings.docker_host)
+        try:
+            info = dict(await client.request("GET", "/info"))
+        finally:
+            await client.close()
+    except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
+        mend = "start Docker, or set DOCKER_HOST: sudo systemctl start docker"
+        return [Finding(_DOCKER, Verdict.FAILED, _line(exc), mend)]
+    runtimes = checks_docker.check(info, settings.docker_runtime)
+    return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
+
+
+async def _docker_engine(settings: Settings, daemon: str) -> Finding:
+    from aenv_ray.engines.docker.engine import DockerEngine
+    from aenv_ray.ids import HostId
+
+    name = _DOCKER
+    if settings.docker_image is None:
+        found = f"{daemon} answers; no image is named to try it with"
+        return Finding(name, Verdict.OK, found, "AENV_DOCKER_IMAGE=python:3.12-slim aenv doctor")
+    try:
+        with _short_directory() as root:
+            engine = DockerEngine(
+                HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope=root.name,
+                owner_pid=os.getpid(), address=settings.docker_host, image=settings.docker_image,
+                runtime=settings.docker_runtime,
+            )  # fmt: skip
+            async with _tried(engine):
+                pass
+    except (AenvError, OSError, TimeoutError) as exc:
+        return Finding(name, Verdict.FAILED, _line(exc), f"docker pull {settings.docker_image}")
+    return Finding(name, Verdict.OK, f"works, {daemon}, {settings.docker_image}")
+
+
+@contextlib.asynccontextmanager
+async def _tried(engine: Engine) -> AsyncIterator[Sandbox]:
+    """Yield an instance of mini-terminal that answers, and leave nothing of it."""
+    from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
+    from aenv_ray.project import project
+    from aenv_ray.project.config import NetworkMode
+
+    source = project.resolve("mini-terminal")
+    deploy = source.config.deploy.model_copy(update={"network": NetworkMode.NONE})
+    config = source.config.model_copy(update={"deploy": deploy})
+    async with (
+        asyncio.timeout(_TRY_S),
+        fresh_sandbox(
+            source, lifetime_s=_TRY_S, config=config, make_engine=lambda _: engine
+        ) as sandbox,
+    ):
+        await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
+        yield sandbox
+
+
+@contextlib.contextmanager
+def _short_directory() -> Any:
+    """Yield a directory whose path is short enough for sockets, gone with the block."""
+    with tempfile.TemporaryDirectory(prefix="ad-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+def _line(exc: BaseException) -> str:
+    text = exc.message if isinstance(exc, AenvError) else str(exc)
+    return " ".join((text or type(exc).__name__).split())[:300]

@@ -1,0 +1,1 @@
+"""Processes on this machine that commands start: a Ray, a server."""

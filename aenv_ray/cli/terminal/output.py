@@ -1,0 +1,209 @@
+"""How results are printed on standard output: a table for people, JSON or YAML for programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from aenv_ray.cli.terminal import console
+
+_GAP: Final = "  "
+_LEAST: Final = 8
+"""Columns that a table's column keeps on a narrow terminal."""
+_BOLD, _OFF = "\033[1m", "\033[0m"
+
+Columns = Mapping[str, Callable[[Any], Any]]
+"""Heading → what a row shows under it."""
+
+
+class Format(StrEnum):
+    """How a result is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def chosen(given: Format | None) -> Format:
+    """Return the format: the option's, else the config file's, else a table.
+
+    Raises:
+        ConfigError: The config file cannot be read.
+    """
+    if given is not None:
+        return given
+    from aenv_ray.cli.terminal import config_file
+
+    return Format(config_file.find().values.output)
+
+
+def show_rows(
+    rows: Sequence[Any], given: Format | None, columns: Columns, *, empty: str = "nothing"
+) -> None:
+    """Print a list.
+
+    Args:
+        rows: JSON data each.
+        given: The ``-o`` option.
+        columns: Of the table.
+        empty: Said, on standard error, in place of a table without rows.
+    """
+    form = chosen(given)
+    if form is not Format.TABLE:
+        _write(as_text(list(rows), form))
+    elif rows:
+        _write(
+            table([[_cell(get(row)) for get in columns.values()] for row in rows], list(columns))
+        )
+    else:
+        console.say(empty)
+
+
+def show(data: Any, given: Format | None, lines: Mapping[str, Any] | str | None = None) -> None:
+    """Print one result.
+
+    Args:
+        data: JSON data.
+        given: The ``-o`` option.
+        lines: What people see instead: a text, or names with values. None: `data` itself.
+    """
+    form = chosen(given)
+    if form is not Format.TABLE:
+        _write(as_text(data, form))
+        return
+    shown = data if lines is None else lines
+    if isinstance(shown, Mapping):
+        shown = pairs(shown)
+    _write(printable(str(shown), keep="\n\t") + "\n")
+
+
+def show_done(data: Any, given: Format | None) -> None:
+    """Print what was done, for programs; people were told."""
+    if chosen(given) is not Format.TABLE:
+        show(data, given)
+
+
+def as_text(data: Any, form: Format) -> str:
+    """Return JSON data as JSON or YAML."""
+    if form is Format.YAML:
+        import yaml
+
+        dump: Any = yaml.safe_dump
+        plain = json.loads(json.dumps(data))  # YAML takes no member of an enum for the text it is
+        return str(dump(plain, sort_keys=False, allow_unicode=True))
+    return json.dumps(data, indent=2, ensure_ascii=not _can_write(data)) + "\n"
+
+
+def _can_write(data: Any) -> bool:
+    """Return whether standard output can carry the data as it is."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    """Return names and values as aligned lines; what is empty is left out."""
+    from rich.cells import cell_len, set_cell_size
+
+    known = {
+        name: _cell(value) for name, value in values.items() if value not in (None, "", [], {})
+    }
+    width = max(map(cell_len, known), default=0)
+    return "\n".join(f"{set_cell_size(name, width)}{_GAP}{known[name]}" for name in known)
+
+
+def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
+    """Return aligned rows; on a terminal other columns than the first are cut to its width."""
+    from rich.cells import cell_len
+
+    everything = [list(headings), *rows]
+    widths = [max(cell_len(row[n]) for row in everything) for n in range(len(headings))]
+    terminal = sys.stdout.isatty()
+    if terminal:
+        widths = fitted(widths, shutil.get_terminal_size().columns)
+    lines = [_line(row, widths) for row in everything]
+    if terminal and console.wants_colour():
+        lines[0] = f"{_BOLD}{lines[0]}{_OFF}"
+    return "\n".join(lines) + "\n"
+
+
+def fitted(widths: Sequence[int], available: int) -> list[int]:
+    """Return column widths that fit, the widest made narrower first, down to `_LEAST` each.
+
+    The first column stays whole: it names the row, for further commands.
+    """
+    first, *result = widths
+    over = first + sum(result) + len(_GAP) * len(result) - available
+    while over > 0 and result:
+        widest = max(range(len(result)), key=result.__getitem__)
+        if result[widest] <= _LEAST:
+            break
+        result[widest] -= 1
+        over -= 1
+    return [first, *result]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    cells = [
+        text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
+        for text, width in zip(row, widths, strict=True)
+    ]
+    padded = [set_cell_size(text, width) for text, width in zip(cells, widths, strict=True)]
+    return _GAP.join(padded).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return printable(",".join(f"{k}={v}" for k, v in value.items())) or "-"
+    if isinstance(value, list | tuple):
+        return printable(", ".join(map(str, value))) or "-"
+    return printable(" ".join(str(value).split()))
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return text without what would steer a terminal: it may be anybody's."""
+    return "".join(c if c.isprintable() or c in keep else "\ufffd" for c in text)
+
+
+def moment(value: Any) -> str:
+    """Return a time for people, in their zone: from seconds since the epoch or ISO 8601."""
+    if value in (None, ""):
+        return "-"
+    try:
+        when = (
+            datetime.fromtimestamp(float(value), UTC)
+            if isinstance(value, int | float)
+            else datetime.fromisoformat(str(value))
+        )
+        return when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(value)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    number = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def _write(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()

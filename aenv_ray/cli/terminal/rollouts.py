@@ -1,0 +1,170 @@
+"""Rollouts as commands show them: a bar while they run, their numbers at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.output import pairs
+from aenv_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aenv_ray.sampling import Sampling, Summary
+
+_SETTLE_S: Final = 10.0
+_CAUSES_SHOWN: Final = 3
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a file that cannot be written, before anything runs.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        with out.open("a", encoding="utf-8"):
+            pass
+    except OSError as exc:
+        raise ConfigError(
+            f"{out} cannot be written: {exc.strerror}", hint="name another file with --out"
+        ) from exc
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse to replace a file that is none of episodes.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    from pydantic import ValidationError
+
+    from aenv_ray.sampling import Episode
+
+    if not out.is_file() or not out.stat().st_size:
+        return
+    try:
+        with out.open(encoding="utf-8", errors="replace") as file:
+            Episode.model_validate_json(file.readline())
+    except (OSError, ValidationError) as exc:
+        raise ConfigError(
+            f"{out} holds something else than episodes, and would be replaced",
+            hint="name another file with --out",
+        ) from exc
+
+
+@contextlib.contextmanager
+def on_ray() -> Iterator[None]:
+    """Leave Ray when the block ends, and standard output to data while it runs."""
+    from aenv_ray.actors.fabric import entrance
+
+    # Ray prints its warnings on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            entrance.shutdown()
+
+
+def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
+    """Return the summary of all episodes, also when their file could not be written."""
+    try:
+        return _run(sampling, quiet=quiet)
+    except ConfigError as exc:
+        if exc is not sampling.output_failure:
+            raise
+        return sampling.summary()
+
+
+def _run(sampling: Sampling, *, quiet: bool) -> Summary:
+    if quiet:
+        return _run_quietly(sampling)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("success {task.fields[success]}"), TextColumn("void {task.fields[void]}"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    succeeded = void = 0
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        rollouts = bar.add_task(
+            "rollouts", total=sampling.total, completed=sampling.kept, success=0, void=0
+        )
+        for episode in sampling:
+            succeeded += episode.reward is not None and episode.reward >= 1.0
+            void += episode.reward is None
+            if episode.error is not None:
+                bar.console.print(f"{episode.task_id}: {episode.error}", markup=False)
+            bar.update(rollouts, advance=1, success=succeeded, void=void)
+    return sampling.summary()
+
+
+def _run_quietly(sampling: Sampling) -> Summary:
+    """Without a bar; what went wrong is said all the same, the first few times."""
+    void = 0
+    for episode in sampling:
+        if episode.error is None:
+            continue
+        void += 1
+        if void <= _CAUSES_SHOWN:
+            console.say(f"{episode.task_id}: {episode.error}")
+    if void > _CAUSES_SHOWN:
+        console.say(f"and {void - _CAUSES_SHOWN} more episodes with an error")
+    return sampling.summary()
+
+
+def instances_left(environment: str, engine: str | None) -> int:
+    """Count what still runs, by what runs it; what is ending gets a moment.
+
+    Args:
+        environment: Whose sandboxes are not to be kept ready for more rollouts: none follow.
+        engine: That the rollouts asked for.
+    """
+    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric.warm_api import warm
+    from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
+
+    # What still starts, or is on a host that is away, is counted, and ends with this job.
+    with contextlib.suppress(DeadlineExceeded, FabricUnavailable):
+        warm(environment, 0, engine=engine)
+    connection = entrance.init()
+    deadline = time.monotonic() + _SETTLE_S
+    while (left := connection.count_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def table(summary: Summary, left: int | None = None) -> str:
+    """Return the numbers of rollouts for people.
+
+    Args:
+        summary: The numbers.
+        left: How many instances were left; None: nobody counted.
+    """
+
+    def ms(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f} ms"
+
+    mean = "-" if summary.reward_mean is None else f"{summary.reward_mean:.3f}"
+    own = summary.policy_failed + summary.timed_out + summary.reward_failed
+    rows = [
+        ("rollouts", f"{summary.rollouts}"),
+        ("success", f"{summary.succeeded} of {summary.rollouts}"),
+        ("reward mean", mean),
+        ("infrastructure failures", f"{summary.infra_failed}"),
+        ("void in total", f"{summary.infra_failed + own}"),
+        ("tool calls", f"{summary.tool_calls}"),
+        ("calls/s", f"{summary.calls_per_s:.0f}"),
+        ("create p50 / p99", f"{ms(summary.create_p50_ms)} / {ms(summary.create_p99_ms)}"),
+        ("call p50 / p99", f"{ms(summary.call_p50_ms)} / {ms(summary.call_p99_ms)}"),
+        ("wall time", f"{summary.wall_s:.1f} s"),
+    ]
+    if left is not None:
+        rows.append(("instances left", f"{left}"))
+    return pairs(dict(rows))

@@ -1,0 +1,1 @@
+"""The docker engine; its entry point is `engine`."""

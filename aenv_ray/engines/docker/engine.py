@@ -1,0 +1,320 @@
+"""The docker engine: instances are containers of the node's Docker daemon.
+
+Container and host share one directory, mounted into that container alone, and speak through a Unix
+socket in it: no port is opened anywhere. Containers are no children of the host and go on without
+it; `aenv_ray.engines.docker.janitor`, a process of the node, ends those that nobody owns. What
+exists is always asked of the daemon, and what became of it is told by its event stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.docker import files as docker_files
+from aenv_ray.engines.docker import janitor as docker_janitor
+from aenv_ray.engines.docker import spec as specs
+from aenv_ray.engines.docker.containers import Containers
+from aenv_ray.engines.docker.files import DockerFiles, container_name, second_name
+from aenv_ray.engines.docker.instance import CAUSE_WAIT_S, Instance, await_boot
+from aenv_ray.engines.docker.instances import Instances
+from aenv_ray.engines.docker.link import Links
+from aenv_ray.engines.docker.plan import Planner
+from aenv_ray.engines.docker.presence import Presence
+from aenv_ray.engines.docker.sidecar import SecondContainers
+from aenv_ray.engines.docker.surroundings import Surroundings
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.node.local_storage import LocalStorage
+from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.errors import AenvError, SandboxStartFailed
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import Isolation
+from aenv_ray.project.storage import StorageMount
+
+RELEASED: Final = "it was released"
+
+
+class DockerEngine(Engine):
+    """Sandboxes as containers.
+
+    Args:
+        host_id: Under which a restarted host finds its sandboxes.
+        runtime_dir: For sockets; short, and visible to the daemon under the same path.
+        data_dir: For kits; visible to the daemon under the same path.
+        scope: One janitor serves each scope: a Ray node.
+        owner_pid: Process with which everything ends: the raylet.
+        address: Of the daemon: ``unix:///path``.
+        image: Of projects that name none.
+        runtime: OCI runtime of projects that name none; None for the daemon's.
+        docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
+        grace_s: How long containers wait for a host that went away.
+        storage_dir: For what outlives containers; visible to the daemon under the same path. None:
+            in the data directory.
+    """
+
+    name = "docker"
+    capabilities = Capabilities(
+        isolation="container",
+        network_modes=frozenset({"none", "host", "internet", "allowlist"}),
+        second_container=True,
+        storage=True,
+        slow_start=True,
+    )
+
+    def __init__(
+        self,
+        host_id: HostId,
+        *,
+        runtime_dir: Path,
+        data_dir: Path,
+        scope: str,
+        owner_pid: int,
+        address: str,
+        image: str | None = None,
+        runtime: str | None = None,
+        docker_config: Path = Path("~", ".docker"),
+        grace_s: float = docker_janitor.ADOPTION_GRACE_S,
+        storage_dir: Path | None = None,
+    ) -> None:
+        self._host_id = host_id
+        self._scope = docker_files.docker_scope(scope)
+        self._files = DockerFiles(node_directory(runtime_dir, self._scope))
+        self._client = DockerClient(address)
+        self._containers = Containers(self._client, self._files, self._scope, host_id)
+        self._instances = Instances(self._containers, self._files)
+        self._presence = Presence(
+            self._client,
+            address=address,
+            files=self._files,
+            scope=self._scope,
+            host_id=host_id,
+            owner_pid=owner_pid,
+            grace_s=grace_s,
+            on_event=self._instances.on_event,
+            on_gap=self._instances.find_ended,
+        )
+        self._planner = Planner(
+            self._client, self._files, self._scope, host_id,
+            cache_dir=data_dir / "docker", image=image, runtime=runtime,
+            docker_config=docker_config,
+        )  # fmt: skip
+        self._storage = LocalStorage(storage_dir or data_dir / "storage")
+        self._links = Links(self._client, self._files)
+        self._seconds = SecondContainers(self._containers, self._files, self._links)
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    # --- the daemon -----------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Connect; does nothing when connected.
+
+        Raises:
+            FabricUnavailable: The daemon does not answer, or refuses this user.
+        """
+        async with self._opening:
+            if self._is_open:
+                return
+            await self._planner.learn()
+            await self._presence.enter()
+            await asyncio.to_thread(self._links.open)
+            self._is_open = True
+
+    # --- starting -------------------------------------------------------------------------------
+
+    async def start_many(  # noqa: D102
+        self, specs: Sequence[SandboxSpec]
+    ) -> list[Sandbox | AenvError]:
+        await self._open()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._start_one(spec)) for spec in specs]
+        return [task.result() for task in tasks]
+
+    async def _start_one(self, spec: SandboxSpec) -> Sandbox | AenvError:
+        try:
+            return await self._boot(spec)
+        except DaemonRefused as exc:
+            self._planner.note_refusal(exc)
+            return SandboxStartFailed(
+                f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
+            )
+        except AenvError as exc:
+            return exc
+
+    async def _boot(self, spec: SandboxSpec) -> Sandbox:
+        if self._instances.find(spec.instance_id) is not None:
+            raise SandboxStartFailed(
+                f"{spec.instance_id} did not start: it runs already", instance_id=spec.instance_id
+            )
+        name = container_name(self._scope, spec.instance_id)
+        async with self._planner.surroundings(spec, name) as around:
+            if spec.storage is None:
+                return await self._boot_in(spec, around)
+            storage = await asyncio.to_thread(self._storage.open, spec.storage)
+            return await self._boot_in(spec, replace(around, storage=storage))
+
+    async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
+        name = around.name
+        instance = self._instances.track(spec.instance_id, name)
+        instance.has_second = around.second is not None
+        hides_source = spec.config.deploy.hide_source
+        try:
+            self._make_files(spec, around)
+            if hides_source:
+                copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
+                around = replace(around, project_dir=copy)
+            body = specs.container_body(spec, around)
+            link = instance.links[name] = self._links.link(name, body)
+            async with self._containers.slot():
+                instance.container_id = await self._containers.create(name, body)
+                await self._containers.start(name, instance.container_id, link)
+                instance.started.add(name)
+            async with self._seconds.beside(instance, spec, around):
+                await await_boot(instance, link, partial(self._containers.last_words, name))
+            if hides_source:
+                await asyncio.to_thread(self._files.empty_project, name)
+            return await self._connect(
+                instance, specs.isolation(spec, around), specs.start_mode(around)
+            )
+        except BaseException:
+            for opened in instance.links.values():
+                opened.close()
+            self._instances.untrack(instance)
+            await self._instances.remove_surely(instance)
+            raise
+
+    def _make_files(self, spec: SandboxSpec, around: Surroundings) -> None:
+        try:
+            self._files.make_run_directory(around.name)
+            if around.is_unattached:
+                self._files.write_etc(around.name, specs.hostname(spec))
+        except OSError as exc:
+            raise SandboxStartFailed(
+                f"{spec.instance_id} did not start: its files cannot be written: {exc}",
+                hint="is there room in AENV_RUNTIME_DIR?", instance_id=spec.instance_id,
+            ) from exc  # fmt: skip
+
+    # --- running --------------------------------------------------------------------------------
+
+    async def _connect(self, instance: Instance, isolation: Isolation, mode: str) -> DoorSandbox:
+        async def find_cause() -> str:
+            return await asyncio.shield(instance.ended)
+
+        async def open_door(name: str) -> DoorSandbox:
+            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
+            try:
+                await sandbox.connect(await instance.links[name].open())
+            except OSError as exc:
+                raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
+            return sandbox
+
+        if instance.has_second:
+            instance.second = await open_door(second_name(instance.name))
+        sandbox = instance.sandbox = await open_door(instance.name)
+        sandbox.requests.second = instance.second
+        if instance.ended.done():
+            sandbox.end(instance.ended.result())
+        for opened in (sandbox, instance.second):
+            if opened is not None:
+                opened.on_end(partial(self._instances.forsake, instance))
+        return sandbox
+
+    async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
+        await self._open()
+        name = container_name(self._scope, instance_id)
+        instance = self._instances.find(instance_id) or self._instances.track(instance_id, name)
+        try:
+            details = await self._containers.details(name)
+            instance.container_id = details["Id"]
+            instance.started.add(name)
+            row_labels = details["Config"]["Labels"]
+            if row_labels[docker_files.HOST_LABEL] != self._host_id:
+                raise lost(instance_id, "it belongs to another host")
+            instance.has_second = docker_files.VOLUME_LABEL in row_labels
+            instance.links[name] = self._links.link(name, details["Config"], details["Id"])
+            cause = await self._seconds.find(instance) if instance.has_second else None
+            if not details["State"]["Running"]:
+                cause = self._containers.cause(name, details, instance.out_of_memory)
+            if cause is not None:
+                await self._instances.discard(instance)
+                raise lost(instance_id, cause)
+            return await self._connect(
+                instance,
+                specs.listed_isolation(row_labels),
+                row_labels[docker_files.START_MODE_LABEL],
+            )
+        except DaemonRefused as exc:
+            self._instances.untrack(instance)
+            raise lost(instance_id, "it ended while its host was away") from exc
+        except AenvError:
+            self._instances.untrack(instance)
+            raise
+
+    async def running(self) -> list[RunningSandbox]:  # noqa: D102
+        await self._open()
+        return await self._containers.running()
+
+    async def set_deadline(  # noqa: D102
+        self, instance_id: InstanceId, deadline: float
+    ) -> None:
+        await self._open()
+        name = container_name(self._scope, instance_id)
+        instance = self._instances.find(instance_id)
+        sandbox = None if instance is None else instance.sandbox
+        if instance is not None and sandbox is not None and sandbox.end_cause is None:
+            has_second = instance.has_second  # its connection is the proof that it runs
+        else:
+            try:
+                details = await self._containers.details(name)
+            except DaemonRefused as exc:
+                raise lost(instance_id, "it does not run") from exc
+            if not details["State"]["Running"]:
+                raise lost(instance_id, "it does not run")
+            has_second = docker_files.VOLUME_LABEL in details["Config"]["Labels"]
+        self._files.move_deadline(name, deadline)
+        if has_second:
+            self._files.move_deadline(second_name(name), deadline)
+
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        instance = self._instances.find(instance_id)
+        if instance is None:
+            raise lost(instance_id, "it does not run")
+        ended = instance.ended if follow else None
+        return self._containers.logs(instance.name, lines=tail_lines, ended=ended)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
+        if not instance_ids:
+            return
+        await self._open()
+        async with asyncio.TaskGroup() as group:
+            for instance_id in instance_ids:
+                group.create_task(self._stop_one(instance_id))
+
+    async def _stop_one(self, instance_id: InstanceId) -> None:
+        name = container_name(self._scope, instance_id)
+        instance = self._instances.find(instance_id)
+        if instance is not None:
+            self._instances.finish(instance, RELEASED)
+        async with self._containers.slot():
+            has_second = instance is None or instance.has_second  # else it is not known
+            await self._containers.remove_all(name, has_second=has_second)
+        self._files.clean(name)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await asyncio.to_thread(self._storage.delete, storage)
+
+    async def close(self) -> None:  # noqa: D102
+        self._presence.leave()
+        self._is_open = False
+        await self._instances.settle()
+        await self._client.close()

@@ -1,0 +1,1 @@
+"""An engine without processes, for tests of what is above engines; its entry point is `engine`."""

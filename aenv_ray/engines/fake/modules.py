@@ -1,0 +1,194 @@
+"""Several copies of a project's modules in one process, each with its own state and registry.
+
+Python keeps modules by name for a whole process; the fake engine has many environments in one. A
+`ModuleSpace` puts its own modules into `sys.modules` while the project is imported, also when a
+tool imports something later, and takes them out again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from aenv_ray.runtime.api.loader import load_project
+from aenv_ray.runtime.api.package_root import BareNames
+from aenv_ray.runtime.api.registry import Registry, registering_in
+
+_lock = threading.RLock()
+"""Held while the modules of one space are the process's: imports of projects take turns."""
+_entered: list[ModuleSpace] = []
+_codes: dict[tuple[str, int, int], CodeType] = {}
+"""Compiled sources by path, time and size: a project directory is not written to."""
+_checked: set[frozenset[tuple[str, int, int]]] = set()
+"""Sets of sources whose signatures are known to be good."""
+
+
+class ModuleSpace:
+    """One environment's own modules.
+
+    Args:
+        project_dir: What `load_project` takes.
+    """
+
+    def __init__(self, project_dir: Path) -> None:
+        self._project_dir = project_dir
+        source = project_dir / "src"
+        self._root = source if source.is_dir() else project_dir
+        self._names = {
+            entry.stem if entry.suffix == ".py" else entry.name
+            for entry in (self._root.iterdir() if self._root.is_dir() else ())
+        }
+        self._modules: dict[str, ModuleType] = {}
+        self._sources: set[tuple[str, int, int]] = set()
+        self._finders: list[MetaPathFinder] = [_Finder(self)]
+        self.builtins = {**vars(builtins), "__import__": self._import}
+        """The built-in names of these modules, with an ``import`` that knows them."""
+
+    def load(self) -> Registry:
+        """Import the project and return what it registered.
+
+        Raises:
+            ProjectLoadError: As `load_project`.
+        """
+        registry = _SpaceRegistry()
+        registry.space = self
+        with registering_in(registry), self._entered():
+            return load_project(self._project_dir)
+
+    def compile_once(self, registry: _SpaceRegistry) -> None:
+        """Check the signatures of these sources, unless an earlier copy passed."""
+        sources = frozenset(self._sources)
+        if sources not in _checked:
+            Registry.compile(registry)
+            _checked.add(sources)
+
+    # --- importing ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Make this space's modules the process's."""
+        with _lock:
+            if _entered and _entered[-1] is self:
+                yield
+                return
+            hidden = self._hide_namesakes()
+            sys.modules.update(self._modules)
+            before, path = set(sys.modules), list(sys.path)
+            writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+            others = list(sys.meta_path)
+            sys.meta_path[:0] = self._finders
+            _entered.append(self)
+            try:
+                yield
+            finally:
+                _entered.pop()
+                bare = [f for f in sys.meta_path if isinstance(f, BareNames) and f not in others]
+                self._finders = [*bare, self._finders[-1]]
+                sys.meta_path[:] = [f for f in sys.meta_path if f not in self._finders]
+                sys.dont_write_bytecode = writes_bytecode
+                sys.path[:] = path
+                new = [name for name in sys.modules if name not in before]
+                self._modules |= {n: sys.modules[n] for n in new if self._owns(sys.modules[n])}
+                for name in self._modules:
+                    sys.modules.pop(name, None)
+                sys.modules.update(hidden)
+
+    def _hide_namesakes(self) -> dict[str, ModuleType]:
+        """Take modules that only this process has, such as a test's, out of the project's way."""
+        taken = {
+            name
+            for name in self._names & sys.modules.keys() - sys.stdlib_module_names
+            if not name.startswith(("pydantic", "aenv"))
+        }
+        names = [n for n in list(sys.modules) if n.partition(".")[0] in taken] if taken else []
+        return {name: sys.modules.pop(name) for name in names}
+
+    def _owns(self, module: ModuleType) -> bool:
+        origin = getattr(module, "__file__", None)
+        places = [origin] if origin else list(getattr(module, "__path__", ()))
+        return bool(places) and Path(places[0]).is_relative_to(self._root)
+
+    def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Return the spec of a module of this project, else None."""
+        places = [str(self._root)] if path is None else list(path)
+        if not all(Path(place).is_relative_to(self._root) for place in places):
+            return None
+        spec = PathFinder.find_spec(name, places)
+        if spec is None and name.partition(".")[0] in self._names:
+            # The directory was listed before: within a clock tick, its cache cannot see a change.
+            PathFinder.invalidate_caches()
+            spec = PathFinder.find_spec(name, places)
+        # A subclass too: importing FastMCP's client puts one (beartype's) before Python's own.
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(name, spec.loader.path, self)
+        return spec
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # `__import__`'s own names
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if level == 0 and name.partition(".")[0] not in self._names:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        with self._entered():
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    def code(self, path: str, loader: SourceFileLoader, name: str) -> CodeType | None:
+        """Return the compiled source, which all copies of a module share."""
+        status = Path(path).stat()
+        key = (path, status.st_mtime_ns, status.st_size)
+        self._sources.add(key)
+        if key not in _codes:
+            code = SourceFileLoader.get_code(loader, name)
+            if code is None:
+                return None
+            _codes[key] = code
+        return _codes[key]
+
+
+class _SpaceRegistry(Registry):
+    """A registry that leaves out the checks which an earlier copy of the same sources passed."""
+
+    space: ModuleSpace
+
+    def compile(self) -> None:
+        self.space.compile_once(self)
+
+
+class _Finder(MetaPathFinder):
+    """Finds a space's modules before anything else does."""
+
+    def __init__(self, space: ModuleSpace) -> None:
+        self._space = space
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del target
+        return self._space.find(fullname, path)
+
+
+class _Loader(SourceFileLoader):
+    """Runs a module's source with the space's own built-in names."""
+
+    def __init__(self, fullname: str, path: str, space: ModuleSpace) -> None:
+        super().__init__(fullname, path)
+        self._space = space
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self._space.code(self.path, self, fullname)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = self._space.builtins
+        super().exec_module(module)

@@ -1,0 +1,1 @@
+"""Container images: references, registries, credentials, builds, and the runtime for them."""

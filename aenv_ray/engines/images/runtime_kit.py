@@ -1,0 +1,213 @@
+"""The runtime for containers: our package's island and what it needs, for an image's Python.
+
+A *kit* is a directory on the node, mounted read-only into every container of a fitting image:
+``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. It is made
+once for each version of the runtime and each kind of Python, under a name that says which. One more
+kit, for images without such a Python, holds this node's own in ``python``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import compileall
+import contextlib
+import hashlib
+import importlib.metadata
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.engines.docker.files import locked
+from aenv_ray.engines.images import node_python as docker_python
+from aenv_ray.engines.node.installer import failure_of
+from aenv_ray.engines.node.pip_sources import uv_options, uv_variables
+from aenv_ray.errors import SandboxStartFailed
+
+LIBRARIES: Final = (
+    "pydantic", "pydantic_core", "typing_extensions", "annotated_types", "typing_inspection",
+)  # fmt: skip
+"""pydantic and all that it needs."""
+OLDEST: Final = (3, 11)
+"""The first Python that the runtime runs on."""
+_INSTALL_DEADLINE_S: Final = 600.0
+_PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
+
+
+@dataclass(frozen=True)
+class ImagePython:
+    """The Python of an image."""
+
+    version: tuple[int, int]
+    machine: str
+    """``x86_64``, ``aarch64`` …"""
+    libc: str
+    """``glibc`` or ``musl``."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether libraries of this process's Python run on it."""
+        return (
+            self.version == sys.version_info[:2]
+            and self.machine == platform.machine()
+            and self.libc == _own_libc()
+        )
+
+    def __str__(self) -> str:
+        return f"{self.version[0]}.{self.version[1]}-{self.machine}-{self.libc}"
+
+
+async def ensure(
+    python: ImagePython, cache_dir: Path, compile_in: Callable[[Path], Awaitable[None]]
+) -> Path:
+    """Return the kit for a Python, making it if need be.
+
+    Args:
+        python: The image's.
+        cache_dir: Where kits are kept.
+        compile_in: Told a finished kit, to compile it with the image's own Python: containers
+            cannot write it, so what is not compiled then is compiled at every start.
+
+    Raises:
+        SandboxStartFailed: The libraries cannot be had for this Python.
+    """
+    target = cache_dir / f"{python}-{fingerprint()}"
+    if await asyncio.to_thread(target.is_dir):
+        return target
+
+    async def fill(kit: Path) -> None:
+        await _fill(python, kit)
+        await compile_in(kit)
+
+    return await _make_locked(target, fill)
+
+
+async def carried(cache_dir: Path) -> Path:
+    """Return the kit that brings its own Python, making it if need be.
+
+    Args:
+        cache_dir: Where kits are kept.
+
+    Raises:
+        SandboxStartFailed: This node's Python cannot be carried.
+    """
+    target = cache_dir / f"{docker_python.name()}-{fingerprint()}"
+    if await asyncio.to_thread(target.is_dir):
+        return target
+
+    async def fill(kit: Path) -> None:
+        await asyncio.to_thread(_fill_carried, kit)
+
+    return await _make_locked(target, fill)
+
+
+def _fill_carried(kit: Path) -> None:
+    copy_runtime(kit / "runtime")
+    _copy_libraries(kit / "lib")
+    docker_python.copy(kit / "python", [kit / "lib"])
+    # The same Python as this one: what is compiled here counts there.
+    compileall.compile_dir(str(kit), quiet=2, workers=1)
+    _make_readable(kit)
+    for path in docker_python.executables(kit / "python"):
+        path.chmod(0o755)
+
+
+async def _make_locked(target: Path, fill: Callable[[Path], Awaitable[None]]) -> Path:
+    lock = contextlib.ExitStack()
+    await asyncio.to_thread(lock.enter_context, locked(target.with_suffix(".lock")))
+    with lock:
+        if not await asyncio.to_thread(target.is_dir):
+            partial = Path(tempfile.mkdtemp(prefix=".kit-", dir=target.parent))
+            try:
+                await fill(partial)
+                await asyncio.to_thread(partial.rename, target)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+    return target
+
+
+async def _fill(python: ImagePython, kit: Path) -> None:
+    await asyncio.to_thread(copy_runtime, kit / "runtime")
+    if python.is_ours:
+        await asyncio.to_thread(_copy_libraries, kit / "lib")
+    else:
+        await _install_libraries(python, kit / "lib")
+    await asyncio.to_thread(_make_readable, kit)
+
+
+def copy_runtime(target: Path) -> None:
+    """Copy the island, as a package ``aenv_ray`` that has nothing else."""
+    for source, name in _runtime_files():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+
+
+@cache
+def fingerprint() -> str:
+    """Return what changes when the runtime or its libraries do."""
+    digest = hashlib.sha256()
+    for source, name in _runtime_files():
+        digest.update(f"{name}\0".encode() + source.read_bytes())
+    for name, version in _versions():
+        digest.update(f"{name}={version}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _runtime_files() -> Iterator[tuple[Path, str]]:
+    package = Path(__file__).resolve().parents[2]
+    yield package / "__init__.py", "aenv_ray/__init__.py"
+    for path in sorted((package / "runtime").rglob("*.py")):
+        yield path, f"aenv_ray/{path.relative_to(package)}"
+
+
+def _versions() -> list[tuple[str, str]]:
+    return [(name, importlib.metadata.version(name)) for name in LIBRARIES]
+
+
+def _copy_libraries(target: Path) -> None:
+    for name in LIBRARIES:
+        distribution = importlib.metadata.distribution(name)
+        for file in distribution.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                path = target / str(file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(file.locate()), path)
+
+
+async def _install_libraries(python: ImagePython, target: Path) -> None:
+    """Install the versions that this process has, for another Python, with uv.
+
+    Raises:
+        SandboxStartFailed: uv is missing or failed; the message ends with its own words.
+    """
+    from uv import find_uv_bin
+
+    command = [
+        find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:",
+        "--target", str(target), "--python-version", ".".join(map(str, python.version)),
+        "--python-platform", f"{python.machine}-{_PLATFORMS[python.libc]}",
+        *uv_options(), *(f"{name}=={version}" for name, version in _versions()),
+    ]  # fmt: skip
+    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S, variables=uv_variables())
+    if words is not None:
+        raise SandboxStartFailed(
+            f"the runtime's libraries cannot be installed for Python {python}:\n{words}",
+            hint="use an image with this node's own version of Python, or build with `aenv build`",
+        )
+
+
+def _make_readable(kit: Path) -> None:
+    for path in (kit, *kit.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@cache
+def _own_libc() -> str:
+    return "glibc" if platform.libc_ver()[0] == "glibc" else "musl"

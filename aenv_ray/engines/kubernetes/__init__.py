@@ -1,0 +1,1 @@
+"""The kubernetes engine; its entry point is `engine`."""

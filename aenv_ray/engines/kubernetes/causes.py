@@ -1,0 +1,245 @@
+"""What a pod's status means: whether it can be spoken with, why it does not start, why it ended.
+
+Nothing here speaks with anybody. The words are for people; the classes are for programs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes.client import ApiRefused
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    SandboxStartFailed,
+)
+from aenv_ray.runtime.container.pod import HOST_GONE, TTL_PASSED
+
+Pod = Mapping[str, Any]
+
+REMOVED: Final = "its pod was deleted by somebody else"
+SECOND: Final = "its second container: "
+_NEVER: Final = frozenset(
+    {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+_BROKEN: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"}
+)
+_NO_SUCH_IMAGE: Final = ("not found", "denied", "unauthorized", "no such host", "invalid reference")
+_QUOTA: Final = "exceeded quota"
+_QUOTA_RETRY_S: Final = 10.0
+_KILLED_EXIT: Final = 137
+_TERMINATED_EXIT: Final = 143
+_DISRUPTIONS: Final = {
+    "DeletionByTaintManager": "its node does not answer any more, or is not for it any more",
+    "DeletionByPodGC": "its node is gone",
+    "EvictionByEvictionAPI": "it was evicted through the API, as when a node is drained",
+    "PreemptionByScheduler": "a pod of higher priority took its place",
+    "PreemptionByKubeScheduler": "a pod of higher priority took its place",
+    "TerminationByKubelet": "its node ended it",
+}
+
+
+class Unfitting(Exception):
+    """The image lacks what the runtime needs of it; the message says what."""
+
+
+def is_over(pod: Pod) -> bool:
+    """Whether nothing runs in it any more, or is about to."""
+    return (
+        pod["status"].get("phase") in ("Succeeded", "Failed")
+        or "deletionTimestamp" in pod["metadata"]
+        or any("terminated" in status.get("state", {}) for status in _statuses(pod))
+    )
+
+
+def created_at(pod: Pod) -> float:
+    """Return when it was made, in seconds since the epoch."""
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def address(pod: Pod) -> str | None:
+    """Return where its containers listen, or soon do; None before all of them run."""
+    statuses = list(_statuses(pod))
+    if len(statuses) < len(pod["spec"]["containers"]):
+        return None
+    if not all("running" in status.get("state", {}) for status in statuses):
+        return None
+    return str(pod["status"].get("podIP") or "") or None
+
+
+def unscheduled(pod: Pod) -> str | None:
+    """Return why no node takes it, in the scheduler's words; None when one did."""
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "no node takes it")
+    return None
+
+
+def no_room(instance_id: str, why: str, waited_s: float) -> CapacityExceeded:
+    """Return the error for a pod that no node took in time."""
+    return CapacityExceeded(
+        f"{instance_id} found no node in {waited_s:g} s: {why}",
+        retry_after_s=_QUOTA_RETRY_S,
+        hint="wait for other instances to end, add nodes, or ask for less: deployConfig.cpu, "
+        "deployConfig.memory",
+    )
+
+
+def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
+    """Return what keeps a pod from starting; None while nothing does."""
+    for status in (*(pod["status"].get("initContainerStatuses") or ()), *_statuses(pod)):
+        state = status.get("state", {})
+        image, name = status.get("image", ""), status["name"]
+        waiting = state.get("waiting") or {}
+        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        words = f"{reason}: {message}" if message else reason
+        if reason in _NEVER or (
+            reason == "ErrImagePull" and any(word in message.lower() for word in _NO_SUCH_IMAGE)
+        ):
+            return SandboxStartFailed(
+                f"{instance_id} did not start: image {image} cannot be had: {words}",
+                instance_id=instance_id,
+                hint="check its name and tag; for a private registry name pull secrets in "
+                "AENV_KUBERNETES_PULL_SECRETS",
+            )
+        ended = state.get("terminated") or {}
+        broken = ended if ended.get("reason") in ("StartError", "ContainerCannotRun") else waiting
+        if name == kubernetes_spec.INSTANCE and _lacks_python(broken.get("message", "")):
+            return Unfitting(f"image {image} has no python3 that starts")
+        if reason in _BROKEN or broken is ended:
+            return SandboxStartFailed(
+                f"{instance_id} did not start: container {name}: "
+                f"{broken.get('reason')}: {broken.get('message', '')}",
+                instance_id=instance_id,
+                hint=_way_out(broken.get("message", "")),
+            )
+        if name == kubernetes_spec.CARRIER and ended.get("exitCode"):
+            return SandboxStartFailed(
+                f"{instance_id} did not start: the image {image} brings no runtime: exit code "
+                f"{ended['exitCode']} {ended.get('message', '')}",
+                instance_id=instance_id,
+                hint="set AENV_KUBERNETES_CARRIER_IMAGE to an image with this package",
+            )
+    return None
+
+
+def _lacks_python(message: str) -> bool:
+    words = message.lower()  # each OCI runtime has its own
+    return "python3" in words and ("not found" in words or "no such file" in words)
+
+
+def _way_out(message: str) -> str | None:
+    if "permission denied" in message.lower():
+        return (
+            "the user of its container may not start that: name another one in "
+            'deployConfig.container.user ("1000:1000"), or make the image readable for all'
+        )
+    return None
+
+
+def end_cause(pod: Pod) -> str:
+    """Return why a pod ended, or is being ended, in words."""
+    status = pod["status"]
+    if status.get("reason") == "DeadlineExceeded":
+        return TTL_PASSED
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            words = _DISRUPTIONS.get(condition.get("reason", ""), condition.get("reason", ""))
+            detail = condition.get("message")
+            return f"{words} ({detail})" if detail else words
+    if status.get("reason") == "Evicted":
+        return f"its node evicted it: {status.get('message', 'no reason given')}"
+    if status.get("reason") in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown", "Preempting"):
+        return f"its node was lost: {status.get('message') or status['reason']}"
+    for container in _statuses(pod):
+        ended = container.get("state", {}).get("terminated")
+        if ended is not None:
+            cause = _container_cause(pod, container["name"], ended)
+            return cause if container["name"] == kubernetes_spec.INSTANCE else of_second(cause)
+    return str(status.get("message") or REMOVED)
+
+
+def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        left = json.loads(ended.get("message") or "")
+        return with_log(left["cause"], base64.b64decode(left["log"]).decode(errors="replace"))
+    if ended.get("reason") == "OOMKilled":
+        limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
+        limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
+        bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node had no more"
+        return f"it ran out of memory and was killed ({bound})"
+    code = int(ended.get("exitCode", 0))
+    if code == _KILLED_EXIT:
+        return "its main process was killed by SIGKILL"
+    if code == _TERMINATED_EXIT:
+        return "its main process was ended by SIGTERM"
+    return f"its main process exited with code {code}"
+
+
+def of_second(cause: str) -> str:
+    """Return a cause of which it is said, where that matters, that it is the second container's."""
+    return cause if cause in (TTL_PASSED, HOST_GONE) else SECOND + cause
+
+
+def with_log(cause: str, log: str) -> str:
+    """Return a cause with the end of what was printed, where that may explain it."""
+    log = log.strip()
+    return (
+        cause
+        if not log or cause in (TTL_PASSED, HOST_GONE)
+        else f"{cause}; the end of its log:\n{log}"
+    )
+
+
+def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
+    yield from pod["status"].get("containerStatuses") or ()
+
+
+# --- refusals of the API --------------------------------------------------------------------------
+
+
+def in_words(refused: ApiRefused, namespace: str, instance_id: str | None = None) -> AenvError:
+    """Return what a refusal of the API means.
+
+    Args:
+        refused: The refusal.
+        namespace: Where.
+        instance_id: Of the instance that was to start.
+    """
+    permission, message = refused.access.value, refused.message
+    who = f"{instance_id} did not start: " if instance_id else ""
+    if _QUOTA in message:
+        return CapacityExceeded(
+            f"{who}namespace {namespace} has no room: {message}",
+            retry_after_s=_QUOTA_RETRY_S,
+            hint="wait for other instances to end, or have the ResourceQuota raised",
+        )
+    if refused.status in (401, 403) and ("cannot" in message or refused.status == 401):
+        of = f" of {permission.group}" if permission.group else ""
+        return FabricUnavailable(
+            f"{who}the service account may not {permission.verb} {permission.resource} in "
+            f"namespace {namespace}: {message}",
+            hint=f"grant it in a Role: verb {permission.verb} on {permission.resource}{of}; "
+            "`aenv cluster doctor` names all that is missing",
+        )
+    if refused.status == 403 and refused.access is Access.CREATE_POD:
+        return ConfigError(
+            f"{who}namespace {namespace} does not take its pod: {message}",
+            hint="change the project's deployConfig, or what the namespace allows: its Pod "
+            "Security level, LimitRange or RuntimeClass",
+        )
+    if refused.status in (400, 404, 409, 422) and instance_id:
+        return SandboxStartFailed(f"{who}{message}", instance_id=instance_id)
+    return FabricUnavailable(
+        f"{who}the Kubernetes API refuses to {permission.verb} {permission.resource}: {message}"
+    )

@@ -1,0 +1,235 @@
+"""The pods of one host in the API: made, listed, deleted, and one watch that tells of them all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aenv_ray.engines.kubernetes import names
+from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.node.shielded import until_answered
+from aenv_ray.errors import FabricUnavailable
+
+logger = logging.getLogger(__name__)
+
+OnPod = Callable[[Mapping[str, Any], bool], None]
+"""Told a pod as it is now, and whether it is gone from the API."""
+AT_ONCE: Final = 16
+"""Pods that one host has made, or deleted, at the same time."""
+GONE_S: Final = 60.0
+"""How long a node may take to end a pod."""
+_LOOK_S: Final = 5.0
+_RECONNECT_S: Final = 0.5
+_LONGEST_RECONNECT_S: Final = 10.0
+_PAGE: Final = "500"
+
+
+class Pods:
+    """Requests about pods, and what is known of them.
+
+    Args:
+        client: Of the API.
+        selector: Of this host's pods.
+        on_pod: Told whenever one of them changed.
+
+    Requests raise `FabricUnavailable` when the API cannot be reached, and `ApiRefused` when it
+    refuses, unless they say otherwise.
+    """
+
+    def __init__(self, client: KubernetesClient, selector: str, on_pod: OnPod) -> None:
+        self._client = client
+        self._selector = selector
+        self._on_pod = on_pod
+        self._known: dict[str, Mapping[str, Any]] = {}
+        self._gone: dict[str, asyncio.Event] = {}
+        self._version = ""
+        self._watching: asyncio.Task[None] | None = None
+        self._creating = asyncio.Semaphore(AT_ONCE)
+        self._deleting = asyncio.Semaphore(AT_ONCE)
+
+    # --- the watch ------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Hear of every change from now on."""
+        await self._relist()
+        connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._follow(connected))
+        try:
+            await connected
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Hear of nothing any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _relist(self) -> None:
+        """Find out what changed while nothing was heard."""
+        listed = await self._list(self._selector)
+        self._version = listed["metadata"]["resourceVersion"]
+        current = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
+        for uid, pod in list(self._known.items()):
+            if uid not in current:
+                self._note(pod, gone=True)
+        for pod in current.values():
+            self._note(pod, gone=False)
+
+    async def _follow(self, connected: asyncio.Future[None]) -> None:
+        """Hear of every change, for ever; where some may have been missed, look."""
+        pause = _RECONNECT_S
+        is_behind = False
+        while True:
+            try:
+                if is_behind:
+                    await self._relist()
+                    is_behind = False
+                query = {"labelSelector": self._selector, "resourceVersion": self._version}
+                async with self._client.watch(Access.WATCH_PODS, query) as events:
+                    if not connected.done():
+                        connected.set_result(None)
+                    async for event in events:
+                        self._version = event["object"]["metadata"]["resourceVersion"]
+                        pause = _RECONNECT_S
+                        if event["type"] != "BOOKMARK":
+                            self._note(event["object"], gone=event["type"] == "DELETED")
+            except (ApiRefused, FabricUnavailable) as exc:
+                if not connected.done():
+                    connected.set_exception(exc)
+                    return
+                is_behind = is_behind or isinstance(exc, ApiRefused)
+                logger.warning("the watch of pods ended: %s", exc)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_RECONNECT_S)
+
+    def _note(self, pod: Mapping[str, Any], *, gone: bool) -> None:
+        uid = pod["metadata"]["uid"]
+        if gone:
+            self._known.pop(uid, None)
+            event = self._gone.pop(uid, None)
+            if event is not None:
+                event.set()
+        else:
+            self._known[uid] = pod
+        self._on_pod(pod, gone)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Make a pod, instead of an ended one of its name; return it.
+
+        Cancelled, it ends once the API has answered: whoever removes the pod then has to find it.
+        """
+        async with self._creating:
+            try:
+                return await self._make(body)
+            except ApiRefused as exc:
+                if exc.reason != "AlreadyExists":
+                    raise
+            metadata = body["metadata"]
+            found = await self.get(metadata["name"])
+            if found is not None:
+                nonce = found["metadata"].get("annotations", {}).get(names.NONCE)
+                if nonce == metadata["annotations"][names.NONCE]:
+                    return found  # made by a request of which no answer came
+                # What an earlier host left under this name has ended, or it would be adopted.
+                await self.delete(metadata["name"], found["metadata"]["uid"])
+            return await self._make(body)
+
+    async def _make(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await until_answered(self._client.request(Access.CREATE_POD, body=body))
+
+    async def get(self, name: str) -> dict[str, Any] | None:
+        """Return a pod; None when there is none of that name."""
+        try:
+            return await self._client.request(Access.GET_POD, name)
+        except ApiRefused as exc:
+            if exc.status == 404:
+                return None
+            raise
+
+    async def list(self, selector: str | None = None) -> list[dict[str, Any]]:
+        """Return pods as the API has them.
+
+        Args:
+            selector: Of labels. None: this host's.
+        """
+        return list((await self._list(selector or self._selector))["items"])
+
+    async def _list(self, selector: str) -> dict[str, Any]:
+        items: list[dict[str, Any]] = []
+        query = {"labelSelector": selector, "limit": _PAGE}
+        while True:
+            page = await self._client.request(Access.LIST_PODS, query=query)
+            items += page["items"]
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return {"metadata": page["metadata"], "items": items}
+            query["continue"] = going_on
+
+    async def annotate(self, name: str, annotations: Mapping[str, str]) -> bool:
+        """Set annotations of a pod; False when there is none of that name."""
+        body = {"metadata": {"annotations": dict(annotations)}}
+        try:
+            await self._client.request(Access.PATCH_POD, name, body=body)
+        except ApiRefused as exc:
+            if exc.status == 404:
+                return False
+            raise
+        return True
+
+    async def delete(self, name: str, uid: str = "") -> None:
+        """End and delete a pod; returns when it is gone, or never was.
+
+        Args:
+            name: The pod's.
+            uid: Of the one that is meant. "": whichever has the name now.
+
+        Raises:
+            FabricUnavailable: Its node did not end it in time.
+        """
+        if not uid:
+            found = await self.get(name)
+            if found is None:
+                return
+            uid = found["metadata"]["uid"]
+        gone = self._gone.setdefault(uid, asyncio.Event())
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 1,
+            "preconditions": {"uid": uid},
+        }
+        try:
+            async with self._deleting:
+                await self._client.request(Access.DELETE_POD, name, body=body)
+        except ApiRefused as exc:
+            self._gone.pop(uid, None)
+            if exc.status in (404, 409):  # 409: another one has the name
+                return
+            raise
+        await self._await_end(name, uid, gone)
+
+    async def _await_end(self, name: str, uid: str, gone: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + GONE_S
+        while loop.time() < end:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await gone.wait()
+                return
+            except TimeoutError:
+                found = await self.get(name)  # the watch may be away
+                if found is None or found["metadata"]["uid"] != uid:
+                    self._gone.pop(uid, None)
+                    return
+        self._gone.pop(uid, None)
+        raise FabricUnavailable(
+            f"pod {name} is not gone {GONE_S:g} s after it was deleted",
+            hint="its node may be lost: Kubernetes deletes it when that is back or removed",
+        )

@@ -1,0 +1,1 @@
+"""The process engine; its entry point is `engine`."""

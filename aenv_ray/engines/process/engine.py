@@ -1,0 +1,356 @@
+"""The process engine: instances are processes, forked from a template by the node's launcher.
+
+The embedded default: no Docker, no root, milliseconds. `aenv_ray.engines.process.launcher` owns the
+processes, `aenv_ray.runtime.fork.template` forks them, `aenv_ray.runtime.fork.jail` builds their walls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.node.local_storage import LocalStorage
+from aenv_ray.engines.process import log_files, virtual_environment
+from aenv_ray.engines.process.launcher_client import (
+    ANSWER_DEADLINE_S,
+    BOOT_DEADLINE_S,
+    TEMPLATE_DEADLINE_S,
+    LauncherClient,
+    node_directory,
+)
+from aenv_ray.engines.process.launcher_files import short_name
+from aenv_ray.engines.process.plan import (
+    NETWORK_MODES,
+    Plan,
+    check_project,
+    instance_environment,
+    isolation_of,
+    loaded,
+    own_at_import,
+    with_storage,
+)
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.project.storage import StorageMount
+
+
+class ProcessEngine(Engine):
+    """Sandboxes as processes of the node's launcher.
+
+    Args:
+        host_id: Under which a restarted host finds its sandboxes.
+        runtime_dir: For sockets; short.
+        data_dir: For virtual environments.
+        scope: One launcher serves each scope: a Ray node.
+        owner_pid: Process with which everything ends: the raylet.
+        isolation: ``auto``, ``none`` or ``required``.
+        storage_dir: For what outlives sandboxes. None: in the data directory.
+    """
+
+    name = "process"
+    capabilities = Capabilities(
+        isolation="namespaces" if sys.platform == "linux" else "none",
+        network_modes=NETWORK_MODES,
+        storage=sys.platform == "linux",
+    )
+
+    def __init__(
+        self,
+        host_id: HostId,
+        *,
+        runtime_dir: Path,
+        data_dir: Path,
+        scope: str,
+        owner_pid: int,
+        isolation: str = "auto",
+        storage_dir: Path | None = None,
+    ) -> None:
+        self._data_dir = data_dir
+        self._isolation = isolation if sys.platform == "linux" else "none"
+        self._storage = LocalStorage(storage_dir or data_dir / "storage")
+        self._directory = node_directory(runtime_dir, scope)
+        self._launcher = LauncherClient(
+            self._directory, host_id, owner_pid, self._on_exit, self._on_launcher_lost
+        )
+        self._sandboxes: dict[str, DoorSandbox] = {}
+        self._ended: dict[str, str] = {}
+        self._end_events: dict[str, asyncio.Event] = {}
+        self._ready: dict[str, dict[str, Any]] = {}
+        self._raised: dict[str, dict[str, Any]] = {}
+        """Reports of templates in which the project's code raised: they are not made again."""
+
+    # --- starting -------------------------------------------------------------------------------
+
+    async def start_many(  # noqa: D102
+        self, specs: Sequence[SandboxSpec]
+    ) -> list[Sandbox | AenvError]:
+        await self._launcher.connect()
+        results = await self._start(specs)
+        # A template that was idle for long, or died, is made again: once.
+        again = [spec for spec in specs if results[spec.instance_id] is None]
+        if again:
+            results |= await self._start(again)
+        return [results[spec.instance_id] or _template_gone(spec) for spec in specs]
+
+    async def _start(
+        self, specs: Sequence[SandboxSpec]
+    ) -> dict[InstanceId, Sandbox | AenvError | None]:
+        """Start sandboxes; None is one whose template is gone."""
+        results: dict[InstanceId, Sandbox | AenvError | None] = {}
+        items: list[dict[str, Any]] = []
+        modes: dict[str, tuple[str, dict[str, Any]]] = {}
+        plans: dict[tuple[Path, int, StorageMount | None], Plan | AenvError] = {}
+        for spec in specs:
+            group = (spec.project_dir, id(spec.config), spec.storage)
+            if group not in plans:
+                plans[group] = await self._plan(spec)
+            plan = plans[group]
+            if isinstance(plan, AenvError):
+                results[spec.instance_id] = plan
+                continue
+            try:
+                key, mode, ready = await self._choose_template(plan, spec)
+            except AenvError as exc:
+                results[spec.instance_id] = exc
+                continue
+            modes[spec.instance_id] = (mode, ready)
+            items.append(
+                {
+                    "id": spec.instance_id,
+                    "template": key,
+                    "env": instance_environment(spec, ready["isolation"]["kind"], plan.python),
+                    "arguments": list(spec.arguments),
+                    "mode": mode,
+                    "deadline": spec.deadline,
+                }
+            )
+        if items:
+            results |= await self._launch(items, modes)
+        return results
+
+    async def _launch(
+        self, items: list[dict[str, Any]], modes: dict[str, tuple[str, dict[str, Any]]]
+    ) -> dict[InstanceId, Sandbox | AenvError | None]:
+        results: dict[InstanceId, Sandbox | AenvError | None] = {}
+        seq, answers = self._launcher.send("start", items=items)
+        try:
+            for _ in items:
+                answer = await self._launcher.receive(
+                    answers, "the start of an instance", BOOT_DEADLINE_S
+                )
+                instance_id = InstanceId(answer["id"])
+                mode, ready = modes[instance_id]
+                if "started" in answer:
+                    results[instance_id] = await self._connect(instance_id, mode, ready)
+                elif "no_template" in answer:
+                    self._ready.pop(answer["no_template"], None)
+                    results[instance_id] = None
+                else:
+                    results[instance_id] = _start_failure(instance_id, mode, answer["failed"])
+        except BaseException:
+            with contextlib.suppress(FabricUnavailable):
+                self._launcher.send("stop", ids=[item["id"] for item in items])
+            raise
+        finally:
+            self._launcher.forget(seq)
+        return results
+
+    async def _plan(self, spec: SandboxSpec) -> Plan | AenvError:
+        try:
+            check_project(spec.config)
+            python = await virtual_environment.ensure(
+                spec.project_dir, self._data_dir / "environments"
+            )
+            directory = None
+            if spec.storage is not None:
+                directory = await asyncio.to_thread(self._storage.open, spec.storage)
+            return Plan(spec, python, self._isolation, self._runtime_path(), directory)
+        except AenvError as exc:
+            return exc
+
+    async def _choose_template(
+        self, plan: Plan, spec: SandboxSpec
+    ) -> tuple[str, str, dict[str, Any]]:
+        """Return template key, start mode in words, and the template's report."""
+        if spec.storage is not None:
+            # What is loaded once for all would not see what an earlier instance left there.
+            key, setup = plan.setup(preload=False)
+            return key, "bare: it has storage", with_storage(await self._template(key, setup))
+        key, setup = plan.setup(preload=True)
+        report = self._raised.get(key) or await self._template(key, setup)
+        reason = report.get("bare_reason") or own_at_import(spec, setup["env"], report)
+        if not reason and report.get("raised"):
+            # It may need what only an instance has: a directory to write to, a device, time.
+            self._raised[key] = report
+            reason = "its code does not load in a template"
+        if not reason:
+            return key, "template", loaded(report)
+        # Also when it did not load: it may miss just what this instance has.
+        key, setup = plan.setup(preload=False)
+        return key, f"bare: {reason}", loaded(await self._template(key, setup))
+
+    async def _template(self, key: str, setup: dict[str, Any]) -> dict[str, Any]:
+        """Return the template's report; one with ``failed`` when there is no template."""
+        known = self._ready.get(key)
+        if known is not None:
+            return known
+        answer = await self._launcher.ask(
+            "template", deadline_s=TEMPLATE_DEADLINE_S, key=key, setup=setup
+        )
+        if "ready" not in answer:
+            return answer
+        self._ready[key] = answer["ready"]
+        return dict(answer["ready"])
+
+    def _runtime_path(self) -> Path:
+        """Return a directory that holds this package and no other, for virtual environments."""
+        package = Path(__file__).resolve().parents[2]
+        name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+        directory = self._data_dir / "runtime" / name
+        link = directory / "aenv_ray"
+        if not link.is_symlink():
+            directory.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(package)
+        return directory
+
+    # --- running --------------------------------------------------------------------------------
+
+    async def _connect(
+        self, instance_id: InstanceId, mode: str, ready: dict[str, Any]
+    ) -> Sandbox | AenvError:
+        self._ended.pop(instance_id, None)
+        event = self._end_events.setdefault(instance_id, asyncio.Event())
+
+        async def find_cause() -> str:
+            await event.wait()
+            return self._ended.get(instance_id, "unknown")
+
+        sandbox = DoorSandbox(instance_id, isolation_of(ready), mode, find_cause)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            # A connect to a listening Unix socket does not block: the backlog takes it.
+            sock.connect(str(self._directory / "s" / short_name(instance_id)))
+            await sandbox.connect(sock)
+        except OSError as exc:
+            sock.close()
+            return lost(instance_id, f"its socket is gone ({exc.strerror})")
+        self._sandboxes[instance_id] = sandbox
+        sandbox.on_end(functools.partial(self._on_door_end, instance_id))
+        return sandbox
+
+    def _on_door_end(self, instance_id: InstanceId, cause: str) -> None:
+        """End a sandbox whose door failed while its process lives on."""
+        if self._sandboxes.pop(instance_id, None) is not None:
+            self._ended.setdefault(instance_id, cause)
+            with contextlib.suppress(FabricUnavailable):
+                seq, _ = self._launcher.send("stop", ids=[instance_id])
+                self._launcher.forget(seq)
+
+    async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
+        await self._launcher.connect()
+        row = (await self._launcher.ask("find", id=instance_id))["instance"]
+        if row is None or row["host"] != self._launcher.host_id:
+            raise lost(instance_id, "it ended while its host was away")
+        sandbox = await self._connect(instance_id, row["mode"], row)
+        if isinstance(sandbox, AenvError):
+            raise sandbox
+        return sandbox
+
+    async def running(self) -> list[RunningSandbox]:  # noqa: D102
+        await self._launcher.connect()
+        answer = await self._launcher.ask("list")
+        return [
+            RunningSandbox(InstanceId(row["id"]), HostId(row["host"]), row["deadline"])
+            for row in answer["instances"]
+            if row["host"] == self._launcher.host_id
+        ]
+
+    async def set_deadline(  # noqa: D102
+        self, instance_id: InstanceId, deadline: float
+    ) -> None:
+        await self._launcher.connect()
+        answer = await self._launcher.ask("deadline", id=instance_id, deadline=deadline)
+        if not answer["known"]:
+            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+
+    async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
+        if not instance_ids:
+            return
+        await self._launcher.connect()
+        seq, answers = self._launcher.send("stop", ids=list(instance_ids))
+        try:
+            for _ in instance_ids:
+                answer = await self._launcher.receive(
+                    answers, "the end of an instance", ANSWER_DEADLINE_S
+                )
+                self._on_exit(answer["id"], "it was released", "")
+        finally:
+            self._launcher.forget(seq)
+        for instance_id in instance_ids:
+            self._end_events.pop(instance_id, None)
+            self._ended.pop(instance_id, None)
+
+    async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
+        await asyncio.to_thread(self._storage.delete, storage)
+
+    def logs(  # noqa: D102
+        self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        if instance_id not in self._sandboxes:
+            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+        path = self._directory / "log" / short_name(instance_id)
+        ended = self._end_events[instance_id] if follow else None
+        return log_files.read(path, tail_lines, ended)
+
+    def _on_exit(self, instance_id: str, cause: str, log: str) -> None:
+        if log.strip() and cause not in ("its TTL passed", "its host is gone"):
+            cause = f"{cause}; the end of its log:\n{log.strip()}"
+        self._ended.setdefault(instance_id, cause)
+        event = self._end_events.get(instance_id)
+        if event is not None:
+            event.set()
+        sandbox = self._sandboxes.pop(instance_id, None)
+        if sandbox is not None:
+            sandbox.end(self._ended[instance_id])
+
+    def _on_launcher_lost(self) -> None:
+        self._ready.clear()
+        for instance_id in list(self._sandboxes):
+            self._on_exit(instance_id, "the node's launcher died, and its sandboxes with it", "")
+
+    async def close(self) -> None:  # noqa: D102
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.close()
+        self._sandboxes.clear()
+        await self._launcher.close()
+
+
+def _template_gone(spec: SandboxSpec) -> AenvError:
+    return SandboxStartFailed(
+        f"{spec.instance_id} did not start: its template ended twice meanwhile",
+        instance_id=spec.instance_id,
+        hint="the node is short of memory, or somebody ends its processes",
+    )
+
+
+def _start_failure(instance_id: InstanceId, mode: str, reason: str) -> AenvError:
+    hint = "mend the project; `aenv run` shows the same error" if mode != "template" else None
+    return SandboxStartFailed(
+        f"{instance_id} did not start: {reason}", instance_id=instance_id, hint=hint
+    )
+
+
+def raylet_pid() -> int:
+    """Return the process that started this worker: the raylet, in a Ray worker."""
+    return os.getppid()

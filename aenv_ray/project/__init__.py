@@ -1,0 +1,1 @@
+"""An environment project on disk: its config, files, archive and references."""

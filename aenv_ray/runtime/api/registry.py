@@ -1,0 +1,372 @@
+"""What an environment offers: the registry that its decorators fill and both doors serve."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from aenv_ray.runtime.api.signature import Signature
+from aenv_ray.runtime.faults import Fault
+
+DEFAULT_REWARD_PATH = "/task/reward"
+HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A function of the environment, with what its caller must know."""
+
+    name: str
+    function: Callable[..., Any]
+    kind: str
+    """``tool``, ``reward``, ``function`` or ``health``."""
+    description: str | None = None
+    timeout_s: float | None = None
+    """The call is stopped after this many seconds. None: the caller's own limit."""
+    idempotent: bool = False
+    """Running it twice does no harm; stated to callers as MCP's ``idempotentHint``."""
+    endpoint: str = ""
+    """Path at the public door; not for tools."""
+    method: str = "POST"
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Validator and schema, made at the first use."""
+        return Signature(self.function)
+
+    @cached_property
+    def runnable(self) -> Callable[..., Any]:
+        """What a call runs: the function; of one that yields asynchronously, what gathers all."""
+        if not inspect.isasyncgenfunction(self.function):
+            return self.function
+
+        async def gather(**arguments: Any) -> list[Any]:
+            return [item async for item in self.function(**arguments)]
+
+        return gather
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether a call gives a coroutine."""
+        call = getattr(self.runnable, "__call__", None)  # noqa: B004  # an object with async __call__
+        return inspect.iscoroutinefunction(self.runnable) or inspect.iscoroutinefunction(call)
+
+    def mcp_tool(self) -> dict[str, Any]:
+        """Return the MCP ``Tool`` object."""
+        tool: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description or self.signature.description,
+            "inputSchema": self.signature.schema,
+        }
+        if self.idempotent:
+            tool["annotations"] = {"idempotentHint": True}
+        return tool
+
+    def listing(self) -> dict[str, Any]:
+        """Return the entry of ``/functions/list``: AEnvironment's form, and the JSON Schema."""
+        parameters = {
+            name: {
+                "type": "Any" if p.annotation is p.empty else _type_name(p.annotation),
+                "default": None if p.default is p.empty else str(p.default),
+            }
+            for name, p in inspect.signature(self.function).parameters.items()
+        }
+        return {
+            "name": self.name,
+            "endpoint": self.endpoint,
+            "method": self.method,
+            "description": self.description or self.signature.description or "",
+            "parameters": parameters,
+            "inputSchema": self.signature.schema,
+            "is_async": self.is_async,
+        }
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else str(annotation)
+
+
+@dataclass
+class Registry:
+    """Everything one environment registered."""
+
+    tools: dict[str, Registered] = field(default_factory=dict)
+    rewards: dict[str, Registered] = field(default_factory=dict)
+    functions: dict[str, Registered] = field(default_factory=dict)
+    health: Registered | None = None
+    absence: str = ""
+    """Why there is nothing, where no code could register anything."""
+
+    def add_tool(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
+    ) -> Registered:
+        """Register a tool.
+
+        Raises:
+            ValueError: The name is taken by another function, or `timeout_s` is not above zero.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        entry = Registered(
+            name=name or _name_of(function, "tool"),
+            function=function,
+            kind="tool",
+            description=description,
+            timeout_s=_positive(timeout_s),
+            idempotent=idempotent,
+        )
+        return self._put(self.tools, entry)
+
+    def register(
+        self, function: Callable[..., Any], name: str | None = None, description: str | None = None
+    ) -> Registered:
+        """Register a tool; AEnvironment's spelling of `add_tool`."""
+        return self.add_tool(function, name=name, description=description)
+
+    def add_reward(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        default: bool = False,
+    ) -> Registered:
+        """Register a reward; the first one, or the one marked `default`, answers unnamed calls.
+
+        Raises:
+            ValueError: The name is taken, or a second reward is marked `default`.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        entry_name = name or _name_of(function, "reward")
+        if default and self._marked_default and self._default_reward != entry_name:
+            raise ValueError(
+                f"reward {entry_name!r} and {self._default_reward!r} are both marked default"
+            )
+        entry = Registered(
+            name=entry_name,
+            function=function,
+            kind="reward",
+            timeout_s=_positive(timeout_s),
+            endpoint=DEFAULT_REWARD_PATH,
+        )
+        self._put(self.rewards, entry)
+        if default or self._default_reward is None:
+            self._default_reward, self._marked_default = entry.name, default
+        return entry
+
+    def add_function(
+        self,
+        function: Callable[..., Any],
+        *,
+        endpoint: str | None = None,
+        method: str = "POST",
+        timeout_s: float | None = None,
+    ) -> Registered:
+        """Register a function; it is served at `endpoint`, by default ``/functions/<name>``.
+
+        Raises:
+            ValueError: The name or the endpoint is taken, or the method is no HTTP method.
+            TypeError: A parameter has a type that JSON cannot carry.
+        """
+        if method.upper() not in HTTP_METHODS:
+            raise ValueError(f"method {method!r} is none of {', '.join(HTTP_METHODS)}")
+        name = _name_of(function, "function")
+        path = endpoint or f"/functions/{name}"
+        if not path.startswith("/"):
+            path = f"/{path}"
+        for other in self.functions.values():
+            same_route = (other.endpoint, other.method) == (path, method.upper())
+            if same_route and not _same(other.function, function):
+                raise ValueError(f"{method.upper()} {path} is already served by {other.name!r}")
+        entry = Registered(
+            name=name,
+            function=function,
+            kind="function",
+            timeout_s=_positive(timeout_s),
+            endpoint=path,
+            method=method.upper(),
+        )
+        return self._put(self.functions, entry)
+
+    def name_default_reward(self, name: str | None) -> None:
+        """Have a reward of this name answer unnamed calls; None: no reward does."""
+        self._default_reward = name
+
+    def set_health(self, function: Callable[..., Any]) -> Registered:
+        """Register the health check; there is at most one.
+
+        Raises:
+            ValueError: Another health check is registered.
+        """
+        name = _name_of(function, "health check")
+        if self.health and not _same(self.health.function, function):
+            raise ValueError(f"health check {name!r}: {self.health.name!r} is already registered")
+        self.health = Registered(
+            name=name,
+            function=function,
+            kind="health",
+            endpoint="/health",
+            method="GET",
+        )
+        return self.health
+
+    def tool(self, name: str) -> Registered:
+        """Return the tool.
+
+        Raises:
+            Fault: ``tool_not_found``, with the names there are.
+        """
+        return self._find(self.tools, name, "tool")
+
+    def function(self, name: str) -> Registered:
+        """Return the function.
+
+        Raises:
+            Fault: ``tool_not_found``, with the names there are.
+        """
+        return self._find(self.functions, name, "function")
+
+    def reward(self, name: str | None = None) -> Registered:
+        """Return the named reward, or the default one.
+
+        Raises:
+            Fault: ``tool_not_found``: no such reward, or the environment has none.
+        """
+        if name is None and self._default_reward is None and not self.absence:
+            raise Fault(
+                "tool_not_found",
+                "the environment registers no reward",
+                "decorate a function with @register_reward",
+            )
+        return self._find(self.rewards, name or self._default_reward or "default", "reward")
+
+    def _find(self, group: Mapping[str, Registered], name: str, kind: str) -> Registered:
+        entry = group.get(name)
+        if entry is not None:
+            return entry
+        if self.absence:
+            raise Fault("tool_not_found", f"no {kind} {name!r}: {self.absence}", tool_name=name)
+        known = ", ".join(sorted(group)) or "none"
+        raise Fault(
+            "tool_not_found",
+            f"there is no {kind} {name!r}",
+            f"the environment's {kind}s are: {known}",
+            tool_name=name,
+        )
+
+    def listing(self) -> dict[str, Any]:
+        """Return the ``data`` of ``/functions/list``, in AEnvironment's form."""
+        functions = [entry.listing() for entry in self.functions.values()]
+        rewards = [entry.listing() for entry in self.rewards.values()]
+        health = [self.health.listing()] if self.health else []
+        return {
+            "total": len(functions) + len(rewards) + len(health),
+            "functions": functions,
+            "reward": rewards,
+            "health": health,
+        }
+
+    def compile(self) -> None:
+        """Build every validator and schema now, so that the first call does not pay for it.
+
+        Raises:
+            TypeError: A function has a parameter that JSON cannot carry.
+        """
+        for group in (self.tools, self.rewards, self.functions):
+            for entry in group.values():
+                entry.mcp_tool()
+        if self.health:
+            self.health.mcp_tool()
+
+    def clear(self) -> None:
+        """Forget everything; for tests and notebooks."""
+        self.tools.clear()
+        self.rewards.clear()
+        self.functions.clear()
+        self.health = None
+        self._default_reward, self._marked_default = None, False
+
+    _default_reward: str | None = None
+    _marked_default: bool = False
+
+    @staticmethod
+    def _put(group: dict[str, Registered], entry: Registered) -> Registered:
+        known = group.get(entry.name)
+        if known and not _same(known.function, entry.function):
+            raise ValueError(
+                f"{entry.kind} {entry.name!r} is already registered by "
+                f"{_where(known.function)}; {_where(entry.function)} needs another name"
+            )
+        group[entry.name] = entry
+        return entry
+
+
+def _name_of(function: Any, kind: str) -> str:
+    """Return a function's own name.
+
+    Raises:
+        TypeError: It is no function, as in ``@register_tool("add")``, or has no name.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"a {kind} is a function, not {function!r}; settings go by keyword, as in name=…"
+        )
+    name = getattr(function, "__name__", None)
+    if name is None:
+        way_out = "give it one with name=…" if kind in ("tool", "reward") else "write it with def"
+        raise TypeError(f"{function!r} has no name of its own: {way_out}")
+    return str(name)
+
+
+def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether a notebook cell or a module merely ran again."""
+    return (
+        (
+            _where(one) == _where(other)
+            and getattr(one, "__module__", 0) == getattr(other, "__module__", 1)
+            and one.__qualname__ == other.__qualname__
+        )
+        if hasattr(one, "__qualname__") and hasattr(other, "__qualname__")
+        else one is other
+    )
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _positive(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and timeout_s <= 0:
+        raise ValueError(f"timeout {timeout_s!r} is not above zero seconds")
+    return timeout_s
+
+
+_REGISTRY = Registry()
+_other: ContextVar[Registry | None] = ContextVar("aenv_registry", default=None)
+
+
+def get_registry() -> Registry:
+    """Return the registry that the decorators fill: one for each process."""
+    other = _other.get()
+    return _REGISTRY if other is None else other
+
+
+@contextlib.contextmanager
+def registering_in(registry: Registry) -> Iterator[None]:
+    """Have the decorators fill `registry` here: several environments live in one process."""
+    token = _other.set(registry)
+    try:
+        yield
+    finally:
+        _other.reset(token)

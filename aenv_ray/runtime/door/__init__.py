@@ -1,0 +1,1 @@
+"""Running calls: dispatch, the memory of call ids, and the fast door in front of it."""

@@ -1,0 +1,139 @@
+"""What callers are told: outcomes of calls, as the bytes of a JSON-RPC ``result`` or ``error``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from typing import Any, Final
+
+from aenv_ray.runtime.api.registry import Registered
+from aenv_ray.runtime.api.results import RESULT_LIMIT_BYTES, error_result, to_json, tool_result
+from aenv_ray.runtime.door.calls import Call
+from aenv_ray.runtime.faults import Fault
+
+Outcome = bytes
+
+
+def result_outcome(payload: bytes) -> Outcome:
+    """Return the outcome for JSON bytes of a result."""
+    return b'"result":' + payload
+
+
+def fault_outcome(fault: Fault) -> Outcome:
+    """Return the outcome for a refused or stopped call."""
+    return b'"error":' + to_json(fault.rpc_error())
+
+
+LOST: Final = fault_outcome(
+    Fault(
+        "call_outcome_unknown",
+        "the call ran, but its result is no longer remembered",
+        "the call was repeated after many later ones; it was not run again",
+    )
+)
+"""For a repeated id whose outcome was dropped."""
+
+
+def returned(entry: Registered, value: Any) -> Outcome:
+    """Return the outcome for what the function returned."""
+    try:
+        if entry.kind == "tool":
+            return result_outcome(to_json(tool_result(value)))
+        if entry.kind == "health":
+            return result_outcome(to_json({"data": _health(value)}))
+        if entry.kind == "reward":
+            _check_reward(entry.name, value)
+        payload = to_json(value)
+    except Exception as exc:  # noqa: BLE001  # a value's own __iter__ or serializer may raise
+        if entry.kind == "tool":
+            text = f"{entry.name} returned a value that cannot be sent: {exc}"
+            return result_outcome(to_json(error_result(text, type(exc).__name__)))
+        return fault_outcome(
+            Fault("function_failed", f"{entry.kind} {entry.name!r}: {exc}", tool_name=entry.name)
+        )
+    if len(payload) > RESULT_LIMIT_BYTES and entry.kind != "builtin":
+        return fault_outcome(
+            Fault(
+                "function_failed",
+                f"{entry.kind} {entry.name!r} returned {len(payload)} bytes, over the limit of "
+                f"{RESULT_LIMIT_BYTES}",
+                "return less, or write it to a file and read that",
+                tool_name=entry.name,
+            )
+        )
+    return result_outcome(b'{"data":' + payload + b"}")
+
+
+def _check_reward(name: str, value: Any) -> None:
+    numbers = value.values() if isinstance(value, dict) else [value]
+    for number in numbers:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"{name} returned {number}, which is no reward")
+
+
+def _health(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {"status": "healthy", **value}
+    if value is None or value is True:
+        return {"status": "healthy"}
+    return {"status": "unhealthy", "message": str(value)}
+
+
+def raised(entry: Registered, exc: BaseException) -> Outcome:
+    """Return the outcome for a function that raised: a tool's is a result, others' an error."""
+    if isinstance(exc, Fault):
+        return fault_outcome(exc)
+    text = words(exc)
+    trace = _trace(exc)
+    with contextlib.suppress(Exception):  # the tool may have closed its log
+        print(trace, flush=True)  # noqa: T201  # stdout is the instance's log
+    if entry.kind == "tool":
+        return result_outcome(to_json(error_result(text, type(exc).__name__)))
+    if entry.kind == "health":
+        return result_outcome(to_json({"data": {"status": "unhealthy", "message": text}}))
+    return fault_outcome(
+        Fault(
+            "function_failed",
+            f"{entry.kind} {entry.name!r} raised {text}",
+            tool_name=entry.name,
+            traceback=trace[-4000:],
+        )
+    )
+
+
+def words(exc: BaseException) -> str:
+    """Return an exception's type and message; one whose own message fails has none."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
+        return type(exc).__name__
+
+
+def _trace(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exc))
+    except Exception:  # noqa: BLE001  # a tool's exception class may do anything
+        return words(exc)
+
+
+def stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
+    """Return the outcome for a function that was stopped as it ran."""
+    if call.stop_reason == "timeout":
+        after = f" after {timeout_s:g} s" if timeout_s else ""
+        return fault_outcome(
+            Fault("tool_timeout", f"{entry.name!r} was stopped{after}", tool_name=entry.name)
+        )
+    return fault_outcome(
+        Fault("call_cancelled", f"{entry.name!r} was cancelled", tool_name=entry.name)
+    )
+
+
+def never_ran(call: Call) -> Fault:
+    """Return the fault of a call whose deadline passed as it waited for its turn."""
+    return Fault(
+        "tool_timeout",
+        f"{call.name!r} did not run: too many calls were under way until its deadline",
+        "make fewer calls at once, or give them longer timeouts",
+        tool_name=call.name,
+    )

@@ -1,0 +1,259 @@
+"""Calls the dispatcher from an event loop: threads for sync functions, cancellation, progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import pydantic_core
+
+from aenv_ray.runtime.door.answers import Outcome, fault_outcome
+from aenv_ray.runtime.door.dispatch import Dispatcher, OnProgress
+from aenv_ray.runtime.faults import Fault
+
+MAX_THREADS: Final = 256
+"""Calls of sync functions that run at once; more wait in order. The fast door's number."""
+LONGEST_CALL_S: Final = 3600.0
+"""Deadline of a call whose caller names none: HTTP callers bound it by going away."""
+CALL_ID: Final = "aenv/call_id"
+TIMEOUT_S: Final = "aenv/timeout_s"
+_IDLE_S: Final = 10.0
+_CLEANUP_S: Final = 0.3
+_GRACE_S: Final = 2.0
+"""What the dispatcher's own deadline gets before a call is given up here."""
+
+
+class Workers:
+    """Runs jobs in daemon threads, which are made as needed and end when idle.
+
+    Not `concurrent.futures`: its threads are joined at exit, so one stuck tool would keep a stopped
+    server alive.
+
+    Args:
+        max_threads: Jobs that run at once.
+        name: For the threads.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._unclaimed = 0
+        """Idle threads less waiting jobs; negative when jobs wait."""
+
+    @property
+    def busy(self) -> int:
+        """How many threads run a job."""
+        with self._lock:
+            return self._threads - max(0, self._unclaimed)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, as soon as a thread is free."""
+        with self._lock:
+            self._unclaimed -= 1
+            grow = self._unclaimed < 0 and self._threads < self._max_threads
+            if grow:
+                self._threads += 1
+                self._unclaimed += 1
+        self._jobs.put(job)
+        if grow:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._unclaimed <= 0:
+                        continue  # a job was promised to this thread meanwhile
+                    self._unclaimed -= 1
+                    self._threads -= 1
+                return
+            job()
+            with self._lock:
+                self._unclaimed += 1
+
+
+class Departure:
+    """The moment at which a caller goes away; at most one listener."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._listener: Callable[[], None] | None = None
+
+    def happen(self) -> None:
+        """Tell the listener; a second time does nothing."""
+        if not self.happened:
+            self.happened = True
+            if self._listener is not None:
+                self._listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Set the listener; it is called at once when the caller is gone already."""
+        self._listener = listener
+        if self.happened:
+            listener()
+
+
+class AsyncCalls:
+    """Runs calls through a dispatcher without blocking the loop that it is used from.
+
+    Args:
+        dispatcher: Runs the calls.
+        max_threads: Calls of sync functions at once; health checks have threads of their own.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, max_threads: int = MAX_THREADS) -> None:
+        self.dispatcher = dispatcher
+        self._workers = Workers(max_threads, "aenv-call")
+        self._health_workers = Workers(8, "aenv-health")
+        self._running: set[_Job] = set()
+
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        departure: Departure | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Outcome:
+        """Run one call to its outcome.
+
+        Args:
+            method: As for `Dispatcher.submit`.
+            params: As for `Dispatcher.submit`. Without a timeout in ``_meta`` the call may take
+                `LONGEST_CALL_S`.
+            departure: When the caller goes away the call is cancelled, unless it has an id of the
+                caller's own: that caller means to ask again.
+            on_progress: Told of progress, on this loop.
+
+        Raises:
+            asyncio.CancelledError: The waiting was cancelled; so was the call.
+        """
+        meta = params.get("_meta") or {}
+        named = meta.get(CALL_ID) is not None
+        call_id = str(meta[CALL_ID]) if named else f"public-{uuid.uuid4().hex}"
+        timeout_s = meta.get(TIMEOUT_S, LONGEST_CALL_S)
+        params = {**params, "_meta": {**meta, CALL_ID: call_id, TIMEOUT_S: timeout_s}}
+        job = _Job(self.dispatcher, call_id, method, params, on_progress)
+        self._running.add(job)
+        workers = self._health_workers if method == "aenv/health" else self._workers
+        workers.submit(job.run)
+        if departure is not None and not named:
+            departure.listen(lambda: job.cancel("the caller went away"))
+        expiry = asyncio.get_running_loop().call_later(_seconds(timeout_s) + _GRACE_S, job.expire)
+        try:
+            return await job.outcome
+        except asyncio.CancelledError:
+            if not (named and departure is not None and departure.happened):
+                job.cancel("the caller cancelled")
+            raise
+        finally:
+            expiry.cancel()
+            self._running.discard(job)
+
+    async def stop(self, reason: str) -> None:
+        """Cancel every call that is under way, and give their functions a moment to clean up."""
+        jobs = list(self._running)
+        for job in jobs:
+            job.cancel(reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLEANUP_S):
+                if jobs:
+                    await asyncio.sleep(_CLEANUP_S / 6)  # async functions end on another loop
+                while self._workers.busy:  # noqa: ASYNC110  # threads set no asyncio.Event
+                    await asyncio.sleep(0.005)
+
+
+class _Job:
+    """One call on its way through a thread."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        call_id: str,
+        method: str,
+        params: dict[str, Any],
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._dispatcher = dispatcher
+        self._call_id = call_id
+        self._method = method
+        self._params = params
+        self._on_progress = on_progress
+        self._cancelled: str | None = None
+        self._started = False
+        self._ended = False
+
+    def run(self) -> None:
+        self._started = True
+        if self._cancelled is not None:
+            self._refuse("call_cancelled", f"cancelled before it ran: {self._cancelled}")
+            return
+        progress = self._tell_progress if self._on_progress is not None else None
+        try:
+            self._dispatcher.submit(self._method, self._params, self._finish, progress)
+        except Exception as exc:  # noqa: BLE001  # our bug; its caller must not wait for ever
+            self._refuse("internal_error", f"{type(exc).__name__}: {exc}")
+
+    def cancel(self, reason: str) -> None:
+        self._cancelled = reason
+        if self._dispatcher.cancel(self._call_id, reason):
+            return
+        if not self._started:
+            self._refuse("call_cancelled", f"cancelled before it ran: {reason}")
+        elif not self._ended:
+            # Its thread is between taking it up and telling the dispatcher.
+            self._loop.call_later(0.01, self.cancel, reason)
+
+    def expire(self) -> None:
+        """Give up on a call that found no thread within its deadline."""
+        self._cancelled = "no thread was free within its deadline"
+        self._refuse("tool_timeout", "too many calls are under way: none of their threads was free")
+
+    def _refuse(self, code: str, message: str) -> None:
+        self._finish(fault_outcome(Fault(code, message)))
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._ended = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._set, outcome)
+
+    def _set(self, outcome: Outcome) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def _tell_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        if self._on_progress is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                self._loop.call_soon_threadsafe(self._on_progress, progress, total, message)
+
+
+def _seconds(value: Any) -> float:
+    """Return a timeout that callers may have written badly; the dispatcher refuses those."""
+    is_number = isinstance(value, int | float) and value > 0
+    return min(float(value), 86_400.0) if is_number else LONGEST_CALL_S
+
+
+def read_outcome(outcome: Outcome) -> Any:
+    """Return the JSON data of a result.
+
+    Raises:
+        Fault: The outcome is an error.
+    """
+    message = pydantic_core.from_json(b"{" + outcome + b"}")
+    if "error" not in message:
+        return message["result"]
+    data = dict(message["error"]["data"])
+    code, text = data.pop("code"), data.pop("message")
+    raise Fault(code, text, data.pop("hint", None), **data)

@@ -1,0 +1,336 @@
+"""One call under way: its deadline, its cancellation, its progress, and how it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.runtime.system import child_tracking as births
+from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
+from aenv_ray.runtime.system.threads import start_thread
+
+_WNOTHREAD: Final = 0x2000_0000
+"""Linux: only children of the calling thread."""
+_waitid: Final = getattr(os, "waitid", None)
+_REAP_MS: Final = 1000
+"""How long a killed child may take to end; one that waits for a disk takes longer."""
+_AGAIN_S: Final = 0.01
+"""After this the destructor, or whatever an interrupt was lost in, is mostly over."""
+DEFAULT_TIMEOUT_S: Final = 60.0
+"""AEnvironment's documented default for a call."""
+
+_current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("aenv_call", default=None)
+
+
+class CallInterrupted(BaseException):
+    """Raised inside a tool's thread when its call is cancelled or its deadline has passed.
+
+    Not an `Exception`, so that ``except Exception`` in a tool does not swallow it.
+    """
+
+
+class Call:
+    """One call, from its arrival to its outcome.
+
+    Args:
+        call_id: The caller's id of it.
+        name: The tool, reward or function.
+        deadline: When it is stopped; seconds on `time.monotonic`.
+        on_progress: Told ``(progress, total, message)``; None when nobody listens.
+        waiting: It waits for its turn until `begin`.
+    """
+
+    __slots__ = (
+        "_earlier_children",
+        "_lock",
+        "_on_progress",
+        "_running",
+        "_stop_async",
+        "_thread",
+        "_waiting",
+        "call_id",
+        "deadline",
+        "name",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        call_id: str,
+        name: str,
+        deadline: float,
+        on_progress: Callable[[float, float | None, str | None], None] | None = None,
+        *,
+        waiting: bool = False,
+    ) -> None:
+        self.call_id = call_id
+        self.name = name
+        self.deadline = deadline
+        self.stop_reason: str | None = None
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._waiting = waiting
+        self._running = False
+        self._earlier_children: frozenset[int] = frozenset()
+        self._thread: tuple[int, int] | None = None
+        self._stop_async: Callable[[], Any] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the call was cancelled or its deadline passed: stop working and return."""
+        return self.stop_reason is not None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Tell the caller how far the call is; does nothing when nobody listens."""
+        if self._on_progress is not None:
+            self._on_progress(progress, total, message)
+
+    # --- for the dispatcher -----------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """End the waiting; False when the call was stopped meanwhile, and must not run."""
+        with self._lock:
+            self._waiting = False
+            return self.stop_reason is None
+
+    def stop_waiting(self, reason: str) -> bool:
+        """Stop the call if it still waits for its turn: it then never runs; False if not."""
+        with self._lock:
+            if not self._waiting or self.stop_reason is not None:
+                return False
+            self.stop_reason = reason
+            return True
+
+    def run_sync(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Run a sync function in this thread, so that `stop` can interrupt it.
+
+        Raises:
+            CallInterrupted: `stop` was called meanwhile.
+        """
+        token = _current.set(self)
+        try:
+            with self._lock:
+                if self.stop_reason is not None:
+                    raise CallInterrupted
+                self._thread = (threading.get_ident(), threading.get_native_id())
+                self._earlier_children = _children_of_this_thread()
+                self._running = True
+            try:
+                return function(**arguments)
+            finally:
+                self._leave()
+        except CallInterrupted:
+            # The interrupt may have hit `_leave` itself; it is delivered only once.
+            self._leave()
+            raise
+        finally:
+            _current.reset(token)
+
+    async def run_async(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Run an async function on the running loop; `bind_stop` says how to cancel it."""
+        token = _current.set(self)
+        try:
+            return await function(**arguments)
+        finally:
+            _current.reset(token)
+
+    def bind_stop(self, stop: Callable[[], Any]) -> None:
+        """Set what cancels an async call; called at once when the call is already stopped."""
+        with self._lock:
+            self._stop_async = stop
+            late = self.stop_reason is not None
+        if late:
+            stop()
+
+    def stop(self, reason: str) -> None:
+        """Tell the function to stop; the first reason stays.
+
+        An async one has its task cancelled; a sync one is interrupted and what it started killed. A
+        thread inside a blocking C call ends only when that call returns.
+        """
+        with self._lock:
+            if self.stop_reason is not None:
+                return
+            self.stop_reason = reason
+            stop_async = self._stop_async
+            if self._running and self._thread is not None:
+                _raise_in_thread(self._thread[0], CallInterrupted)
+                _kill_children(self._thread[1], self._earlier_children)
+        if stop_async is not None:
+            stop_async()
+
+    def interrupt_again(self) -> None:
+        """Interrupt a sync function once more: Python dropped the interrupt that was for it."""
+
+        def run() -> None:
+            time.sleep(_AGAIN_S)
+            with self._lock:
+                if self._running and self.stop_reason is not None and self._thread is not None:
+                    _raise_in_thread(self._thread[0], CallInterrupted)
+
+        # Of its own: raised from here, it would hit the code that dropped it again.
+        with contextlib.suppress(RuntimeError):  # the sandbox's limits allow no thread now
+            start_thread(run)
+
+    def _leave(self) -> None:
+        with self._lock:
+            was_stopped = self._running and self.stop_reason is not None
+            if was_stopped and self._thread is not None:
+                _raise_in_thread(self._thread[0], None)
+            self._running = False
+        if was_stopped and self._thread is not None:
+            # The interrupt may have come between a fork and the moment when `subprocess` knew of
+            # it: `stop` saw no child yet, and nobody else will end or reap this one.
+            for pid in _kill_children(self._thread[1], self._earlier_children):
+                _reap(pid)
+
+
+def current_call() -> Call:
+    """Return the call that is running the current code, for `Call.progress`, `Call.is_cancelled`.
+
+    Outside of a call, for example in a unit test, it is a call without a listener or deadline.
+    """
+    return _current.get() or Call("none", "none", float("inf"))
+
+
+def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
+    """Raise `exception` in the thread at its next bytecode; None takes a pending one back."""
+    target = ctypes.py_object(exception) if exception is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
+
+
+def _children_of_this_thread() -> frozenset[int]:
+    """Return the pids that this thread started and that were not reaped; Linux only."""
+    if _waitid is None:
+        return frozenset()
+    try:
+        # One cheap call for the usual case that there are none.
+        _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)
+    except OSError:
+        return frozenset()
+    return frozenset(_children_of_thread(threading.get_native_id()))
+
+
+def _children_of_thread(native_id: int) -> list[int]:
+    if not LISTS_CHILDREN:
+        return births.of_thread(native_id)
+    with contextlib.suppress(OSError):
+        listing = Path(f"/proc/self/task/{native_id}/children").read_text()
+        return [int(text) for text in listing.split()]
+    return []
+
+
+def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> list[int]:
+    """SIGKILL the process trees that the thread started, except the `earlier` ones; Linux only.
+
+    A thread that waits for a child (`subprocess.run`) is freed by that. Older children, such as a
+    persistent shell, are left alone. Returns those that were killed.
+    """
+    killed = [pid for pid in _children_of_thread(native_thread_id) if pid not in earlier]
+    for pid in killed:
+        kill_tree(pid)
+    return killed
+
+
+def _reap(pid: int) -> None:
+    """Take a killed child out of the process table; one that somebody reaped is not there."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(_REAP_MS)
+            os.waitpid(pid, os.WNOHANG)
+        finally:
+            os.close(fd)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL `pid` and everything below it; stopped first, so that nothing new appears."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGSTOP)
+    for child in _children(pid):
+        kill_tree(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found if LISTS_CHILDREN else _children_by_parent(pid)
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    """Return the children of a process where the kernel, like gVisor's, lists none."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [other for other in pids if births.parent_of(other) == pid]
+
+
+class Watchdog:
+    """Stops calls whose deadline has passed.
+
+    It wakes for the earliest deadline it knew when it last slept, so a call whose deadline is later
+    costs no wake-up: at a usual timeout of a minute it wakes about once a minute, and an idle
+    instance not at all.
+
+    Args:
+        on_expired: Told each expired call, in the watchdog's thread.
+    """
+
+    def __init__(self, on_expired: Callable[[Call], None]) -> None:
+        self._on_expired = on_expired
+        self._condition = threading.Condition()
+        self._calls: dict[int, Call] = {}
+        self._wakes_at = float("inf")
+        self._has_thread = False
+
+    def add(self, call: Call) -> None:
+        """Watch `call` until `remove`."""
+        self._calls[id(call)] = call
+        if call.deadline < self._wakes_at:
+            with self._condition:
+                self._wakes_at = min(self._wakes_at, call.deadline)
+                if not self._has_thread:
+                    self._has_thread = True
+                    start_thread(self._run)
+                self._condition.notify()
+
+    def remove(self, call: Call) -> None:
+        """Stop watching `call`."""
+        self._calls.pop(id(call), None)
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            calls = list(self._calls.values())
+            for call in calls:
+                if call.deadline <= now:
+                    self.remove(call)
+                    self._on_expired(call)
+            with self._condition:
+                # Before the calls are looked at: one that comes later sees it and wakes us.
+                self._wakes_at = float("inf")
+                deadlines = [c.deadline for c in list(self._calls.values())]
+                self._wakes_at = min(deadlines, default=float("inf"))
+                wait_s = self._wakes_at - time.monotonic()
+                if wait_s > 0:
+                    self._condition.wait(None if wait_s == float("inf") else wait_s)

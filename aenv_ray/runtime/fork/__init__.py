@@ -1,0 +1,1 @@
+"""Template processes, the instances forked from them, and the walls around those."""

@@ -1,0 +1,383 @@
+"""Builds the walls of a sandbox from Linux namespaces, without root and without a container.
+
+`unshare_template` and `settle_template` run once in a template process and make what all its
+instances share: a user namespace, a root that holds a read-only view of the node's programs and
+nothing else, a pid namespace whose end kills everything born in it. For each instance `build`, in
+the template, and `enter`, in the forked process, make what is its own: mounts for work, temporary
+files and /proc; pid, ipc, uts and network namespaces; limits; and no way back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import site
+import socket
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Final, NoReturn
+
+from aenv_ray.runtime.fork import seccomp
+from aenv_ray.runtime.fork.jail_spec import (
+    DEFAULT_STORAGE_BYTES,
+    MAX_FILES,
+    MAX_PROCESSES,
+    NOBODY,
+    PROJECT,
+    SANDBOX_ID,
+    STORAGE,
+    WORK,
+    JailSpec,
+    JailUnavailable,
+    StorageUnavailable,
+)
+from aenv_ray.runtime.fork.namespaces import Networks, close_high
+from aenv_ray.runtime.system import linux
+
+_BOX: Final = "/.box"
+_COVERED: Final = ("/tmp/", "/var/tmp/", f"{WORK}/")
+_shown_again: list[tuple[str, str]] = []
+_SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_PASSWD: Final = (
+    f"root:x:0:0:root:/root:/bin/sh\nagent:x:{SANDBOX_ID}:{SANDBOX_ID}:agent:{WORK}:/bin/bash\n"
+    f"nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
+)
+_GROUP: Final = f"root:x:0:\nagent:x:{SANDBOX_ID}:\nnogroup:x:{NOBODY}:\n"
+
+
+# --- once for each template ------------------------------------------------------------------
+
+
+def unshare_template(scratch: Path, spec: JailSpec) -> None:
+    """Enter the namespaces that all instances of a template share. The next child is its pid 1.
+
+    Root first builds the shared root with its own rights, so that an interpreter below /root or a
+    private home can be shown, and then becomes nobody for good.
+
+    Raises:
+        JailUnavailable: The kernel refuses; the process is then in an undefined state and must end.
+    """
+    flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | _namespaces(spec)
+    try:
+        if os.geteuid() == 0:
+            linux.unshare(linux.CLONE_NEWNS)
+            _build_root(scratch, spec)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            # setuid made the process undumpable, and its own /proc files root's.
+            linux.prctl(linux.PR_SET_DUMPABLE, 1)
+            linux.unshare(flags)
+            _map_ids(NOBODY, NOBODY)
+        else:
+            uid, gid = os.geteuid(), os.getegid()
+            linux.unshare(flags)
+            _map_ids(uid, gid)
+            _build_root(scratch, spec)
+    except OSError as exc:
+        raise JailUnavailable(str(exc)) from exc
+
+
+def settle_template(hostname: str) -> None:
+    """Finish as pid 1 of the template's pid namespace: name the host, mount its /proc.
+
+    Args:
+        hostname: What a sandbox sees as its host's name: it cannot change it, nor know the node's.
+
+    Raises:
+        JailUnavailable: The kernel refuses, for example inside a container that masks /proc.
+    """
+    try:
+        linux.set_hostname(hostname)
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    except OSError as exc:
+        raise JailUnavailable(str(exc)) from exc
+
+
+def _map_ids(uid: int, gid: int) -> None:
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{SANDBOX_ID} {uid} 1"),
+        ("gid_map", f"{SANDBOX_ID} {gid} 1"),
+    ):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
+def _build_root(scratch: Path, spec: JailSpec) -> None:
+    """Make the shared root on a tmpfs at `scratch` and move into it."""
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    root = str(scratch)
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "mode=755,size=16m")
+    for name in _SYSTEM:
+        source = Path("/", name)
+        if source.is_symlink():
+            os.symlink(os.readlink(source), f"{root}/{name}")
+        elif source.is_dir():
+            _show(root, str(source))
+    for path in _python_paths():
+        _show(root, path)
+        if path.startswith(_COVERED):
+            # An instance mounts its own /tmp over this: keep a second view to show again.
+            kept = f"/.shown/{len(_shown_again)}"
+            _show(root, path, kept)
+            _shown_again.append((kept, path))
+            if _package_dir().startswith(f"{path}/"):
+                _hide(f"{root}{kept}{_package_dir().removeprefix(path)}/envs")
+            elif _package_dir() == path:
+                _hide(f"{root}{kept}/envs")
+    _show(root, spec.project, PROJECT)
+    for name in (WORK[1:], "tmp", "var/tmp", "run", "root", ".box", "dev/pts", "dev/shm", "proc"):
+        os.makedirs(f"{root}/{name}", mode=0o755, exist_ok=True)
+    _make_devices(root)
+    _make_accounts(root)
+    _show_resolver(root)
+    _hide(f"{root}{_package_dir()}/envs")
+    if spec.storage:
+        os.makedirs(f"{root}{STORAGE}/data")
+        Path(f"{root}{STORAGE}/lock").touch()
+        os.makedirs(f"{root}{spec.storage_path}", exist_ok=True)
+    linux.make_read_only(root)
+    if spec.storage:
+        _show_storage(f"{root}{STORAGE}", spec)
+    # A new /proc may only be mounted where an unmasked one is in view (mnt_already_visible).
+    linux.mount("/proc", f"{root}/proc", None, linux.MS_BIND | linux.MS_REC)
+    os.chdir(root)
+    # Old root onto new: the old one is then on top of it, and detaching it leaves only the new.
+    linux.pivot_root(".", ".")
+    linux.unmount(".")
+    os.chdir("/")
+
+
+def _package_dir() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _python_paths() -> list[str]:
+    """Return the directories outside the system ones that this interpreter needs."""
+    wanted = [sys.prefix, sys.base_prefix, sys.exec_prefix, _package_dir()]
+    wanted.append(str(Path(os.path.realpath(sys.executable)).parent.parent))
+    wanted += [p for p in (*site.getsitepackages(), *sys.path) if os.path.isabs(p)]
+    # The parent of the package is on sys.path in a source checkout: show the package, not the rest.
+    excluded = {"/", str(Path(_package_dir()).parent), os.getcwd()}
+    kept: list[str] = []
+    for path in sorted({os.path.abspath(p) for p in wanted}):
+        inside = [*kept, *(f"/{name}" for name in _SYSTEM)]
+        if path in excluded or not os.path.exists(path):
+            continue
+        if not any(path == base or path.startswith(f"{base}/") for base in inside):
+            kept.append(path)
+    return kept
+
+
+def _show(root: str, path: str, place: str | None = None) -> None:
+    """Bind `path` to `place` below `root`, by default where it is, following its symlinks."""
+    target = f"{root}{place or path}"
+    real = os.path.realpath(path)
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        Path(target).touch()
+    linux.mount(real, target, None, linux.MS_BIND | linux.MS_REC)
+    if place is None and real != path and not os.path.exists(f"{root}{real}"):
+        _show(root, real)
+
+
+def _hide(target: str) -> None:
+    """Cover a directory with an empty one; nothing to do where it is not in view."""
+    if os.path.isdir(target):
+        linux.mount("tmpfs", target, "tmpfs", linux.MS_RDONLY | linux.MS_NOSUID, "size=4k")
+
+
+def _show_storage(target: str, spec: JailSpec) -> None:
+    """Show the storage, the one thing of the node that a sandbox writes to.
+
+    Raises:
+        StorageUnavailable: It is not there, or cannot be mounted.
+    """
+    try:
+        linux.mount(spec.storage, f"{target}/data", None, linux.MS_BIND)
+        linux.deny_devices(f"{target}/data")
+        linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
+    except OSError as exc:  # no fault of the jail: it is there for others
+        raise StorageUnavailable(f"its storage is not to be had: {exc}") from exc
+
+
+def _make_devices(root: str) -> None:
+    for name in _DEVICES:
+        if os.path.exists(f"/dev/{name}"):
+            Path(f"{root}/dev/{name}").touch()
+            linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
+    os.symlink("pts/ptmx", f"{root}/dev/ptmx")
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
+
+
+def _make_accounts(root: str) -> None:
+    for name, text in (("passwd", _PASSWD), ("group", _GROUP)):
+        if os.path.exists(f"{root}/etc/{name}"):
+            own = Path(f"{root}/run/{name}")
+            own.write_text(text)
+            linux.mount(str(own), f"{root}/etc/{name}", None, linux.MS_BIND)
+
+
+def _show_resolver(root: str) -> None:
+    """Show the file that /etc/resolv.conf points to, where it lies outside /etc."""
+    real = os.path.realpath("/etc/resolv.conf")
+    if os.path.isfile(real) and not real.startswith("/etc/"):
+        _show(root, real)
+
+
+# --- once for each instance ------------------------------------------------------------------
+
+
+def _namespaces(spec: JailSpec) -> int:
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+    return flags | linux.CLONE_NEWNET if spec.network == "none" else flags
+
+
+def build(spec: JailSpec, networks: Networks) -> int:
+    """Make the namespaces and mounts of the next instance around this template process.
+
+    The template does it rather than the instance: what a forked process touches must first be
+    copied, and that costs more than the work. `Home.come_back` undoes it after the fork.
+
+    Returns:
+        The descriptor for `Networks.leave`; -1 when there is none.
+
+    Raises:
+        OSError: The kernel refused a step.
+    """
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+    network = networks.enter() if spec.network == "none" else -1
+    quiet = linux.MS_NOSUID | linux.MS_NODEV
+    size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
+    linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,size={size}")
+    for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
+        os.mkdir(f"{_BOX}/{name}")
+        os.chmod(f"{_BOX}/{name}", mode)  # past the umask
+    for name, target in _BOX_VIEWS:
+        linux.mount(f"{_BOX}/{name}", target, None, linux.MS_BIND)
+    for kept, path in _shown_again:
+        os.makedirs(path, exist_ok=True)
+        linux.mount(kept, path, None, linux.MS_BIND | linux.MS_REC)
+    if spec.storage:
+        os.makedirs(spec.storage_path, exist_ok=True)  # below what is the instance's own
+        linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
+    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
+    if spec.hide_source:
+        _hide(PROJECT)
+    linux.unshare(linux.CLONE_NEWPID)
+    return network
+
+
+def enter(spec: JailSpec) -> None:
+    """Shut the door behind this process, pid 1 of the namespaces that `build` made.
+
+    Raises:
+        OSError: The kernel refused a step; the process must end.
+    """
+    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    linux.mount("proc", "/proc", "proc", flags)
+    # A user namespace of its own makes the kernel count processes for this sandbox alone.
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
+    _map_ids(SANDBOX_ID, SANDBOX_ID)
+    os.chdir(WORK)
+    lock(spec)
+
+
+class LateCover:
+    """Hides the project of an instance that reads it after `enter`, when it has no right to mount.
+
+    Made before `enter`: a process of its own keeps that right and does nothing but wait for its one
+    task. What the project starts while it is loaded is locked in already, as in every instance.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _cover_when_told(theirs)
+        theirs.close()
+        self._channel = ours
+
+    def put_on(self) -> None:
+        """Hide the project; returns when it is hidden.
+
+        Raises:
+            OSError: It is not; the process must end.
+        """
+        with self._channel as channel:
+            channel.sendall(b"?")
+            if not channel.recv(1):
+                raise OSError(errno.EPERM, f"{PROJECT} could not be hidden")
+        with contextlib.suppress(ChildProcessError):  # the handler of SIGCHLD was first
+            os.waitpid(self._pid, 0)
+
+
+def _cover_when_told(channel: socket.socket) -> NoReturn:
+    try:
+        close_high()
+        linux.die_with_parent()
+        if channel.recv(1):
+            _hide(PROJECT)
+            channel.sendall(b"!")
+    finally:
+        os._exit(0)  # its channel tells a failure: it closes without an answer
+
+
+_BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm", "/dev/shm"))
+_DEVPTS: Final = "newinstance,ptmxmode=0666,mode=620"
+
+
+def lock(spec: JailSpec) -> None:
+    """Set limits and give up every privilege, with or without namespaces around."""
+    set_limits(spec)
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.drop_capabilities()
+    # Children of the runtime cannot trace it or read its memory, where the graders are.
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    seccomp_filter = _seccomp_filter()
+    if seccomp_filter is not None:
+        seccomp_filter.install()
+
+
+@cache
+def _seccomp_filter() -> linux.SeccompFilter | None:
+    return linux.SeccompFilter(seccomp.program()) if seccomp.is_supported() else None
+
+
+def warm_up() -> None:
+    """Make, in the template, what its instances then need not make each for itself."""
+    _seccomp_filter()
+
+
+def set_limits(spec: JailSpec) -> None:
+    """Set the resource limits of this process and its children."""
+    if spec.memory_bytes:
+        # Data, not address space: node, java and go reserve far more than they use.
+        _limit(resource.RLIMIT_DATA, spec.memory_bytes)
+    if spec.cpu_cores and hasattr(os, "sched_setaffinity"):
+        available = sorted(os.sched_getaffinity(0))
+        count = max(1, min(len(available), -int(-spec.cpu_cores // 1)))
+        # By chance: inside a pid namespace every sandbox has the same pid.
+        first = os.urandom(1)[0] % len(available)
+        chosen = [available[(first + i) % len(available)] for i in range(count)]
+        os.sched_setaffinity(0, chosen)
+    _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+    _limit(resource.RLIMIT_NOFILE, MAX_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (bound, bound))

@@ -1,0 +1,113 @@
+"""What a jail is to be, and what it is: the words that the launcher, the jail and users share."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from aenv_ray.runtime.fork import seccomp
+
+WORK: Final = "/home/agent"
+"""Work directory and HOME inside a jail."""
+PROJECT: Final = "/project"
+"""Where a jail shows the project, read-only."""
+SANDBOX_ID: Final = 1000
+"""User and group that a sandbox sees itself as."""
+NOBODY: Final = 65534
+"""Whom a sandbox is outside, when the launcher is root: nobody, who owns nothing."""
+STORAGE: Final = "/.storage"
+"""Where a jail has what outlives it, besides the path that the instance sees."""
+DEFAULT_STORAGE_BYTES: Final = 1024**3
+MAX_PROCESSES: Final = 1024
+"""Processes and threads of one sandbox, where the kernel counts per user namespace (5.14)."""
+MAX_FILES: Final = 4096
+
+
+@dataclass(frozen=True)
+class JailSpec:
+    """What a template's instances get; JSON data, from the launcher."""
+
+    project: str
+    """Unpacked project directory."""
+    network: str = "none"
+    """``none`` or ``host``."""
+    hide_source: bool = False
+    storage_bytes: int | None = None
+    memory_bytes: int | None = None
+    cpu_cores: float | None = None
+    storage: str = ""
+    """Directory of what outlives its one instance; empty: nothing does."""
+    storage_lock: str = ""
+    """File that the instance locks for as long as it has the storage."""
+    storage_is_shared: bool = False
+    storage_path: str = ""
+    """Where the instance sees its storage."""
+    storage_size: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What really separates the instances of a template from the node."""
+
+    kind: str
+    namespaces: tuple[str, ...] = ()
+    network: str = "host"
+    read_only_host: bool = False
+    seccomp: bool = False
+    no_new_privileges: bool = False
+    limits: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """Return them as JSON data."""
+        return asdict(self)
+
+
+class JailUnavailable(Exception):
+    """The kernel refuses what a jail needs; the message says which call and why."""
+
+
+class StorageUnavailable(Exception):
+    """What is to outlive an instance is not there; the message says why."""
+
+
+def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
+    """Return what holds for instances of a template.
+
+    Args:
+        spec: What was asked for.
+        jailed: Whether the namespaces are there.
+        reason: Why not, when they are not.
+    """
+    limits = {"processes": f"{MAX_PROCESSES} per sandbox", "open files": str(MAX_FILES)}
+    if spec.memory_bytes:
+        limits["memory"] = f"{spec.memory_bytes >> 20} MiB of data per process (rlimit)"
+    if spec.cpu_cores:
+        limits["cpu"] = f"{spec.cpu_cores:g} cores (affinity, rounded up)"
+    if not jailed:
+        unjailed = (f"no namespaces: {reason}", "the node's files are readable", "network: host")
+        limits["processes"] = f"{MAX_PROCESSES} per user"
+        return Facts(
+            "none", network="host", seccomp=seccomp.is_supported() and sys.platform == "linux",
+            no_new_privileges=sys.platform == "linux", limits=limits, missing=unjailed,
+        )  # fmt: skip
+    limits["storage"] = f"{(spec.storage_bytes or DEFAULT_STORAGE_BYTES) >> 20} MiB (tmpfs)"
+    namespaces = ["user", "mount", "pid", "ipc", "uts"]
+    missing: tuple[str, ...] = ()
+    if spec.network == "none":
+        namespaces.append("net")
+    else:
+        missing = ("network: host, so it reaches the node's services, Ray included",)
+    if spec.storage:
+        missing += (unlimited_storage(spec.storage_path, spec.storage_size),)
+    return Facts(
+        "namespaces", tuple(namespaces), spec.network, read_only_host=True,
+        seccomp=seccomp.is_supported(), no_new_privileges=True, limits=limits, missing=missing,
+    )  # fmt: skip
+
+
+def unlimited_storage(path: str, size: str) -> str:
+    """Return what is said of a storage that is a directory: no quota keeps its size."""
+    return f"storage: what it keeps at {path} is limited by the disk alone, not by its {size}"

@@ -1,0 +1,70 @@
+"""Loads a project ahead of its instances, and notices what a fork of it could not share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+from aenv_ray.runtime.api.loader import load_project
+from aenv_ray.runtime.system.reaper import children_of_main_thread
+
+
+class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in the stubs
+    """`os.environ` and `os.environb` that remember what the project read while it was imported."""
+
+    reads: set[str] = set()  # noqa: RUF012  # one process, one environment
+
+    def __getitem__(self, key: str | bytes) -> Any:
+        self.reads.add(os.fsdecode(key))
+        return super().__getitem__(key)  # which of the two kinds of key is the right one it knows
+
+    def __iter__(self) -> Any:
+        self.reads.add("*")
+        return super().__iter__()
+
+
+def preload(project: str) -> dict[str, Any]:
+    """Load a project, and report why its instances cannot be forked from this process.
+
+    Returns:
+        ``bare_reason``, empty when they can, and ``env_reads``, see `variables_read`.
+
+    Raises:
+        ProjectLoadError: Its code does not load.
+    """
+    before = _special_fds()
+    TrackingEnviron.reads.clear()
+    for environ in (os.environ, os.environb):
+        environ.__class__ = TrackingEnviron
+    try:
+        load_project(project)
+    finally:
+        for environ in (os.environ, os.environb):
+            environ.__class__ = os._Environ
+    reason = ""
+    if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
+        reason = "its code starts threads when it is imported"
+    elif children_of_main_thread():
+        reason = "its code starts processes when it is imported"
+    elif opened := _special_fds() - before:
+        kinds = sorted({target.partition(":")[0] for target in opened})
+        reason = f"its code opens {', '.join(kinds)} when it is imported"
+    return {"bare_reason": reason, "env_reads": variables_read()}
+
+
+def variables_read() -> list[str]:
+    """Return the variables that the project read while it was loaded; ``*`` is all of them."""
+    return sorted(TrackingEnviron.reads)
+
+
+def _special_fds() -> set[str]:
+    """Return the open sockets and pipes, by what they point to: each has a number of its own."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(("socket:", "pipe:")):
+                found.add(target)
+    return found

@@ -1,0 +1,1 @@
+"""The public door: HTTP and MCP on one port."""

@@ -1,0 +1,1 @@
+"""Linux as the runtime uses it: system calls, threads, child processes."""

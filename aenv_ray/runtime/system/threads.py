@@ -1,0 +1,40 @@
+"""The threads of the runtime itself: how one starts, and what the kernel knows of one."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+from collections.abc import Callable
+
+from aenv_ray.runtime.system import child_tracking as births
+from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
+
+
+def start_thread(target: Callable[[], object]) -> None:
+    """Run `target` in a new daemon thread and return when that thread runs.
+
+    Not `threading.Thread`: in a freshly forked process every page that it touches is copied first.
+    Waiting matters: until a new thread runs, CPython has it under the identity of its creator, and
+    an interrupt meant for the creator (`Call.stop`) would reach the new thread instead.
+    """
+    running = _thread.allocate_lock()
+    running.acquire()
+
+    def run() -> None:
+        running.release()
+        target()
+
+    _thread.start_new_thread(run, ())
+    running.acquire()
+
+
+def has_children() -> bool:
+    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
+    if not LISTS_CHILDREN:
+        return bool(births.of_thread(threading.get_native_id()))
+    with contextlib.suppress(OSError):
+        path = f"/proc/self/task/{threading.get_native_id()}/children"
+        with open(path, "rb") as file:
+            return bool(file.read(1))
+    return False

@@ -1,0 +1,1 @@
+"""The gateway: REST, MCP and functions for clients outside the cluster."""

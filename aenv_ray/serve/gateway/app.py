@@ -1,0 +1,162 @@
+"""The gateway's composition root: what one replica is made of, from the hub to the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp
+
+import aenv_ray
+from aenv_ray.background_tasks import end_task
+from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.errors import AenvError
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.records import Lease
+from aenv_ray.serve.gateway.access_log import AccessLog
+from aenv_ray.serve.gateway.auth import HubAuthenticator
+from aenv_ray.serve.gateway.creation import Creator
+from aenv_ray.serve.gateway.data.routes import data_routes
+from aenv_ray.serve.gateway.deps import Deps, Resolver
+from aenv_ray.serve.gateway.http import Front
+from aenv_ray.serve.gateway.instances import Instances
+from aenv_ray.serve.gateway.known_environments import KnownEnvironments
+from aenv_ray.serve.gateway.limits import RequestRate
+from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.metrics import Metrics, Twin
+from aenv_ray.serve.gateway.routes import admin as routes_admin
+from aenv_ray.serve.gateway.routes import artifacts as routes_artifacts
+from aenv_ray.serve.gateway.routes import environments as routes_environments
+from aenv_ray.serve.gateway.routes import instances as routes_instances
+from aenv_ray.serve.gateway.routes import meta as routes_meta
+from aenv_ray.serve.gateway.routes import openapi
+from aenv_ray.serve.gateway.routes import services as routes_services
+from aenv_ray.serve.gateway.routes import streams as routes_streams
+from aenv_ray.serve.gateway.routes.artifacts import Publish
+from aenv_ray.serve.gateway.routes.control import Control
+from aenv_ray.serve.gateway.routes.endpoint import Endpoint
+from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.gateway.signing import Signer
+from aenv_ray.serve.gateway.sweep import Sweep
+from aenv_ray.serve.services.apps import Apps, ServeApps
+from aenv_ray.serve.services.service import Services
+from aenv_ray.serve.services.storage import RaySites, Sites
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One replica of the gateway: `app` serves both ports.
+
+    Args:
+        hub: Which keeps everything that outlives a request.
+        fabric: Which makes instances.
+        artifacts: Which keeps source archives.
+        resolve: Finds projects.
+        publish: Publishes source archives.
+        settings: The operator's.
+        clock: For deadlines.
+        twin: Is told all metrics too.
+        apps: Run services; None: Ray Serve.
+        sites: Where services' storages are; None: the Ray cluster.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        fabric: Instances,
+        artifacts: ArtifactStore,
+        resolve: Resolver,
+        publish: Publish,
+        settings: GatewaySettings,
+        *,
+        clock: Clock | None = None,
+        twin: Twin | None = None,
+        apps: Apps | None = None,
+        sites: Sites | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.replica = f"gateway-{secrets.token_hex(6)}"
+        self.metrics = Metrics(twin)
+        tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
+        self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
+        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.creator = Creator(
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
+        )
+        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
+        self.services = Services(hub, resolve, clock, apps or ServeApps(), sites or RaySites())
+        self.sweep = Sweep(
+            hub,
+            fabric,
+            self.creator,
+            clock,
+            self.replicas,
+            settings.sweep_s,
+            self._note_live,
+            self.metrics.pools,
+        )
+        self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.access_log = AccessLog(self.metrics)
+        self.app: ASGIApp = Front(
+            Router(routes=self._routes(), redirect_slashes=False),
+            self.access_log,
+            settings.max_ongoing_requests,
+        )
+        self._sweeping: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
+
+    async def open(self) -> ASGIApp:
+        """Begin the work that no request asks for, and return the application."""
+        self._sweeping = asyncio.create_task(self.sweep.run())
+        self._restoring = asyncio.create_task(self._restore())
+        return self.app
+
+    async def close(self) -> None:
+        """End that work; what is being made is undone."""
+        for task in (self._sweeping, self._restoring):
+            if task is not None:
+                await end_task(task)
+        await self.services.close()
+        await self.creator.close()
+        self.access_log.flush()
+
+    async def _restore(self) -> None:
+        try:
+            await self.services.restore()
+        except AenvError as exc:  # the hub is away; another replica, or the next start, does it
+            logger.warning("services are not restored: %s", exc.message)
+
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        return openapi.document(self.endpoints, aenv_ray.__version__)
+
+    def _note_live(self, leases: Collection[Lease]) -> None:
+        self.metrics.beat()
+        self.metrics.live(leases)
+
+    def _endpoints(self, signer: Signer, publish: Publish) -> list[Endpoint]:
+        return [
+            *routes_meta.endpoints(self.control, self.metrics, lambda: self.document),
+            *routes_environments.endpoints(self.control),
+            *routes_artifacts.endpoints(self.control, signer, publish),
+            *routes_instances.endpoints(self.control),
+            *routes_streams.endpoints(self.control),
+            *routes_services.endpoints(self.control, self.services),
+            *routes_admin.endpoints(self.control),
+        ]
+
+    def _routes(self) -> Sequence[BaseRoute]:
+        settings = self.deps.settings
+        rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
+        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
+        # A request whose headers name an instance is the instance's, whatever its path is.
+        services = routes_services.data_routes(self.services, self.deps)
+        return [*data_routes(self.deps), *services, *control]

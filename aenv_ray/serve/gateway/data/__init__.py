@@ -1,0 +1,1 @@
+"""The gateway's data path: MCP, functions, files and ports of instances."""

@@ -1,0 +1,208 @@
+"""Functions, rewards and health of an instance, as AEnvironment's clients ask for them.
+
+The requests carry headers that name the instance, see `data_targets`; path and method are those of
+the environment's own public door, the endpoints that its functions chose included.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+import pydantic_core
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    ConfigError,
+    ToolInputInvalid,
+    ToolNotFound,
+)
+from aenv_ray.runtime.api.registry import DEFAULT_REWARD_PATH
+from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.door.async_calls import TIMEOUT_S
+from aenv_ray.runtime.door.dispatch import HEALTHY
+from aenv_ray.runtime.public.requests import (
+    body_arguments,
+    query_arguments,
+    read_arguments,
+    read_meta,
+)
+from aenv_ray.runtime.public.server import HEALTH_TIMEOUT_S
+from aenv_ray.serve.gateway.data.calls import Calls, DataCall
+from aenv_ray.serve.gateway.data.http import JSON, departing
+from aenv_ray.serve.gateway.data.targets import Target
+
+OFFERS_KEPT: Final = 1000
+"""Instances whose functions a replica remembers; they never change while an instance lives."""
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function of an environment, with the route that it chose."""
+
+    name: str
+    method: str
+    schema: Mapping[str, Any]
+    route: Route
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What an environment has beside its tools."""
+
+    functions: tuple[_Function, ...]
+    health_schema: Mapping[str, Any]
+
+
+class FunctionDoor:
+    """Answers everything but ``/mcp``.
+
+    Args:
+        find: Says which instance a request is for, and refuses who may not use it.
+        calls: Brings calls to instances.
+    """
+
+    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: Calls) -> None:
+        self._find = find
+        self._calls = calls
+        self._offers: OrderedDict[str, _Offer] = OrderedDict()
+
+    async def serve(self, request: Request) -> Response:
+        """Return the answer to a request.
+
+        Raises:
+            AenvError: It is none of an instance, or the instance did not do it.
+            BadRequest: The body is no arguments.
+        """
+        target = await self._find(request)
+        target.check_not_agent()
+        path, method = request.url.path, request.method
+        if path == "/health" and method == "GET":
+            return await self._health(target, request)
+        if path == "/functions/list" and method == "GET":
+            listing = await self._call(target, request, "aenv/functions", {})
+            return _json(b'{"success":true,"data":' + listing + b"}")
+        if path == DEFAULT_REWARD_PATH or path.startswith(f"{DEFAULT_REWARD_PATH}/"):
+            _check_method(request, "POST")
+            named = path.removeprefix(DEFAULT_REWARD_PATH).removeprefix("/")
+            name = named or request.query_params.get("name")
+            params = {"name": name, "arguments": await body_arguments(request)}
+            return _data(await self._call(target, request, "aenv/reward", params))
+        function, in_path = await self._function(target, request)
+        arguments = await read_arguments(request, function.method, function.schema)
+        params = {"name": function.name, "arguments": {**in_path, **arguments}}
+        return _data(await self._call(target, request, "aenv/function", params))
+
+    async def _call(
+        self, target: Target, request: Request, method: str, params: Mapping[str, Any]
+    ) -> bytes:
+        call = DataCall(target.instance_id, method, params, read_meta(request), target.session)
+        await request.body()  # what comes after it tells of the client's going away
+        async with departing(request.receive) as departure:
+            return await self._calls.call(call, departure)
+
+    # --- functions --------------------------------------------------------------------------
+
+    async def _function(
+        self, target: Target, request: Request
+    ) -> tuple[_Function, Mapping[str, Any]]:
+        """Return the function that a request is for, and the arguments in its path."""
+        allowed = []
+        functions = (await self._offer(target, request)).functions
+        asked = {**request.scope, "path_params": {}}
+        for function in functions:
+            match, scope = function.route.matches(asked)
+            if match is Match.FULL:
+                return function, scope["path_params"]
+            if match is Match.PARTIAL:
+                allowed.append(function.method)
+        path = request.url.path
+        if allowed:
+            _check_method(request, *allowed)
+        known = ", ".join(sorted(f.name for f in functions)) or "none"
+        raise ToolNotFound(
+            f"there is no {path}; the environment's functions are: {known}",
+            hint="GET /functions/list has their endpoints",
+        )
+
+    async def _offer(self, target: Target, request: Request) -> _Offer:
+        known = self._offers.get(target.instance_id)
+        if known is None:
+            listed = await self._call(target, request, "aenv/functions", {})
+            known = self._offers[target.instance_id] = _offer(pydantic_core.from_json(listed))
+            if len(self._offers) > OFFERS_KEPT:
+                self._offers.popitem(last=False)
+        return known
+
+    # --- health -----------------------------------------------------------------------------
+
+    async def _health(self, target: Target, request: Request) -> Response:
+        schema = (await self._offer(target, request)).health_schema
+        params = {"arguments": query_arguments(request, schema)}
+        meta = {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)}
+        call = DataCall(target.instance_id, "aenv/health", params, meta, target.session)
+        try:
+            async with departing(request.receive) as departure:
+                result = await self._calls.call(call, departure)
+            data = pydantic_core.from_json(result)["data"]
+        except AenvError as exc:
+            if isinstance(exc, (ToolInputInvalid, *INFRASTRUCTURE)):
+                raise
+            data = {"status": "unhealthy", "message": exc.message, "code": exc.code}
+        if data["status"] == "ok":
+            data["status"] = "healthy"  # AEnvironment's client waits for this or "success"
+        status = 200 if data["status"] in HEALTHY else 503
+        return _json(to_json({"success": True, "data": data}), status)
+
+
+def _offer(listing: Mapping[str, Any]) -> _Offer:
+    functions = tuple(
+        _Function(f["name"], f["method"], f.get("inputSchema") or {}, _route(f))
+        for f in listing["functions"]
+    )
+    checks = listing["health"]
+    return _Offer(functions, (checks[0].get("inputSchema") or {}) if checks else {})
+
+
+def _route(listed: Mapping[str, Any]) -> Route:
+    """Return the route that a function chose; one that can be no route has the usual one."""
+    try:
+        return Route(listed["endpoint"], _nothing, methods=[listed["method"]])
+    except (ValueError, AssertionError):  # the environment's own words, such as "/{a}/{a}"
+        return Route(f"/functions/{quote(listed['name'], safe='')}", _nothing, methods=["POST"])
+
+
+async def _nothing(request: Request) -> Response:
+    """Stand for a function in a route that is only matched."""
+    del request
+    return Response()
+
+
+def _check_method(request: Request, *allowed: str) -> None:
+    if request.method not in allowed:
+        raise MethodRefused(
+            f"{request.url.path} does not take {request.method}, only {', '.join(allowed)}",
+            hint="GET /functions/list has the methods",
+        )
+
+
+class MethodRefused(ConfigError):
+    """The path takes another HTTP method; nothing ran."""
+
+    http_status = 405
+
+
+def _data(result: bytes) -> Response:
+    # The very bytes that the fast door sends: no second encoding, no difference.
+    return _json(b'{"success":true,' + result[1:])
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type=JSON)

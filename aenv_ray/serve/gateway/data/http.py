@@ -1,0 +1,74 @@
+"""What the routes of the data side share: clients that go away, answers of the door's form."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aenv_ray.errors import AenvError, to_wire
+from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.public.requests import BadRequest, BodyLimit, watch
+from aenv_ray.serve.gateway.routes.envelope import error_headers
+
+JSON: Final = "application/json"
+_WATCH_AFTER_S: Final = 0.02
+"""Most calls have ended by then; to watch each from its start would be a tenth of what it costs."""
+
+
+@contextlib.asynccontextmanager
+async def departing(receive: Receive) -> AsyncIterator[Departure]:
+    """Tell of the client's going away, within the block; the body has been read before it."""
+    departure = Departure()
+    loop = asyncio.get_running_loop()
+    watching: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal watching
+        watching = loop.create_task(watch(receive, departure))
+
+    due = loop.call_later(_WATCH_AFTER_S, begin)
+    try:
+        yield departure
+    finally:
+        due.cancel()
+        if watching is not None:
+            watching.cancel()
+
+
+def door_failure(error: AenvError) -> Response:
+    """Return an error in the form of the public door: ``{"success": false, "error", "code"}``."""
+    data = to_wire(error)
+    body = {"success": False, "error": data.pop("message"), **data}
+    return Response(to_json(body), error.http_status, headers=error_headers(error), media_type=JSON)
+
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+def door_app(serve: Serve, limit_bytes: int) -> ASGIApp:
+    """Return an ASGI application whose answers all have the form of the public door.
+
+    Args:
+        serve: Answers a request; it checks who sends it before it reads the body.
+        limit_bytes: Largest body; a larger one gets 413.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await serve(Request(scope, receive))
+        except BadRequest as exc:
+            response = exc.response()
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except AenvError as exc:
+            response = door_failure(exc)
+        await response(scope, receive, send)
+
+    return BodyLimit(answer, limit_bytes)

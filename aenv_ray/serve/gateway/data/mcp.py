@@ -1,0 +1,213 @@
+"""``/mcp`` and ``/instances/{id}/mcp``: any MCP client, and nothing but an instance's tools.
+
+Every request stands alone, see `mcp_wire`: it may reach any replica. An answer is JSON; it becomes
+an event stream when the tool reports progress, or takes so long that proxies on the way would give
+the connection up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from aenv_ray.errors import AenvError, ConfigError, InternalError
+from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.faults import SERVER_ERROR
+from aenv_ray.runtime.public.requests import BadRequest
+from aenv_ray.serve.gateway.data import mcp_wire
+from aenv_ray.serve.gateway.data.calls import Calls, DataCall
+from aenv_ray.serve.gateway.data.http import JSON, departing
+from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
+from aenv_ray.serve.gateway.data.targets import Target
+from aenv_ray.serve.gateway.routes.envelope import error_headers
+
+FindTarget = Callable[[Request], Awaitable[Target]]
+
+PING_S: Final = 15.0
+"""A call that takes so long gets an event stream, and a comment in it each time again."""
+_STREAM_HEADERS: Final = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+}
+_METHODS: Final = "POST, DELETE"
+
+
+class McpDoor:
+    """The ASGI application.
+
+    Args:
+        find: Says which instance a request is for, and refuses who may not use it.
+        calls: Brings calls to instances.
+    """
+
+    def __init__(self, find: FindTarget, calls: Calls) -> None:
+        self._find = find
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        request = Request(scope, receive)
+        try:
+            response = await self._serve(request, send)
+        except Refused as exc:
+            response = Response(exc.body, exc.status, media_type=JSON)
+        except BadRequest as exc:
+            response = exc.response()
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except AenvError as exc:
+            response = _refusal(exc)
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _serve(self, request: Request, send: Send) -> Response | None:
+        """Return the answer; None: it was sent."""
+        in_session = mcp_wire.SESSION_HEADER in request.headers
+        try:
+            target = await self._find(request)
+        except AenvError as exc:
+            if in_session and request.method == "POST" and exc.http_status in {404, 410}:
+                rpc = await _message(request)
+                return _answer(rpc, *mcp_wire.failure(rpc, exc))
+            raise
+        if request.method == "DELETE":
+            return Response(status_code=200)  # nothing is kept of a session
+        if request.method != "POST":
+            error = ConfigError(f"there is no stream to GET here; {_METHODS} are served")
+            response = _refusal(error)
+            response.status_code = 405
+            response.headers["Allow"] = _METHODS
+            return response
+        rpc = await _message(request)
+        if rpc.id is None:
+            await self._note(target, rpc)
+            return Response(status_code=202)
+        own = mcp_wire.own_result(rpc)
+        if own is not None:
+            response = _answer(rpc, 200, mcp_wire.answer(rpc, own))
+            if rpc.method == "initialize":
+                response.headers[mcp_wire.SESSION_HEADER] = mcp_wire.new_session()
+            return response
+        if rpc.method not in {"tools/list", "tools/call"}:
+            return _answer(rpc, *mcp_wire.unknown_method(rpc))
+        async with departing(request.receive) as departure:
+            accepts = request.headers.get("accept", "")
+            stream = _Stream(send, is_wanted="text/event-stream" in accepts)
+            return await self._call(target, rpc, departure, stream)
+
+    async def _note(self, target: Target, rpc: Rpc) -> None:
+        """Act on a notification; only a cancellation asks for something."""
+        if rpc.method == "notifications/cancelled" and rpc.session:
+            name = rpc.cancel_name(target.instance_id, rpc.params.get("requestId"))
+            with contextlib.suppress(AenvError):  # an instance that is gone runs nothing
+                await self._calls.cancel(target.instance_id, name)
+
+    # --- calls ------------------------------------------------------------------------------
+
+    async def _call(
+        self, target: Target, rpc: Rpc, departure: Departure, stream: _Stream
+    ) -> Response | None:
+        params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
+        call = DataCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
+        name = rpc.cancel_name(call.instance_id, rpc.id) if rpc.method == "tools/call" else ""
+        stream.keep_alive()
+        status, body = 200, b""
+        try:
+            if rpc.method == "tools/call" and rpc.progress_token is not None:
+                result = await self._followed(call, rpc, name, departure, stream)
+            else:
+                result = await self._calls.call(call, departure, name)
+            body = mcp_wire.answer(rpc, mcp_wire.instance_result(rpc, result))
+        except AenvError as exc:
+            status, body = mcp_wire.failure(rpc, exc)
+        finally:
+            await stream.let_be()
+        if not stream.is_open:
+            return _answer(rpc, status, body)
+        await stream.send(mcp_wire.event(body), more=False)
+        return None
+
+    async def _followed(
+        self, call: DataCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
+    ) -> bytes:
+        """Run a call, tell of its progress, and return its result as JSON text."""
+        async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:
+            async for news in rounds:
+                if isinstance(news, bytes):
+                    return news
+                reports = (mcp_wire.event(mcp_wire.progress(rpc, report)) for report in news)
+                await stream.send(b"".join(reports))
+        raise InternalError(f"{call.what}: its reports ended without a result")
+
+
+class _Stream:
+    """The event stream that an answer becomes when it is needed, and the client takes one."""
+
+    def __init__(self, send: Send, *, is_wanted: bool) -> None:
+        self._send = send
+        self._is_wanted = is_wanted
+        self._sending = asyncio.Lock()
+        self._due: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self.is_open = False
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        if not self._is_wanted:
+            return
+        async with self._sending:
+            if not self.is_open:
+                self.is_open = True
+                headers = [(k.encode(), v.encode()) for k, v in _STREAM_HEADERS.items()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def keep_alive(self) -> None:
+        """Ping the client from time to time, until `let_be`."""
+        if self._is_wanted:
+            self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
+
+    def _begin_pings(self) -> None:
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    async def _ping(self) -> None:
+        while True:
+            await self.send(b": ping\r\n\r\n")
+            await asyncio.sleep(PING_S)
+
+    async def let_be(self) -> None:
+        """Ping no more; what is being sent is sent."""
+        if self._due is not None:
+            self._due.cancel()
+        if self._pinging is not None:
+            async with self._sending:
+                self._pinging.cancel()
+
+
+async def _message(request: Request) -> Rpc:
+    """Return the message of a POST; raises `Refused` when it is none."""
+    await mcp_wire.load(request.headers)
+    return mcp_wire.parse(await request.body(), request.headers)
+
+
+def _answer(rpc: Rpc, status: int, body: bytes) -> Response:
+    headers = {mcp_wire.SESSION_HEADER: rpc.session} if rpc.session else None
+    return Response(body, status, headers=headers, media_type=JSON)
+
+
+def _refusal(error: AenvError) -> Response:
+    """Return the answer to a request whose message was not read: JSON-RPC without an id."""
+    fault = mcp_wire.fault_of(error)
+    told = {"code": SERVER_ERROR, "message": fault.message, "data": fault.data()}
+    return Response(
+        to_json({"jsonrpc": "2.0", "id": None, "error": told}),
+        error.http_status,
+        headers=error_headers(error),
+        media_type=JSON,
+    )

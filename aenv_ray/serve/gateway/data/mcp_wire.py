@@ -1,0 +1,267 @@
+"""MCP over HTTP without state: what messages mean and what answers look like, as pure functions.
+
+One endpoint serves both eras of the protocol. Versions up to 2025-11-25 begin with ``initialize``,
+which gives the client a session id; here that is a name and nothing behind it, so any replica
+answers any request of the session. The version 2026-07-28 has no sessions at all.
+
+The SDK's versions and rules are imported when the first client comes, by `load`: they take half a
+second, which every replica that starts would spend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pydantic_core
+
+from aenv_ray.errors import AenvError, to_wire
+from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.faults import (
+    FOR_THE_MODEL,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    Fault,
+    fault_result,
+)
+
+SESSION_HEADER: Final = "mcp-session-id"
+VERSION_HEADER: Final = "mcp-protocol-version"
+_SERVER: Final = {"name": "aenv-ray", "version": "0.1.0"}
+_SERVER_META: Final = {"io.modelcontextprotocol/serverInfo": _SERVER}
+_OK: Final = 200
+_BAD_REQUEST: Final = 400
+_NOT_FOUND: Final = 404
+_VERSIONS: Final = "mcp_types.version"
+_RULES: Final = "mcp.shared.inbound"
+
+_EMPTY: Final[Mapping[str, dict[str, Any]]] = {
+    "ping": {},
+    "logging/setLevel": {},
+    "resources/list": {"resources": []},
+    "resources/templates/list": {"resourceTemplates": []},
+    "prompts/list": {"prompts": []},
+}
+"""What old clients may ask for, and what is always so here; as our public door answers."""
+_LOADED: Final[set[str]] = set()
+
+
+@dataclass(frozen=True)
+class Rpc:
+    """One JSON-RPC message of a client."""
+
+    id: str | int | None
+    """None: a notification, which gets no answer."""
+    method: str
+    """Empty: an answer to a request, of which there are none."""
+    params: Mapping[str, Any]
+    is_modern: bool
+    """Of the version without sessions."""
+    session: str
+    """Empty: none."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The params' ``_meta``."""
+        meta = self.params.get("_meta")
+        return meta if isinstance(meta, dict) else {}
+
+    @property
+    def progress_token(self) -> str | int | None:
+        """What progress is reported under; None: it is not asked for."""
+        token = self.meta.get("progressToken")
+        return token if isinstance(token, str | int) else None
+
+    def cancel_name(self, instance_id: str, request_id: Any) -> str:
+        """Return the name by which a request of this session is cancelled; empty: it cannot be."""
+        return f"{instance_id}\n{self.session}\n{request_id!r}" if self.session else ""
+
+
+class Refused(Exception):
+    """A POST that is no message, or none that is served: the answer to it."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(body.decode())
+        self.status = status
+        self.body = body
+
+
+async def load(headers: Mapping[str, str]) -> None:
+    """Import what `parse` needs for a POST, beside the loop: other requests do not wait for it."""
+    for module in (_VERSIONS, _RULES):
+        if module not in _LOADED:
+            await asyncio.to_thread(importlib.import_module, module)
+            _LOADED.add(module)
+        if not _is_modern(headers):
+            return
+
+
+def _is_modern(headers: Mapping[str, str]) -> bool:
+    from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+    version = headers.get(VERSION_HEADER)
+    return version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
+    """Return the message in a POST.
+
+    Raises:
+        Refused: It is none.
+    """
+    is_modern = _is_modern(headers)
+    try:
+        message = pydantic_core.from_json(body)
+    except ValueError as exc:
+        raise _refused(None, PARSE_ERROR, f"the body is not JSON: {exc}") from None
+    if not isinstance(message, dict):
+        raise _refused(None, INVALID_REQUEST, "the body is no JSON-RPC object")
+    request_id, method = message.get("id"), message.get("method", "")
+    params = message.get("params")
+    if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        raise _refused(None, INVALID_REQUEST, "the body is no JSON-RPC 2.0 message")
+    if not isinstance(params, dict | None):
+        raise _refused(request_id, INVALID_REQUEST, "params is not an object")
+    is_request = "id" in message and bool(method)
+    if is_request and (isinstance(request_id, bool) or not isinstance(request_id, str | int)):
+        raise _refused(None, INVALID_REQUEST, "the id of a request is text or a whole number")
+    if is_modern:
+        _check_modern(message, headers, request_id)
+    return Rpc(
+        id=request_id if is_request else None,
+        method=method,
+        params=params or {},
+        is_modern=is_modern,
+        session="" if is_modern else headers.get(SESSION_HEADER, ""),
+    )
+
+
+def _check_modern(message: Mapping[str, Any], headers: Mapping[str, str], request_id: Any) -> None:
+    """Refuse what breaks the rules of the version without sessions."""
+    from mcp.shared.inbound import (
+        ERROR_CODE_HTTP_STATUS,
+        InboundLadderRejection,
+        classify_inbound_request,
+        unsupported_protocol_version_rejection,
+    )
+
+    verdict: Any
+    if "id" in message:
+        verdict = classify_inbound_request(message, headers=dict(headers))
+    else:
+        verdict = unsupported_protocol_version_rejection(headers[VERSION_HEADER])
+    if isinstance(verdict, InboundLadderRejection):
+        status = ERROR_CODE_HTTP_STATUS.get(verdict.code, _OK)
+        raise _refused(request_id, verdict.code, verdict.message, verdict.data, status)
+
+
+def _refused(
+    request_id: Any, code: int, message: str, data: Any = None, status: int = _BAD_REQUEST
+) -> Refused:
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    return Refused(status, to_json({"jsonrpc": "2.0", "id": request_id, "error": error}))
+
+
+# --- answers that need no instance ---------------------------------------------------------------
+
+
+def own_result(rpc: Rpc) -> bytes | None:
+    """Return the result of a request that is the same for all instances; None: ask the instance."""
+    from mcp_types import version
+
+    if rpc.method == "initialize" and not rpc.is_modern:
+        asked = rpc.params.get("protocolVersion")
+        is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
+        return to_json(
+            {
+                "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
+                "capabilities": {"tools": {"listChanged": False}},
+                "serverInfo": _SERVER,
+            }
+        )
+    if rpc.method == "server/discover" and rpc.is_modern:
+        return to_json(
+            {
+                "supportedVersions": list(version.MODERN_PROTOCOL_VERSIONS),
+                "capabilities": {"tools": {"listChanged": False}},
+                "resultType": "complete",
+                "ttlMs": 0,
+                "cacheScope": "private",
+                "_meta": _SERVER_META,
+            }
+        )
+    if rpc.method in _EMPTY and not rpc.is_modern:
+        return to_json(_EMPTY[rpc.method])
+    return None
+
+
+def new_session() -> str:
+    """Return a session id."""
+    return secrets.token_hex(16)
+
+
+# --- answers of instances ------------------------------------------------------------------------
+
+
+def answer(rpc: Rpc, result: bytes) -> bytes:
+    """Return the JSON-RPC answer around the JSON text of a result."""
+    return b'{"jsonrpc":"2.0","id":' + to_json(rpc.id) + b',"result":' + result + b"}"
+
+
+def instance_result(rpc: Rpc, result: bytes) -> bytes:
+    """Return an instance's result as the client's version of the protocol has it."""
+    if not rpc.is_modern:
+        return result
+    extra = b'{"resultType":"complete"'
+    if rpc.method == "tools/list":
+        extra += b',"ttlMs":0,"cacheScope":"private"'
+    return extra + (b"}" if result == b"{}" else b"," + result[1:])
+
+
+def failure(rpc: Rpc, error: AenvError) -> tuple[int, bytes]:
+    """Return HTTP status and body for a request that failed.
+
+    What a model can act on is a result with ``isError``, everything else a JSON-RPC error whose
+    ``data`` has our code. In a session its HTTP status is 200: clients of that era take any other
+    for a broken session, and some then wait for ever.
+    """
+    fault = fault_of(error)
+    if rpc.method == "tools/call" and fault.code in FOR_THE_MODEL:
+        return _OK, answer(rpc, instance_result(rpc, to_json(fault_result(fault))))
+    body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": fault.rpc_error()})
+    return (_OK if rpc.session else error.http_status), body
+
+
+def unknown_method(rpc: Rpc) -> tuple[int, bytes]:
+    """Return HTTP status and body for a method that is not served."""
+    error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": rpc.method}
+    body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": error})
+    return (_NOT_FOUND if rpc.is_modern else _OK), body
+
+
+def progress(rpc: Rpc, report: tuple[float, float | None, str | None]) -> bytes:
+    """Return the notification of one report."""
+    done, total, message = report
+    params: dict[str, Any] = {"progressToken": rpc.progress_token, "progress": done}
+    if total is not None:
+        params["total"] = total
+    if message is not None:
+        params["message"] = message
+    return to_json({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
+
+def event(message: bytes) -> bytes:
+    """Return a message as a server-sent event."""
+    return b"event: message\r\ndata: " + message + b"\r\n\r\n"
+
+
+def fault_of(error: AenvError) -> Fault:
+    """Return an error as the runtime writes it on the wire."""
+    data = to_wire(error)
+    code, message = data.pop("code"), data.pop("message")
+    return Fault(code, message, data.pop("hint", None), **data)

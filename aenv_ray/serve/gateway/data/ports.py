@@ -1,0 +1,246 @@
+"""HTTP to servers inside an instance, on the ports that its environment declares.
+
+A sandbox has no way in from the network. Its runtime opens the connection inside, and bytes travel
+as calls of the fast door; here they are HTTP/1.1 again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import h11
+import pydantic_core
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.types import Receive, Scope, Send
+
+from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
+from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.serve.gateway.data.calls import DataCall, DataCalls
+from aenv_ray.serve.gateway.data.targets import Target
+from aenv_ray.serve.gateway.deps import Deps
+
+PIECE_BYTES: Final = 256 * 1024
+_MOST_KNOWN: Final = 1000
+"""Environments whose ports are remembered."""
+_CALL_S: Final = 75.0
+"""Longer than the runtime waits for a server that takes no bytes."""
+OWN_HEADERS: Final = frozenset(
+    {"authorization", "connection", "keep-alive", "proxy-connection", "te", "upgrade", "host"}
+)
+"""Headers of the gateway's own connection; its tokens are not for the sandbox."""
+_HOP: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+_BEFORE_PATH: Final = 5
+"""Pieces of a URL's path before the one inside: ``/instances/{id}/ports/{port}/``."""
+
+
+class PortConvertor(Convertor[int]):
+    """Reads a port in a route; a number that is none is no route."""
+
+    regex = "[0-9]{1,5}"
+
+    def convert(self, value: str) -> int:  # noqa: D102
+        return int(value)
+
+    def to_string(self, value: int) -> str:  # noqa: D102
+        return str(value)
+
+
+register_url_convertor("port", PortConvertor())
+
+
+class PortStream:
+    """A connection to a port inside an instance.
+
+    Args:
+        calls: Brings calls to instances.
+        instance_id: Which one.
+    """
+
+    def __init__(self, calls: DataCalls, instance_id: str) -> None:
+        self._calls = calls
+        self._instance_id = instance_id
+        self._connection = ""
+
+    async def open(self, port: int) -> None:
+        """Connect.
+
+        Raises:
+            PortUnreachable: Nothing listens there.
+        """
+        self._connection = (await self._call("aenv/port_open", {"port": port}))["connection"]
+
+    async def read(self) -> bytes:
+        """Return the next bytes, none at the end."""
+        while True:
+            told = await self._call("aenv/port_read", {})
+            if told["data"] or told["ended"]:
+                return base64.b64decode(told["data"])
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes.
+
+        Raises:
+            PortUnreachable: The server hung up.
+        """
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            await self._call("aenv/port_write", {"data": base64.b64encode(piece).decode()})
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._connection:
+            await self._call("aenv/port_close", {})
+
+    async def _call(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"connection": self._connection} if self._connection else {}
+        params = {"arguments": {**own, **arguments}}
+        call = DataCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
+        result = pydantic_core.from_json(await self._calls.call(call, Departure()))
+        data: dict[str, Any] = result["data"]
+        return data
+
+
+class PortDoor:
+    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike.
+
+    Args:
+        find: Says which instance a request is for, and refuses who may not use it.
+        calls: Brings calls to instances.
+        deps: Knows which ports environments declare.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[HTTPConnection], Awaitable[Target]],
+        calls: DataCalls,
+        deps: Deps,
+    ) -> None:
+        self._find = find
+        self._calls = calls
+        self._deps = deps
+        self._declared: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        request = Request(scope, receive)
+        async with self.connected(request) as stream:
+            await _Exchange(stream, request, send).run(request.path_params["port"])
+
+    @contextlib.asynccontextmanager
+    async def connected(self, request: HTTPConnection) -> AsyncIterator[PortStream]:
+        """Yield a connection to the port that a request names.
+
+        Raises:
+            AenvError: There is none, or none for this client.
+        """
+        target = await self._find(request)
+        target.check_not_agent()
+        port = request.path_params["port"]
+        if port not in target.ports:
+            await self._check_declared(target.instance_id, port)
+        stream = PortStream(self._calls, target.instance_id)
+        await stream.open(port)
+        try:
+            yield stream
+        finally:
+            with contextlib.suppress(AenvError):  # an instance that is gone has hung up
+                await asyncio.shield(stream.close())
+
+    async def _check_declared(self, instance_id: str, port: int) -> None:
+        info = await self._deps.fabric.info(instance_id)
+        declared = self._declared.get(info.reference)
+        if declared is None:
+            source = await self._deps.resolve(info.reference)
+            declared = self._declared[info.reference] = source.config.deploy.ports
+            if len(self._declared) > _MOST_KNOWN:
+                self._declared.popitem(last=False)
+        if port not in declared:
+            known = ", ".join(map(str, declared)) or "none"
+            raise ToolNotFound(
+                f"{info.reference} declares no port {port}, but {known}",
+                hint="add it to deployConfig.ports and publish the environment anew",
+            )
+
+
+def target_of(request: HTTPConnection) -> str:
+    """Return path and query for the server inside, escaped as the client wrote them."""
+    path = str(request.path_params.get("path", ""))
+    pieces = bytes(request.scope.get("raw_path") or b"").split(b"/", _BEFORE_PATH)
+    written = pieces[_BEFORE_PATH].decode("latin-1") if len(pieces) > _BEFORE_PATH else ""
+    if unquote(written) != path:  # what comes before it was escaped where it need not be
+        written = quote(path)
+    query = bytes(request.scope.get("query_string") or b"").decode("latin-1")
+    return f"/{written}?{query}" if query else f"/{written}"
+
+
+class _Exchange:
+    """One HTTP request and its answer, both streamed."""
+
+    def __init__(self, stream: PortStream, request: Request, send: Send) -> None:
+        self._stream = stream
+        self._request = request
+        self._send = send
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def run(self, port: int) -> None:
+        """Pass the request on, and its answer back.
+
+        Raises:
+            PortUnreachable: What answers speaks no HTTP, or hung up before its answer began.
+        """
+        await self._stream.write(self._head(port))
+        loop = asyncio.get_running_loop()
+        answer, left = loop.create_task(self._answer()), loop.create_task(self._send_body())
+        try:
+            done, _ = await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except h11.RemoteProtocolError as exc:
+            raise PortUnreachable(f"port {port} does not answer in HTTP: {exc}") from exc
+        finally:
+            for task in (answer, left):
+                task.cancel()
+            await asyncio.wait({answer, left})
+
+    def _head(self, port: int) -> bytes:
+        request = self._request
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in OWN_HEADERS]
+        headers += [(b"host", b"127.0.0.1:%d" % port), (b"connection", b"close")]
+        try:
+            head = h11.Request(method=request.method, target=target_of(request), headers=headers)
+            return self._http.send(head) or b""
+        except h11.LocalProtocolError as exc:
+            raise ConfigError(f"the request cannot be passed on: {exc}") from None
+
+    async def _send_body(self) -> None:
+        """Send the request's body; return when the client has left."""
+        with contextlib.suppress(ClientDisconnect):
+            # A server that has answered before it read all of it may hang up.
+            with contextlib.suppress(PortUnreachable, h11.LocalProtocolError):
+                async for piece in self._request.stream():
+                    await self._stream.write(self._http.send(h11.Data(data=piece)) or b"")
+                await self._stream.write(self._http.send(h11.EndOfMessage()) or b"")
+            while (await self._request.receive())["type"] != "http.disconnect":
+                pass
+
+    async def _answer(self) -> None:
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._stream.read())
+            elif isinstance(event, h11.Response):
+                headers = [(k, v) for k, v in event.headers if k not in _HOP]
+                start = {"status": event.status_code, "headers": headers}
+                await self._send({"type": "http.response.start", **start})
+            elif isinstance(event, h11.Data):
+                body = {"body": bytes(event.data), "more_body": True}
+                await self._send({"type": "http.response.body", **body})
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+                return

@@ -1,0 +1,60 @@
+"""The data side of the gateway: the routes of instances' tools, functions, files and ports."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from aenv_ray.runtime.public.requests import BodyLimit
+from aenv_ray.serve.gateway.data.calls import DataCalls
+from aenv_ray.serve.gateway.data.functions import FunctionDoor
+from aenv_ray.serve.gateway.data.http import door_app
+from aenv_ray.serve.gateway.data.mcp import McpDoor
+from aenv_ray.serve.gateway.data.ports import PortDoor
+from aenv_ray.serve.gateway.data.sandbox import SandboxDoor
+from aenv_ray.serve.gateway.data.sockets import port_routes
+from aenv_ray.serve.gateway.data.targets import ADDRESS_HEADER, INSTANCE_HEADER, Targets
+from aenv_ray.serve.gateway.deps import Deps
+
+_ADDRESSED: Final = frozenset({ADDRESS_HEADER.encode(), INSTANCE_HEADER.encode()})
+
+
+def data_routes(deps: Deps) -> list[BaseRoute]:
+    """Return the routes; they go before those of the control side.
+
+    A request whose headers name an instance is the instance's, whatever its path is: environments
+    choose the endpoints of their functions.
+    """
+    targets, calls = Targets(deps), DataCalls(deps.fabric)
+    limit = deps.settings.max_body_bytes
+    addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
+    functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)
+    sandbox = SandboxDoor(targets.of_path, deps.fabric, limit)
+    ports = PortDoor(targets.of_path, calls, deps)
+    instance = "/instances/{instance_id}"
+    return [
+        _AddressedRoute("/mcp", addressed_mcp),
+        _AddressedRoute("/{path:path}", functions),
+        Route(f"{instance}/mcp", BodyLimit(McpDoor(targets.of_path, calls), limit)),
+        Route(f"{instance}/info", sandbox.info, methods=["GET"]),
+        Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
+        Route(f"{instance}/files", sandbox.read, methods=["GET"]),
+        Route(f"{instance}/files", sandbox.write, methods=["PUT"]),
+        *port_routes(instance, ports),
+        # Without headers: the answer says which are missing.
+        Route("/mcp", addressed_mcp),
+        Route("/functions/{path:path}", functions),
+        Route("/task/reward", functions),
+        Route("/task/reward/{path:path}", functions),
+    ]
+
+
+class _AddressedRoute(Route):
+    """A route for requests whose headers name an instance."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Any]:
+        if scope["type"] == "http" and any(name in _ADDRESSED for name, _ in scope["headers"]):
+            return super().matches(scope)
+        return Match.NONE, {}

@@ -1,0 +1,122 @@
+"""An instance's sandbox: its facts, and its files, read in streams and written whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.errors import ConfigError
+from aenv_ray.serve.gateway.data.targets import Target
+from aenv_ray.serve.gateway.instances import Instances
+from aenv_ray.serve.gateway.limits import read_body
+from aenv_ray.serve.gateway.routes.envelope import success
+
+PIECE_BYTES: Final = 4 * 1024 * 1024
+"""Read from the sandbox at once; a reader that is slow holds no more in memory."""
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
+
+
+class SandboxDoor:
+    """Tells of a sandbox, reads, writes and lists its files.
+
+    Args:
+        find: Says which instance a request is for, and refuses who may not use it.
+        fabric: Finds its host.
+        limit_bytes: Largest file that one request writes.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[Request], Awaitable[Target]],
+        fabric: Instances,
+        limit_bytes: int,
+    ) -> None:
+        self._find = find
+        self._fabric = fabric
+        self._limit_bytes = limit_bytes
+
+    async def _instance(self, request: Request) -> RayInstance:
+        target = await self._find(request)
+        target.check_not_agent()
+        return RayInstance(await self._fabric.handle(target.instance_id))
+
+    async def info(self, request: Request) -> Response:
+        """Answer with what is known of the instance, its isolation included."""
+        return success(await (await self._instance(request)).info())
+
+    async def read(self, request: Request) -> Response:
+        """Answer with a file's bytes, or those from `offset` on, at most `length`.
+
+        Raises:
+            FileAccessError: It cannot be read.
+        """
+        instance = await self._instance(request)
+        path = _path(request)
+        offset = _number(request, "offset", 0)
+        length = _number(request, "length", -1)
+        first = await instance.read_file(path, offset, _piece(length))
+
+        async def pieces() -> AsyncIterator[bytes]:
+            piece, at, left = first, offset, length
+            while piece:
+                yield piece
+                at, left = at + len(piece), left - len(piece) if left >= 0 else left
+                if len(piece) < PIECE_BYTES or left == 0:
+                    return
+                piece = await instance.read_file(path, at, _piece(left))
+
+        return StreamingResponse(pieces(), media_type="application/octet-stream")
+
+    async def write(self, request: Request) -> Response:
+        """Write the body to a file, as a whole or at its end.
+
+        Raises:
+            FileAccessError: It cannot be written.
+        """
+        instance = await self._instance(request)
+        path, mode = _path(request), request.query_params.get("mode")
+        data = await read_body(request, self._limit_bytes)
+        append = request.query_params.get("append", "false") in {"true", "1"}
+        size = await instance.write_file(path, data, append, None if mode is None else _octal(mode))
+        return success({"size_bytes": size})
+
+    async def list(self, request: Request) -> Response:
+        """Answer with the entries of a directory.
+
+        Raises:
+            FileAccessError: It cannot be listed.
+        """
+        instance = await self._instance(request)
+        return success(await instance.list_files(request.query_params.get("path", ".")))
+
+
+def _piece(length: int) -> int:
+    return PIECE_BYTES if length < 0 else min(length, PIECE_BYTES)
+
+
+def _path(request: Request) -> str:
+    path = request.query_params.get("path")
+    if not path:
+        raise ConfigError("no path is given", hint="add ?path=<file> to the URL")
+    return path
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not _NUMBER.fullmatch(text):
+        raise ConfigError(f"{name} {text[:40]!r} is no number of bytes")
+    return int(text)
+
+
+def _octal(text: str) -> int:
+    if not _MODE.fullmatch(text):
+        raise ConfigError(f"mode {text[:40]!r} is no octal mode", hint="write it as 644")
+    return int(text, 8)

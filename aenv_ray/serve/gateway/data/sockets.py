@@ -1,0 +1,173 @@
+"""WebSockets to servers inside an instance, on the ports that its environment declares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import Final
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from aenv_ray.errors import AenvError, PortUnreachable
+from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortDoor, PortStream, target_of
+from aenv_ray.serve.gateway.routes.envelope import failure
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+_NOT_SENT: Final = frozenset({1005, 1006, 1015})
+"""Codes that stand for none, and must not be sent."""
+
+
+class SocketDoor:
+    """Answers WebSockets to ``/instances/{id}/ports/{port}/{path}``, and of services alike.
+
+    Args:
+        door: Opens connections to ports, and refuses who may not have them.
+    """
+
+    def __init__(self, door: PortDoor) -> None:
+        self._door = door
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Pass messages on both ways until either side closes."""
+        try:
+            async with self._door.connected(websocket) as stream:
+                await _Tunnel(websocket, stream).run()
+        except AenvError as exc:
+            if websocket.client_state.name == "CONNECTING":
+                await websocket.send_denial_response(failure(exc))
+            else:
+                with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it closed by itself
+                    await websocket.close(1011, exc.message[:120])
+
+
+def port_routes(base: str, ports: PortDoor) -> list[BaseRoute]:
+    """Return the routes to the ports of what `base` names, for HTTP and for WebSockets."""
+    port = f"{base}/ports/{{port:port}}"
+    routes: list[Route | WebSocketRoute] = [
+        WebSocketRoute(f"{port}/{{path:path}}", SocketDoor(ports).serve),
+        Route(port, ports),
+        Route(f"{port}/{{path:path}}", ports),
+    ]
+    for route in routes:  # a path inside may hold any character, an escaped end of line too
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+    return list(routes)
+
+
+class _Tunnel:
+    """One WebSocket: a client's, and ours to the server inside."""
+
+    def __init__(self, websocket: WebSocket, stream: PortStream) -> None:
+        self._websocket = websocket
+        self._stream = stream
+        self._writing = asyncio.Lock()
+        self._parts: list[bytes] = []
+        self._is_text = False
+        port = websocket.path_params["port"]
+        self._protocol = ClientProtocol(
+            parse_uri(f"ws://127.0.0.1:{port}{target_of(websocket)}"),
+            subprotocols=[Subprotocol(name) for name in websocket.scope["subprotocols"]] or None,
+            max_size=MAX_MESSAGE_BYTES,
+        )
+
+    async def run(self) -> None:
+        """Shake hands inside, accept outside, and carry messages.
+
+        Raises:
+            PortUnreachable: What answers inside speaks no WebSocket.
+        """
+        await self._shake_hands()
+        await self._websocket.accept(self._protocol.subprotocol)
+        loop = asyncio.get_running_loop()
+        ways = {loop.create_task(self._inwards()), loop.create_task(self._outwards())}
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in done:
+                way.result()
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.wait(ways)
+
+    async def _shake_hands(self) -> None:
+        request = self._protocol.connect()
+        for name, value in self._websocket.headers.items():
+            if name not in OWN_HEADERS and not name.startswith("sec-websocket-"):
+                request.headers[name] = value
+        self._protocol.send_request(request)
+        await self._flush()
+        while self._protocol.state is State.CONNECTING:
+            await self._receive()
+            error = self._protocol.handshake_exc
+            if error is not None:
+                kind = "answers no WebSocket" if isinstance(error, InvalidHandshake) else "hung up"
+                raise PortUnreachable(f"what listens inside {kind}: {error}") from error
+
+    async def _inwards(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                if self._protocol.state is State.OPEN:
+                    self._protocol.send_close(1001)
+                    await self._flush()
+                return
+            if message.get("text") is not None:
+                self._protocol.send_text(message["text"].encode())
+            else:
+                self._protocol.send_binary(message["bytes"])
+            await self._flush()
+
+    async def _outwards(self) -> None:
+        while True:
+            for frame in self._protocol.events_received():
+                if isinstance(frame, Frame) and await self._pass_on(frame):
+                    return
+            if self._protocol.state is State.CLOSED:
+                await self._websocket.close(1011, "the server inside hung up")
+                return
+            await self._receive()
+
+    async def _pass_on(self, frame: Frame) -> bool:
+        """Send a frame's message to the client once it is whole; True at the end."""
+        if frame.opcode is Opcode.CLOSE:
+            told = self._protocol.close_rcvd
+            if told is None or told.code in _NOT_SENT:
+                await self._websocket.close()
+            else:
+                await self._websocket.close(told.code, told.reason)
+            return True
+        if frame.opcode not in {Opcode.TEXT, Opcode.BINARY, Opcode.CONT}:
+            return False
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._parts.append(bytes(frame.data))
+        if frame.fin:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            if self._is_text:
+                await self._websocket.send_text(data.decode(errors="replace"))
+            else:
+                await self._websocket.send_bytes(data)
+        return False
+
+    async def _receive(self) -> None:
+        data = await self._stream.read()
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        """Send what the protocol wants sent, in its order."""
+        async with self._writing:
+            for data in self._protocol.data_to_send():
+                with contextlib.suppress(PortUnreachable):  # reading tells the end
+                    await self._stream.write(data)

@@ -1,0 +1,150 @@
+"""The gateway as a Ray Serve application: `deploy`, `undeploy`, and the replica itself.
+
+Serve supervises the replicas: starts, checks, replaces and scales them. Requests do not pass
+through its proxies; each replica listens on both ports (see `listener`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Final
+
+from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings as process_settings
+from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.hub.hub_actor import ensure_hub
+from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.settings import GatewaySettings
+
+APP_NAME: Final = "aenv-gateway"
+_START_S: Final = 120.0
+"""A cold Ray worker that imports everything takes seconds on a busy machine."""
+_LOOK_S: Final = 0.1
+_CONSTRUCTOR_TRIES: Final = 3
+_HEALTH_PERIOD_S: Final = 2.0
+_HEALTH_TIMEOUT_S: Final = 30.0
+_GRACE_S: Final = 20.0
+
+
+def deploy(settings: GatewaySettings | None = None) -> None:
+    """Bring the gateway up in the cluster that this process is connected to, or change it.
+
+    Joins or starts Ray first where needed. Returns once the gateway answers on this node.
+
+    Args:
+        settings: The operator's; None: the defaults.
+
+    Raises:
+        ConfigError: A port is taken, or the address is not this node's.
+        FabricUnavailable: Ray, the hub or the gateway does not come up.
+    """
+    settings = settings or GatewaySettings()
+    entrance.init()
+    ensure_hub()
+    from ray import serve
+    from ray.serve.config import ProxyLocation
+
+    if not is_deployed():
+        for port in (settings.port, settings.mcp_port):
+            listen(settings.host, port, shared=False).close()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is not ours to tell
+    serve.start(proxy_location=ProxyLocation.Disabled)
+    deployment = serve.deployment(
+        name="gateway",
+        num_replicas=settings.replicas,
+        max_ongoing_requests=settings.max_ongoing_requests,
+        max_constructor_retry_count=_CONSTRUCTOR_TRIES,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=_GRACE_S,
+        ray_actor_options={"num_cpus": 0} | (ray_api.on_head() if settings.on_head else {}),
+    )(GatewayReplica)
+    # A replica's process has the variables of its node, not those of whoever deploys.
+    application = deployment.bind(
+        settings.model_dump(mode="json"), process_settings().artifacts_url
+    )
+    try:
+        serve.run(application, name=APP_NAME, route_prefix=None)
+    except RuntimeError as exc:
+        raise FabricUnavailable(
+            f"the gateway did not start: {exc}", hint="the logs of its replica say why"
+        ) from exc
+    _await_answer(settings)
+
+
+def undeploy() -> None:
+    """End the gateway; instances live on. Does nothing where there is none."""
+    from ray import serve
+
+    if is_deployed():
+        serve.delete(APP_NAME)
+
+
+def is_deployed() -> bool:
+    """Whether the cluster that this process is connected to has a gateway."""
+    from ray import serve
+
+    if not ray_api.is_connected():
+        return False
+    return APP_NAME in serve.status().applications
+
+
+def _await_answer(settings: GatewaySettings) -> None:
+    """Return once the gateway answers on this node.
+
+    Raises:
+        FabricUnavailable: It does not.
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    url = f"http://{host}:{settings.port}/health"
+    until = time.monotonic() + _START_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5.0):
+                return
+        except (OSError, urllib.error.URLError) as exc:
+            if time.monotonic() > until:
+                raise FabricUnavailable(f"the gateway does not answer at {url}: {exc}") from exc
+        time.sleep(_LOOK_S)
+
+
+class GatewayReplica:
+    """One replica: listens on both ports while Serve keeps it.
+
+    Args:
+        settings: `GatewaySettings` as JSON data.
+        artifacts_url: Where source archives are kept; None: as its node says.
+    """
+
+    def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:
+        from aenv_ray.serve.gateway.access_log import write_to_stderr
+        from aenv_ray.serve.gateway.connections import ReplicaApp
+
+        write_to_stderr()
+        parsed = GatewaySettings.model_validate(settings)
+        app = ReplicaApp(parsed, entrance.init(), ensure_hub(), artifacts_url)
+        sockets = [listen(parsed.host, port) for port in {parsed.port, parsed.mcp_port}]
+        self._listener = Listener(app.open, sockets, app.close)
+        try:
+            self._listener.start(_START_S)
+        except AenvError:
+            self._listener.stop()
+            raise
+
+    def check_health(self) -> None:
+        """Let Serve replace a replica that no longer serves."""
+        self._listener.check()
+
+    def __call__(self) -> str:
+        """Answer handles: the gateway is used over HTTP."""
+        return "the gateway answers over HTTP"
+
+    def __del__(self) -> None:
+        """Let requests under way end; Serve calls it before it ends the replica."""
+        listener = getattr(self, "_listener", None)
+        if listener is not None:
+            listener.stop()

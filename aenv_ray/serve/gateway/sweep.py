@@ -1,0 +1,153 @@
+"""Compares what the hub accounts for with what runs, so that neither outlives the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from aenv_ray.clock import Clock
+from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import Lease, LeaseQuery
+from aenv_ray.models import InstanceInfo, InstanceStatus
+from aenv_ray.serve.gateway.creation import Creator
+from aenv_ray.serve.gateway.instances import Instances
+from aenv_ray.serve.gateway.membership import Replicas
+
+logger = logging.getLogger(__name__)
+
+
+class Sweep:
+    """Ends leases whose instance is gone, and instances whose replica died while it made them.
+
+    All replicas run it; for each round the hub chooses one.
+
+    Args:
+        hub: With the leases.
+        fabric: With the instances.
+        creator: What this replica makes is its own affair.
+        clock: For whose turn it is.
+        replicas: This one among the others.
+        every_s: Seconds between rounds.
+        note_live: Told of the running instances in each round of this replica.
+        note_pools: Told of the sandboxes that are ready, likewise.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        fabric: Instances,
+        creator: Creator,
+        clock: Clock,
+        replicas: Replicas,
+        every_s: float,
+        note_live: Callable[[Collection[Lease]], None],
+        note_pools: Callable[[Mapping[str, int]], None],
+    ) -> None:
+        self._hub = hub
+        self._fabric = fabric
+        self._creator = creator
+        self._clock = clock
+        self._replicas = replicas
+        self._every_s = every_s
+        self._note_live = note_live
+        self._note_pools = note_pools
+
+    async def run(self) -> None:
+        """Sweep for ever; a round that fails is tried again with the next."""
+        async with asyncio.TaskGroup() as group:
+            # Apart: a round may take longer than this replica may be silent.
+            group.create_task(self._repeat(self._replicas.beat))
+            group.create_task(self._repeat(self._round))
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await act()
+            except AenvError as exc:
+                logger.warning("sweep: %s", exc)
+            except Exception:
+                logger.exception("sweep")
+            await asyncio.sleep(self._every_s)
+
+    async def _round(self) -> None:
+        if await self._is_mine():
+            await self.once()
+
+    async def _is_mine(self) -> bool:
+        number = int(self._clock.now() / self._every_s)
+        name = f"sweep:{number}"
+        mine = self._replicas.name
+        return await self._hub.remember(name, mine, 10 * self._every_s) == mine
+
+    async def once(self) -> None:
+        """Compare and mend once.
+
+        Raises:
+            FabricUnavailable: The hub or the fabric does not answer; nothing was ended for that.
+        """
+        leases = await self._leases()  # before the instances: what is made meanwhile is in neither
+        infos = await self._fabric.list_instances()
+        live = {str(info.requested_id or info.id): info for info in infos}
+        alive = await self._replicas.alive()
+        running = []
+        for lease in leases:
+            if not lease.made_by:
+                continue  # Ray code's: it ends with the instance's owner or deadline
+            if lease.status is InstanceStatus.PENDING:
+                await self._look_at_pending(lease, alive)
+            elif lease.status is not InstanceStatus.RUNNING:
+                continue  # it has ended, and the hub says for a while why
+            elif lease.id in live:
+                running.append(lease)
+                await self._adjust(lease, live[lease.id])
+            else:
+                await self._look_at_unlisted(lease)
+        self._note_live(running)
+        self._note_pools(await self._fabric.pools())
+
+    async def _leases(self) -> list[Lease]:
+        found: list[Lease] = []
+        cursor = None
+        while True:
+            page = await self._hub.leases(LeaseQuery(limit=1000, cursor=cursor))
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    async def _look_at_pending(self, lease: Lease, alive: set[str]) -> None:
+        is_own = lease.made_by == self._replicas.name
+        if (lease.id in self._creator.under_way) if is_own else (lease.made_by in alive):
+            return
+        # It may have become Running since it was listed, as its replica's last deed too.
+        try:
+            if (await self._hub.lease(lease.id)).status is not InstanceStatus.PENDING:
+                return
+        except InstanceNotFound:
+            return
+        logger.warning("%s was being made by %s, which is gone", lease.id, lease.made_by)
+        await self._creator.keys.void(lease.id)
+        await self._creator.undo([lease.id])
+
+    async def _adjust(self, lease: Lease, info: InstanceInfo) -> None:
+        if abs(info.deadline - lease.deadline) > 1.0:  # Ray code renewed it
+            await self._hub.update_lease(lease.id, deadline=info.deadline)
+
+    async def _look_at_unlisted(self, lease: Lease) -> None:
+        """End a lease whose instance no host has: one host may just be restarting."""
+        self._fabric.forget(lease.id)
+        try:
+            status = (await self._fabric.info(lease.id)).status
+        except InstanceNotFound:
+            status = InstanceStatus.TERMINATED
+        except FabricUnavailable as exc:
+            # Its host lives and does not say: what it may have is in use, for all that is known.
+            logger.warning("%s is not known to have ended: %s", lease.id, exc)
+            return
+        if status is InstanceStatus.FAILED:
+            reason = "its sandbox, its host or its node died"
+            await self._hub.update_lease(lease.id, status=status, reason=reason)
+        elif status is InstanceStatus.TERMINATED:
+            await self._creator.undo([lease.id])

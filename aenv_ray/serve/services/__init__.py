@@ -1,0 +1,1 @@
+"""Services: environments with replicas, as Serve applications."""

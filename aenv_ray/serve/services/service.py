@@ -1,0 +1,368 @@
+"""What is done with services, whoever asks: the gateway, or Python code (`service_python`).
+
+The hub keeps what a service should be, Serve makes it so and keeps it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from aenv_ray import ids
+from aenv_ray.actors.fabric.create_options import chosen_engine
+from aenv_ray.clock import Clock
+from aenv_ray.errors import AenvError, CatalogConflict, ConfigError, FabricUnavailable
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, not_found
+from aenv_ray.hub.storages import StorageRecord
+from aenv_ray.project import process_strings as texts
+from aenv_ray.project import project
+from aenv_ray.project.config import DeployChanges
+from aenv_ray.project.project import Project
+from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus
+from aenv_ray.serve.services.rollback import Returns, with_return
+from aenv_ray.serve.services.storage import Sites, Storages, StorageWish, check_writers
+
+logger = logging.getLogger(__name__)
+
+_MASK: Final = "***"
+_SUFFIX_BYTES: Final = 3
+_WITH_IMAGES: Final = frozenset({"docker", "kubernetes"})
+
+Resolve = Callable[[str], Awaitable[Project]]
+
+
+class Services:
+    """Services of one cluster.
+
+    Args:
+        hub: Keeps the records.
+        resolve: Finds projects.
+        clock: For times.
+        apps: Run them.
+        sites: Where their storages are.
+    """
+
+    def __init__(self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, sites: Sites) -> None:
+        self._apps = apps
+        self._storages = Storages(hub, clock, sites)
+        self.records = ServiceRecords(hub)
+        self._returns = Returns(self.records, apps, clock)
+        self._resolve = resolve
+        self._clock = clock
+
+    async def create(
+        self,
+        reference: str,
+        owner: str,
+        *,
+        name: str | None = None,
+        wait: bool,
+        storage: StorageWish,
+        **options: Any,
+    ) -> ServiceRecord:
+        """Make a service.
+
+        Args:
+            reference: Its environment.
+            owner: Whose it is.
+            name: None: one is made up from the environment's.
+            wait: Return once all replicas are healthy, instead of at once.
+            storage: What is to outlive its sandboxes; one of this name and owner finds it again.
+            options: Other fields of `ServiceRecord`; ``changes`` as a mapping, "" for none.
+
+        Raises:
+            CatalogConflict: There is one of this name, or its storage is being deleted.
+            ConfigError: The name or an option cannot be.
+            EnvironmentNotFound: There is no such environment.
+            FabricUnavailable: `wait`, and it did not become healthy; it is there all the same.
+        """
+        if name is not None:
+            check_name(name)
+        source = await self._resolve(reference)
+        now = self._clock.now()
+        record = _checked(
+            source,
+            id=name or _made_up(source.config.name), uid=secrets.token_hex(8),
+            reference=_reference(reference, source), digest=source.digest, owner=owner,
+            created_at=now, updated_at=now, **_with_changes(options, DeployChanges()),
+        )  # fmt: skip
+        kept = None
+        if storage.wants(source.config.deploy.service):
+            kept, record = await self._with_new(record, storage, source)
+        await self.records.claim(record)
+        if kept is not None:
+            await self._storages.keep(kept)
+        await self.records.put(record)
+        await self._bring_up(record, wait=wait)
+        return record
+
+    async def update(
+        self,
+        record: ServiceRecord,
+        *,
+        wait: bool,
+        storage: StorageWish,
+        reference: str | None = None,
+        **changes: Any,
+    ) -> ServiceRecord:
+        """Change a service. What needs other sandboxes rolls: new ones are healthy first.
+
+        Where a storage has one writer, the old sandbox ends first, and what was before comes back
+        when the new one does not become healthy.
+
+        Args:
+            record: As it is.
+            wait: As for `create`.
+            storage: What changes of its storage: it may get one, and that may grow.
+            reference: Another version, or None.
+            changes: Other fields of `ServiceRecord`; variables are added to those that it has, and
+                of ``changes`` those that are not named stay.
+
+        Raises:
+            ConfigError: It names another environment, or an option cannot be.
+            CatalogConflict: It, or its storage, is being deleted.
+            EnvironmentNotFound: There is no such version.
+            FabricUnavailable: As for `create`; what was healthy before goes on.
+            ServiceNotFound: It was deleted meanwhile.
+        """
+        while True:
+            changed = await self._changed(record, reference, storage, changes)
+            if await self.records.replace(record, changed):
+                break
+            record = await self._again(record)  # somebody else changed it
+        await self._bring_up(changed, wait=wait)
+        return changed
+
+    async def _changed(
+        self,
+        record: ServiceRecord,
+        reference: str | None,
+        storage: StorageWish,
+        changes: Mapping[str, Any],
+    ) -> ServiceRecord:
+        if record.is_leaving:
+            raise CatalogConflict(
+                f"service {record.id} is being deleted",
+                hint="create it again when it is gone: aenv service list tells",
+            )
+        source = await self._resolve(reference or record.reference)
+        old, new = _environment(record), source.config.name
+        if reference is not None and old not in (None, new):
+            raise ConfigError(
+                f"service {record.id} is of environment {old!r}, not of {new!r}",
+                hint="create a service for another environment",
+            )
+        variables = changes.get("environment_variables") or {}
+        found: dict[str, Any] = record.model_dump() | {
+            "updated_at": self._clock.now(),
+            **_with_changes(changes, record.changes),
+            "environment_variables": {**record.environment_variables, **variables},
+        }
+        if reference is not None:
+            found |= {"reference": _reference(reference, source), "digest": source.digest}
+        changed = _checked(source, **found)
+        kept = None
+        if changed.storage is not None:
+            engine = chosen_engine(source, changed.engine)
+            kept, mount = await self._storages.of_changed(changed.storage, storage, engine)
+            changed = changed.model_copy(update={"storage": mount})
+            check_writers(changed)
+        elif storage.wants(source.config.deploy.service):
+            kept, changed = await self._with_new(changed, storage, source)
+        if kept is not None:
+            await self._storages.keep(kept)
+        return with_return(changed, record)
+
+    async def _again(self, record: ServiceRecord) -> ServiceRecord:
+        """Return a service as it is now.
+
+        Raises:
+            ServiceNotFound: It is gone, or its name is another's.
+        """
+        current = await self.records.get(record.id)
+        if current.uid != record.uid:
+            raise not_found(record.id)
+        return current
+
+    async def _with_new(
+        self, record: ServiceRecord, wish: StorageWish, source: Project
+    ) -> tuple[StorageRecord, ServiceRecord]:
+        """Return the storage that a service without one gets, and the service with it."""
+        kept, mount = await self._storages.of_new(
+            wish, source.config.deploy.service, record.id, record.owner,
+            chosen_engine(source, record.engine),
+        )  # fmt: skip
+        record = record.model_copy(update={"storage": mount})
+        check_writers(record)
+        return kept, record
+
+    async def delete(
+        self, record: ServiceRecord, *, wait: bool = False, delete_storage: bool = False
+    ) -> None:
+        """End a service: calls under way end first, then its sandboxes, then its storage.
+
+        Args:
+            record: Which.
+            wait: Return once all of it is gone, instead of at once.
+            delete_storage: Else its storage stays, for a service of this name and owner.
+
+        Raises:
+            FabricUnavailable: `wait`, and its storage could not be deleted yet.
+            ServiceNotFound: Somebody else deleted it.
+        """
+        leaving = None
+        if delete_storage and record.storage is not None:
+            leaving = await self._storages.leave(record.storage)
+        while not record.is_leaving:
+            marked = record.model_copy(update={"is_leaving": True, "previous": None})
+            is_kept = await self.records.replace(record, marked)
+            record = marked if is_kept else await self._again(record)
+        await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
+        await self.records.delete(record)
+        if leaving is not None and wait:
+            await self._storages.finish(leaving)
+        elif leaving is not None:
+            self._storages.finish_soon(leaving)
+
+    async def close(self) -> None:
+        """Leave what is done in the background to the next that starts."""
+        await self._returns.close()
+        await self._storages.close()
+
+    async def restore(self) -> None:
+        """Deploy what the hub knows and Serve does not, for Ray was started anew.
+
+        Go on with the deletion of storages that somebody else began.
+
+        What cannot be deployed is logged; its state says so too.
+        """
+        records = list((await self.records.all()).values())
+        for record, state in zip(records, await self.states(records), strict=True):
+            if record.is_leaving:  # whoever deletes it may have died over it
+                await asyncio.to_thread(self._apps.delete, record.id, wait=False)
+                await self.records.delete(record)
+                continue
+            if record.previous is not None:
+                self._returns.watch(record)
+            if state.status is not ServiceStatus.TERMINATED:
+                continue
+            try:
+                await self._bring_up(record, wait=False)
+            except AenvError as exc:
+                logger.warning("service %s is not restored: %s", record.id, exc.message)
+        await self._storages.finish_left()
+
+    async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
+        """Return how services are."""
+        states = await asyncio.to_thread(self._apps.states, records)
+        return [
+            state.model_copy(update={"reason": state.reason or record.taken_back})
+            for state, record in zip(states, records, strict=True)
+        ]
+
+    async def _bring_up(self, record: ServiceRecord, *, wait: bool) -> None:
+        try:
+            try:
+                await asyncio.to_thread(self._apps.deploy, record, wait=wait)
+            finally:
+                await self._follow(record)
+        except RuntimeError as exc:
+            reason = (await self.states([record]))[0].reason or str(exc)
+            await self._see_through(record, at_once=True)
+            raise FabricUnavailable(
+                f"service {record.id} did not become healthy: {_last_line(reason)}",
+                hint="aenv service get tells its state; what was healthy before goes on",
+            ) from exc
+        await self._see_through(record, at_once=wait)
+
+    async def _follow(self, deployed: ServiceRecord) -> None:
+        """See that what is kept is deployed, where others changed or deleted it meanwhile.
+
+        Theirs may have been deployed before this one, though they came after it.
+        """
+        while True:
+            current = (await self.records.all()).get(deployed.id)
+            if current is None or current.is_leaving:
+                await asyncio.to_thread(self._apps.delete, deployed.id, wait=False)
+                return
+            if _what_runs(current) == _what_runs(deployed):
+                return
+            await asyncio.to_thread(self._apps.deploy, current, wait=False)
+            deployed = current
+
+    async def _see_through(self, record: ServiceRecord, *, at_once: bool) -> None:
+        if record.previous is None or (at_once and await self._returns.settle(record)):
+            return
+        self._returns.watch(record)
+
+
+def _what_runs(record: ServiceRecord) -> tuple[Any, ...]:
+    return record.revision, record.replicas, record.autoscale, record.healthy_within_s
+
+
+def masked(record: ServiceRecord) -> dict[str, str]:
+    """Return the variables of a service by name; values are secrets."""
+    return dict.fromkeys(record.environment_variables, _MASK)
+
+
+def _checked(source: Project, **fields: Any) -> ServiceRecord:
+    """Return a record.
+
+    Raises:
+        ConfigError: A field has a value that cannot be.
+    """
+    try:
+        record = ServiceRecord.model_validate(fields)
+    except ValidationError as exc:
+        problems = [
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+            for e in exc.errors(include_url=False, include_input=False)
+        ]
+        raise ConfigError("; ".join(problems)) from None
+    texts.checked_variables(record.environment_variables, what="environment_variables")
+    engine = chosen_engine(source, record.engine)
+    if record.changes.image and engine not in _WITH_IMAGES:
+        raise ConfigError(
+            f"service {record.id} has no containers, so no image {record.changes.image!r}",
+            hint="use engine docker or kubernetes; or publish a version, and update it to that",
+        )
+    return record
+
+
+def _with_changes(fields: Mapping[str, Any], before: DeployChanges) -> dict[str, Any]:
+    """Return fields of a record, with what is given of ``changes`` added to what there was."""
+    given = fields.get("changes") or {}
+    merged = before.model_dump() | given
+    return {**fields, "changes": {name: value or None for name, value in merged.items()}}
+
+
+def _made_up(environment: str) -> str:
+    """Return a service name that nobody has."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", environment.lower()).strip("-")[:40]
+    return check_name(f"{stem or 'env'}-svc-{secrets.token_hex(_SUFFIX_BYTES)}")
+
+
+def _reference(reference: str, source: Project) -> str:
+    if project.looks_like_path(reference):
+        return str(Path(reference).resolve())
+    return source.reference
+
+
+def _environment(record: ServiceRecord) -> str | None:
+    """Return the environment's name; None where a path was deployed."""
+    if project.looks_like_path(record.reference):
+        return None
+    return ids.split_reference(record.reference)[0]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1] if lines else "Serve does not say why"

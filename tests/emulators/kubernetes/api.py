@@ -1,0 +1,394 @@
+"""A small Kubernetes for tests: an API that enforces what matters, and a node that runs pods.
+
+    with EmulatedCluster() as cluster:
+        configuration = client.Configuration(host=cluster.url)
+
+It has what our code relies on, and refuses as the real one does: schemas (strict), label selectors,
+owner references and garbage collection, watches with versions that grow too old, conflicts, missing
+permissions, quotas, Pod Security, throttling, active deadlines. Pods really run, as processes
+(`kubernetes_pod`). Everything happens on a thread of its own; every method may be called from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import copy
+import json
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Self, TypeVar
+
+from aiohttp import web
+
+from tests.emulators.kubernetes import claims, rules
+from tests.emulators.kubernetes.node import NODE, EmulatedNode
+from tests.emulators.kubernetes.store import (
+    Kind,
+    Object,
+    Refused,
+    Store,
+    matches,
+    merged,
+    parse_path,
+)
+
+T = TypeVar("T")
+NAMESPACE: Final = "aenv"
+ACCOUNT: Final = "system:serviceaccount:aenv:ray"
+_ANSWER_S: Final = 60.0
+_BOOKMARK_S: Final = 5.0
+
+
+class EmulatedCluster:
+    """One namespace, `NAMESPACE`, and one node; other objects are kept as they come.
+
+    Attributes:
+        url: Of the API; known inside the ``with`` block.
+        granted: Pairs of verb and resource that are allowed; None for all.
+        calls: Verb and resource of every request so far.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.granted: set[tuple[str, str]] | None = None
+        self.calls: list[tuple[str, str]] = []
+        self._store = Store()
+        self._node: EmulatedNode | None = None
+        self._throttled = 0
+        self._races = 0
+        self._is_full = False
+        self._watchers: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._runner: web.AppRunner | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_ANSWER_S)
+        self._loop.close()
+
+    def _do(self, what: Callable[[], Awaitable[T]]) -> T:
+        async def run() -> T:
+            return await what()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_ANSWER_S)
+
+    def _call(self, what: Callable[[], T]) -> T:
+        async def run() -> T:
+            return what()
+
+        return self._do(run)
+
+    async def _start(self) -> None:
+        self._node = EmulatedNode(self._set_status)
+        await self._node.start()
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._store.add(Kind("", "namespaces", ""), _object("v1", "Namespace", NAMESPACE))
+
+    async def _stop(self) -> None:
+        await self.node.stop()
+        tasks = [*self._tasks, *self._watchers]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    @property
+    def node(self) -> EmulatedNode:
+        """The node."""
+        assert self._node is not None
+        return self._node
+
+    # --- for tests --------------------------------------------------------------------------------
+
+    def create(self, resource: str, body: Object, group: str = "") -> Object:
+        """Make an object in `NAMESPACE`, past all rules; a pod of it runs nothing."""
+        kind = Kind(group, resource, NAMESPACE)
+        return self._call(lambda: copy.deepcopy(self._store.add(kind, body)))
+
+    def objects(self, resource: str, group: str = "") -> list[Object]:
+        """Return what there is in `NAMESPACE`."""
+        kind = Kind(group, resource, NAMESPACE)
+        return self._call(lambda: copy.deepcopy(self._store.all(kind)))
+
+    def delete(self, resource: str, name: str, group: str = "") -> None:
+        """Delete an object, and what it owns; does nothing when there is none."""
+        self._do(lambda: self._collect(Kind(group, resource, NAMESPACE), name))
+
+    def label_namespace(self, labels: Mapping[str, str]) -> None:
+        """Set labels of `NAMESPACE`."""
+        kind = Kind("", "namespaces", "")
+        patch = {"metadata": {"labels": dict(labels)}}
+
+        def run() -> None:
+            self._store.change(kind, NAMESPACE, merged(self._store.get(kind, NAMESPACE), patch))
+
+        self._call(run)
+
+    def throttle(self, requests: int) -> None:
+        """Answer so many of the next requests with 429, to be tried again after a second."""
+        self._throttled = requests
+
+    def race(self, requests: int) -> None:
+        """Have so many of the next creates lose against others over the namespace's quota."""
+        self._races = requests
+
+    def break_watches(self, *, forget: bool = False) -> None:
+        """End all watches; with `forget`, where they ended is too old to go on from."""
+
+        def run() -> None:
+            if forget:
+                self._store.forget()
+            for watcher in self._watchers:
+                watcher.cancel()
+
+        self._call(run)
+
+    def fill_nodes(self, is_full: bool) -> None:
+        """Have pods find no node, or find one again."""
+        self._is_full = is_full
+
+    def kill(self, name: str) -> None:
+        """SIGKILL process 1 of a pod's first container."""
+        self._call(lambda: self.node.kill(self._pod(name)["metadata"]["uid"]))
+
+    def end_with(self, name: str, status: Mapping[str, Any]) -> None:
+        """End a pod as its node does, with more in its status: ``{"reason": "Evicted"}``."""
+
+        def run() -> None:
+            uid = self._pod(name)["metadata"]["uid"]
+            self.node.mark(uid, status)
+            self.node.kill(uid)
+
+        self._call(run)
+
+    def running(self) -> list[str]:
+        """Return the uids of pods that have processes."""
+        return self._call(lambda: self.node.uids)
+
+    def _pod(self, name: str) -> Object:
+        return self._store.get(Kind("", "pods", NAMESPACE), name)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if self._throttled:
+                self._throttled -= 1
+                raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
+            kind, name, subresource = parse_path(request.path)
+            verb = rules.VERBS[request.method]
+            if verb == "get" and not name:
+                verb = "watch" if request.query.get("watch") == "true" else "list"
+            self.calls.append((verb, kind.resource))
+            if kind.resource != "selfsubjectaccessreviews":  # everybody may ask for his own
+                rules.check_permission(self.granted, verb, kind, ACCOUNT)
+            if subresource:
+                raise Refused(404, "NotFound", f"there is no {subresource} here")
+            if verb == "watch":
+                return await self._watch(request, kind)
+            answer = getattr(self, f"_{verb}")
+            body = json.loads(await request.text() or "{}")
+            return web.json_response(await answer(kind, name, body, request))
+        except Refused as exc:
+            headers = {"Retry-After": str(exc.retry_after_s)} if exc.retry_after_s else {}
+            return web.json_response(exc.status(), status=exc.code, headers=headers)
+
+    async def _list(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
+        del name, body
+        selector = request.query.get("labelSelector", "")
+        found = [o for o in self._store.all(kind) if matches(selector, _labels(o))]
+        found.sort(key=lambda each: each["metadata"]["name"])
+        after = base64.b64decode(request.query.get("continue", "")).decode()
+        found = [each for each in found if each["metadata"]["name"] > after]
+        limit = int(request.query.get("limit", 0)) or len(found)
+        metadata = {"resourceVersion": self._store.version}
+        if len(found) > limit:
+            last = found[limit - 1]["metadata"]["name"]
+            metadata["continue"] = base64.b64encode(last.encode()).decode()
+        return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": found[:limit]}
+
+    async def _get(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
+        del body, request
+        return self._store.get(kind, name)
+
+    async def _create(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
+        del name, request
+        if kind.resource == "selfsubjectaccessreviews":
+            return rules.review(self.granted, body)
+        if self._races:
+            self._races -= 1
+            raise rules.lost_race()
+        rules.check_schema(body)
+        is_pod = (kind.group, kind.resource) == rules.PODS
+        if is_pod:
+            rules.admit_pod(self._store, kind, body)
+            body = {**body, "status": {"phase": "Pending"}}
+        made = self._store.add(kind, body)
+        for reference in made["metadata"].get("ownerReferences", ()):
+            if self._store.find(reference["uid"]) is None:
+                self._begin(self._collect(kind, made["metadata"]["name"]))
+        if is_pod:
+            self._begin(self._run_pod(made))
+        return copy.deepcopy(made)
+
+    async def _update(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
+        del request
+        before = self._store.get(kind, name)
+        version = body["metadata"].get("resourceVersion")
+        if version and version != before["metadata"]["resourceVersion"]:
+            message = f'Operation cannot be fulfilled on {kind.resource} "{name}": it was modified'
+            raise Refused(409, "Conflict", message)
+        return self._change(kind, name, before, body)
+
+    async def _patch(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
+        if request.content_type == "application/apply-patch+yaml":
+            known = {each["metadata"]["name"] for each in self._store.all(kind)}
+            if name not in known:
+                return await self._create(kind, name, body, request)
+        before = self._store.get(kind, name)
+        return self._change(kind, name, before, merged(before, body))
+
+    def _change(self, kind: Kind, name: str, before: Object, after: Object) -> Object:
+        rules.check_schema(after)
+        if (kind.group, kind.resource) == rules.PODS:
+            rules.check_change(before, after)
+        return self._store.change(kind, name, after)
+
+    async def _delete(
+        self, kind: Kind, name: str, body: Object, request: web.Request | None = None
+    ) -> Object:
+        del request
+        found = self._store.get(kind, name) if name else None
+        if found is None:
+            raise Refused(405, "MethodNotAllowed", "collections are not deleted here")
+        uid = found["metadata"]["uid"]
+        wanted = (body.get("preconditions") or {}).get("uid")
+        if wanted and wanted != uid:
+            message = f"the UID in the precondition ({wanted}) does not match the UID in record"
+            raise Refused(409, "Conflict", message)
+        if (kind.group, kind.resource) == rules.PODS and uid in self.node.uids:
+            if "deletionTimestamp" not in found["metadata"]:
+                metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+                self._store.change(kind, name, {**found, "metadata": metadata})
+                self._begin(self._end_pod(kind, name, uid))
+            return found
+        if not claims.protect(self._store, kind, name):
+            self._remove(kind, name, uid)
+        return found
+
+    def _remove(self, kind: Kind, name: str, uid: str) -> None:
+        self._store.remove(kind, name)
+        claims.let_go(self._store, kind.namespace)
+        for owned, body in self._store.owned_by(uid):
+            self._begin(self._collect(owned, body["metadata"]["name"]))
+
+    async def _collect(self, kind: Kind, name: str) -> None:
+        with contextlib.suppress(Refused):  # somebody else was first
+            await self._delete(kind, name, {})
+
+    async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+        version = int(request.query.get("resourceVersion") or self._store.version)
+        selector = request.query.get("labelSelector", "")
+        until = self._loop.time() + float(request.query.get("timeoutSeconds", 300))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        changed = self._store.listen()
+        task = asyncio.current_task()
+        assert task is not None
+        self._watchers.add(task)
+        try:
+            await response.prepare(request)
+            while self._loop.time() < until:
+                changed.clear()
+                for number, what, body in self._store.since(kind, version):
+                    version = number
+                    if matches(selector, _labels(body)):
+                        await _send(response, what, body)
+                try:
+                    async with asyncio.timeout(_BOOKMARK_S):
+                        await changed.wait()
+                except TimeoutError:
+                    mark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
+                    await _send(response, "BOOKMARK", mark)
+        except Refused as exc:
+            await _send(response, "ERROR", exc.status())
+        except ConnectionResetError:
+            pass  # the client hung up
+        finally:
+            self._watchers.discard(task)
+            self._store.unlisten(changed)
+        return response
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    def _begin(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_pod(self, pod: Object) -> None:
+        changed = self._store.listen()
+        while why := claims.unschedulable(self._store, pod, self._is_full):
+            self._set_status(pod, claims.waiting(why))
+            changed.clear()
+            await changed.wait()
+            if self._store.find(pod["metadata"]["uid"]) is None:
+                break
+        self._store.unlisten(changed)
+        kind, name = Kind("", "pods", pod["metadata"]["namespace"]), pod["metadata"]["name"]
+        found = self._store.find(pod["metadata"]["uid"])
+        if found is None:
+            return
+        placed = {**found[1], "spec": {**found[1]["spec"], "nodeName": NODE}}
+        self._store.change(kind, name, placed)
+        deadline_s = pod["spec"].get("activeDeadlineSeconds")
+        timer = None
+        if deadline_s is not None:
+            timer = self._loop.call_later(deadline_s, self._pass_deadline, pod)
+        await self.node.run(placed)
+        if timer is not None:
+            timer.cancel()
+
+    def _pass_deadline(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        self.node.mark(uid, {"reason": "DeadlineExceeded"})
+        self._begin(self.node.end(uid))
+
+    async def _end_pod(self, kind: Kind, name: str, uid: str) -> None:
+        await self.node.end(uid)
+        self._remove(kind, name, uid)
+
+    def _set_status(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        found = self._store.find(pod["metadata"]["uid"])
+        if found is not None and found[1].get("status") != status:
+            kind, body = found
+            self._store.change(kind, body["metadata"]["name"], {**body, "status": dict(status)})
+
+
+def _object(version: str, kind: str, name: str) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def _labels(body: Object) -> dict[str, str]:
+    return dict(body["metadata"].get("labels") or {})
+
+
+async def _send(response: web.StreamResponse, what: str, body: Object) -> None:
+    await response.write(json.dumps({"type": what, "object": body}).encode() + b"\n")
