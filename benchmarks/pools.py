@@ -42,7 +42,7 @@ def _has_docker() -> bool:
 
 def _in_container(directory: Path) -> Path:
     """Return the project as one that runs in containers."""
-    from tests.contract.docker_node import base_image  # made without a registry
+    from tests.contract.docker.docker_node import base_image  # made without a registry
 
     project = directory / "echo"
     shutil.copytree(ECHO, project, ignore=shutil.ignore_patterns("__pycache__"))

@@ -37,12 +37,12 @@ REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(","))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
 _LONG_FIRST = (
     "meta/test_linters.py",
-    "ray/test_multi_machines.py",
+    "ray/nodes/test_multi_machines.py",
     "e2e",
     "ray",
-    "contract/test_kubernetes_engine.py",
+    "contract/kubernetes/test_kubernetes_engine.py",
     "contract/test_engines.py",
-    "contract/test_docker_kernel.py",
+    "contract/docker/test_kernel.py",
     "contract",
 )
 KNOWN = frozenset(

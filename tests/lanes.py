@@ -15,21 +15,42 @@ from xdist.scheduler import LoadScopeScheduling
 TESTS: Final = Path(__file__).parent
 LANES: Final = (
     (
-        "ray/test_docker.py", "ray/test_faults.py", "ray/test_life.py", "ray/test_hub.py",
-        "ray/test_pools.py", "e2e/test_quickstart.py", "ray/test_cluster_faults.py",
-        "ray/test_finding.py", "ray/test_sampler.py", "ray/test_sampler_leaving.py",
-        "e2e/test_examples.py", "ray/test_creating.py", "ray/test_bad_input.py",
-        "ray/test_handles.py", "ray/test_logs.py", "ray/test_elsewhere.py", "ray/test_quotas.py",
-        "ray/test_unruly.py", "ray/test_published.py", "ray/test_results.py",
+        "ray/instances/test_docker.py",
+        "ray/instances/test_faults.py",
+        "ray/instances/test_life.py",
+        "ray/hub/test_hub.py",
+        "ray/instances/test_pools.py",
+        "e2e/test_quickstart.py",
+        "ray/instances/test_cluster_faults.py",
+        "ray/instances/test_finding.py",
+        "ray/sampling/test_sampler.py",
+        "ray/sampling/test_sampler_leaving.py",
+        "e2e/test_examples.py",
+        "ray/instances/test_creating.py",
+        "ray/instances/test_bad_input.py",
+        "ray/instances/test_handles.py",
+        "ray/instances/test_logs.py",
+        "ray/nodes/test_remote_tasks.py",
+        "ray/instances/test_quotas.py",
+        "ray/instances/test_unruly.py",
+        "ray/hub/test_published.py",
+        "ray/instances/test_results.py",
     ),
     (
         # The first three share a gateway, which ends with the last of them.
-        "ray/test_services.py", "ray/test_service_storage.py", "ray/test_services_docker.py",
-        "ray/test_gateway.py", "ray/test_published_client.py", "ray/test_client.py",
-        "ray/test_client_sync.py", "ray/test_data_mcp.py", "ray/test_data_functions.py",
-        "ray/test_data_ports.py", "ray/test_bring_up.py",
+        "ray/services/test_services.py",
+        "ray/services/test_service_storage.py",
+        "ray/services/test_services_docker.py",
+        "ray/gateway/test_gateway.py",
+        "ray/gateway/test_published_client.py",
+        "ray/gateway/test_client.py",
+        "ray/gateway/test_client_sync.py",
+        "ray/gateway/test_data_mcp.py",
+        "ray/gateway/test_data_functions.py",
+        "ray/gateway/test_data_ports.py",
+        "ray/gateway/test_bring_up.py",
     ),
-)  # fmt: skip
+)
 """Of about the same length; each in the order in which its modules run, long ones first."""
 _PLACES: Final = {
     TESTS / name: (number, place)

@@ -1,7 +1,7 @@
 """A project on its way to the hub: what may be published, and archives that others made.
 
-The archive itself is `aenv_ray.project.project.Project.archive`: what is published is what a local create
-of the same directory runs, byte by byte.
+The archive itself is `aenv_ray.project.project.Project.archive`: what is published is what a local
+create of the same directory runs, byte by byte.
 """
 
 from __future__ import annotations

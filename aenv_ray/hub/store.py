@@ -2,7 +2,7 @@
 
 The contract is `InstanceStore`; `MemoryInstanceStore` is a full implementation for tests and for
 engines whose sandboxes end with their host; `FileInstanceStore` keeps a node's records in a
-directory. `tests.contract.store_contract` checks any implementation.
+directory. `tests.contract.hub.store_contract` checks any implementation.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from aenv_ray.engines.docker import presence as docker_presence
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
-from tests.contract.docker_node import DockerNode
+from tests.contract.docker.docker_node import DockerNode
 from tests.contract.engines import engine_on
-from tests.contract.kubernetes_double import Double
-from tests.contract.node import Node
-from tests.contract.redis_servers import running
+from tests.contract.hub.redis_servers import running
+from tests.contract.kubernetes.kubernetes_double import Double
+from tests.contract.process.node import Node
 
 
 @pytest.fixture(scope="module")

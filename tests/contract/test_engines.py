@@ -12,8 +12,8 @@ from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import eventually
 from aenv_ray.testing.engine_contract import EngineContract
-from tests.contract.docker_node import DockerNode, docker
-from tests.contract.node import Node
+from tests.contract.docker.docker_node import DockerNode, docker
+from tests.contract.process.node import Node
 
 
 class TestFakeEngine(EngineContract):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.docker_node import base_image, docker
+from tests.contract.docker.docker_node import base_image, docker
 from tests.e2e.quickstarts import Running, interrupted, quickstart, root
 from tests.ray.faults import eventually_empty, processes_of
 

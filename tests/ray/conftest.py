@@ -18,7 +18,6 @@ from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.records import Role
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, SERVING, SHARED, Cluster
-from tests.ray.data_gateway import SINK, Door, GatewayBench
 from tests.ray.faults import (
     PROBE,
     Driver,
@@ -27,7 +26,8 @@ from tests.ray.faults import (
     processes_of,
     without,
 )
-from tests.ray.services import ServiceGateway, a_gateway
+from tests.ray.gateway.data_gateway import SINK, Door, GatewayBench
+from tests.ray.services.services import ServiceGateway, a_gateway
 
 Named = Callable[[Path], str]
 

@@ -177,8 +177,9 @@ async def publish(
 ) -> EnvironmentVersion:
     """Publish a project's archive, whoever made it, and return the version as it is kept.
 
-    What is kept is the archive that `aenv_ray.project.project.Project.archive` makes of it. The order is
-    such that a version never names an archive that is not there; doing it again is the same.
+    What is kept is the archive that `aenv_ray.project.project.Project.archive` makes of it. The
+    order is such that a version never names an archive that is not there; doing it again is the
+    same.
 
     Args:
         data: A tar, a gzipped tar or a zip.

@@ -18,9 +18,9 @@ def resolve(reference: str | Path, connect: Callable[[], Any]) -> Project:
     """Return the project that a reference names; blocks.
 
     Args:
-        reference: As in `aenv_ray.project.project.resolve`, or ``name`` or ``name@version`` in the hub.
-        connect: Joins the fabric; called for what is neither a path nor built in, where a hub may
-            know it.
+        reference: As in `aenv_ray.project.project.resolve`, or ``name`` or ``name@version`` in
+            the hub.
+        connect: Joins the fabric; called if the reference is neither a path nor built in.
 
     Raises:
         EnvironmentNotFound: There is no such environment, version or directory.

@@ -4,8 +4,8 @@ Where container and node have one kernel, by Unix sockets in a directory that bo
 tells who connects, and a call passes through nobody else. A container with a kernel of its own
 (gVisor, a virtual machine) shares no socket with its node, at most by options of its OCI runtime.
 All of them run programs in a container and pass on their streams, so that is the way there: each
-connection is a program that the daemon runs (`aenv_ray.runtime.container.bridge`), without a port, a network
-or an option. The daemon logs what a container prints, but not what passes there.
+connection is a program that the daemon runs (`aenv_ray.runtime.container.bridge`), without a port,
+a network or an option. The daemon logs what a container prints, but not what passes there.
 
 There a key tells host and sandbox apart from others. The sandbox gets its key on standard input,
 before anything runs in it; on the node only who may speak with the daemon could read that, and who

@@ -1,8 +1,8 @@
 """Builds a project's image: its own Dockerfile, then one layer that holds our runtime.
 
 The Dockerfile is built by BuildKit where the daemon has it and a command speaks to it, else by the
-daemon's own builder. The runtime layer is what `aenv_ray.engines.images.runtime_kit` makes for the image's
-Python: the island of our package and pydantic, without Ray.
+daemon's own builder. The runtime layer is what `aenv_ray.engines.images.runtime_kit` makes for the
+image's Python: the island of our package and pydantic, without Ray.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""``python -m aenv_ray.engines.kubernetes.python_carrier DIRECTORY``: carry this Python to another image.
+"""Carry this Python to another image: ``python -m …python_carrier DIRECTORY``.
 
 An init container of this package's image runs it, and leaves in a volume the Python on which the
-runtime serves images that have none (`aenv_ray.engines.images.node_python`), as ``DIRECTORY/python``.
+runtime serves images that have none (`aenv_ray.engines.images.node_python`), as
+``DIRECTORY/python``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The process engine: instances are processes, forked from a template by the node's launcher.
 
 The embedded default: no Docker, no root, milliseconds. `aenv_ray.engines.process.launcher` owns the
-processes, `aenv_ray.runtime.fork.template` forks them, `aenv_ray.runtime.fork.jail` builds their walls.
+processes, `aenv_ray.runtime.fork.template` forks them, `aenv_ray.runtime.fork.jail` builds their
+walls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node's launcher: a small process that owns the process engine's sandboxes.
 
-``python -m aenv_ray.engines.process.launcher DIR [GRACE_S]`` runs in a session of its own, so that neither
-the death of a host actor nor Ray's killing of a worker's process group reaches it. It is
+``python -m aenv_ray.engines.process.launcher DIR [GRACE_S]`` runs in a session of its own, so that
+neither the death of a host actor nor Ray's killing of a worker's process group reaches it. It is
 single-threaded, imports little, and decides nothing but deadlines. Whoever starts sandboxes
 connects to its Unix socket and sends one JSON object a line:
 

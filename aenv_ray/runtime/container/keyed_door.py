@@ -1,10 +1,11 @@
 """The door of a container with a kernel of its own, where no peer can be told by its credentials.
 
 gVisor and virtual machines share no sockets with the node, so that the host comes in by a program
-that the daemon runs in the container (`aenv_ray.runtime.container.bridge`), and whoever runs there could do
-the same. A peer shows by a key that it is the host (`aenv_ray.runtime.container.host_proof`). Process 1 reads
-the key from its standard input before anything else runs: it is in no file, no variable and no
-description of the container, and the memory of process 1 is closed to others.
+that the daemon runs in the container (`aenv_ray.runtime.container.bridge`), and whoever runs there
+could do the same. A peer shows by a key that it is the host
+(`aenv_ray.runtime.container.host_proof`). Process 1 reads the key from its standard input before
+anything else runs: it is in no file, no variable and no description of the container, and the
+memory of process 1 is closed to others.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 What the pod was made with listens on the pod's address and takes, from whoever has the secret, this
 runtime, the project and an order (`aenv_ray.engines.kubernetes.boot`); then `main` goes on in the
-same process. It starts the process that serves the instance (`aenv_ray.runtime.container.process_one`), which
-has no key, and keeps what that must not: the key, the log, and the times at which all ends. A host
-connects for one of three purposes:
+same process. It starts the process that serves the instance
+(`aenv_ray.runtime.container.process_one`), which has no key, and keeps what that must not: the key,
+the log, and the times at which all ends. A host connects for one of three purposes:
 
 - ``door``: handed over to the instance's process, which serves the fast door on it.
 - ``control``: JSON lines. ``{"ends_in_s": 60}`` moves the deadline, answered by ``{"ok": true}``;

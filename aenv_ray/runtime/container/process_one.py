@@ -5,12 +5,14 @@ instance's own at `RUN`, where it listens on the Unix socket ``boot``. This proc
 project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{"ready": facts}`` or
 ``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
 
-In a pod, process 1 is `aenv_ray.runtime.container.pod`, which starts this process and hands over to it, by a
-socket that it inherits, the connections that have shown that they are the host's. In a container
-with a kernel of its own no socket is in a mount: see `aenv_ray.runtime.container.keyed_door`.
+In a pod, process 1 is `aenv_ray.runtime.container.pod`, which starts this process and hands over to
+it, by a socket that it inherits, the connections that have shown that they are the host's. In a
+container with a kernel of its own no socket is in a mount: see
+`aenv_ray.runtime.container.keyed_door`.
 
-In an image that has its own server (`aenv_ray.runtime.container.relay`) this process starts that and ends
-with it; in one without a fitting Python it serves commands and files, and no code is loaded.
+In an image that has its own server (`aenv_ray.runtime.container.relay`) this process starts that
+and ends with it; in one without a fitting Python it serves commands and files, and no code is
+loaded.
 """
 
 from __future__ import annotations

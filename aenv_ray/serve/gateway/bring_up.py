@@ -1,7 +1,7 @@
 """Brings up hub and gateway in the Ray that starts on this node, again at every start of a head.
 
-``python -m aenv_ray.serve.gateway.bring_up`` is begun beside ``ray start`` in the head's container. It
-waits for that Ray, does what is missing, and ends: what lives on from an earlier head stays.
+``python -m aenv_ray.serve.gateway.bring_up`` is begun beside ``ray start`` in the head's container.
+It waits for that Ray, does what is missing, and ends: what lives on from an earlier head stays.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray.hub.records import Role
 from aenv_ray.hub.redis_server import RedisServer
-from tests.contract.gateway_bench import Bench, a_gateway
+from tests.contract.gateway.gateway_bench import Bench, a_gateway
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.creation import Creator, Wish
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
-from tests.contract.gateway_bench import Bench, a_gateway, created
+from tests.contract.gateway.gateway_bench import Bench, a_gateway, created
 
 pytestmark = pytest.mark.redis
 

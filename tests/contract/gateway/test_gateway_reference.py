@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from aenv_ray.serve.gateway.routes import environments as routes_environments
-from tests.contract.gateway_bench import TOOLS, Bench, created
+from tests.contract.gateway.gateway_bench import TOOLS, Bench, created
 
 pytestmark = pytest.mark.redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway.settings import GatewaySettings
-from tests.contract.gateway_bench import CREATE, Bench, a_gateway, created
+from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
 
 pytestmark = pytest.mark.redis
 

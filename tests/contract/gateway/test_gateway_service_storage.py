@@ -13,8 +13,8 @@ from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.testing.contract_bench import eventually
-from tests.contract.asked_services import CREATE, KEEPS, error_of, made
-from tests.contract.gateway_bench import Bench
+from tests.contract.gateway.asked_services import CREATE, KEEPS, error_of, made
+from tests.contract.gateway.gateway_bench import Bench
 
 pytestmark = pytest.mark.redis
 

@@ -9,8 +9,8 @@ import pytest
 
 from aenv_ray.hub.records import Role
 from aenv_ray.hub.services import ServiceRecord
-from tests.contract.asked_services import CREATE, KEEPS, error_of, made
-from tests.contract.gateway_bench import Bench
+from tests.contract.gateway.asked_services import CREATE, KEEPS, error_of, made
+from tests.contract.gateway.gateway_bench import Bench
 
 pytestmark = pytest.mark.redis
 

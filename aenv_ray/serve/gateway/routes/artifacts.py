@@ -172,8 +172,8 @@ class ArtifactRoutes:
     async def _drop(self, digest: str, archive: bytes) -> None:
         """Remove an archive from the store, unless it is some version's.
 
-        Somebody else may publish the same bytes, with leave for what looks like a secret, just
-        now: `aenv_ray.actors.fabric.publishing.publish` and this each look again after they have acted.
+        Somebody else may publish the same bytes, with leave for what looks like a secret, just now:
+        `aenv_ray.actors.fabric.publishing.publish` and this each look again after they have acted.
         """
         if await self._is_published(digest):
             return

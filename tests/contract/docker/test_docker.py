@@ -1,0 +1,400 @@
+"""What containers add to the engine contract: causes of death, limits, walls, and the janitor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.engines.docker import instance as docker_instance
+from aenv_ray.engines.docker.containers import Containers
+from aenv_ray.engines.docker.engine import DockerEngine
+from aenv_ray.engines.docker.firewall import Bridge
+from aenv_ray.engines.docker.logs import CUT
+from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
+from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
+from tests.conftest import require
+from tests.contract.docker.docker_node import DockerNode, docker
+from tests.contract.engines import end_of, engine_on, new_host
+from tests.contract.processes import signal_all
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with engine_on(docker_node) as engine:
+        yield Bench(engine, tmp_path)
+    await eventually(lambda: not docker_node.left_over(), "nothing is left")
+
+
+@pytest.fixture
+def own_node() -> Iterator[DockerNode]:
+    """Yield a node of one test, which may break it."""
+    node = DockerNode()
+    yield node
+    node.end()
+
+
+# --- why it died ---------------------------------------------------------------------------------
+
+
+async def test_running_out_of_memory_is_said(bench: Bench) -> None:
+    """Invariant 2: a container that its limit killed is lost, and says which limit."""
+    sandbox = await bench.start(bench.contract_project({"memory": "64M"}))
+    assert sandbox.isolation.limits["memory"].startswith("64 MiB")
+    with pytest.raises(SandboxLost, match=r"out of memory .*limit 64 MiB"):
+        await evaluate(sandbox, "result = len(bytearray(200 * 1024 * 1024))")
+
+
+async def test_a_container_removed_by_hand_is_said(bench: Bench, docker_node: DockerNode) -> None:
+    """Invariant 2."""
+    sandbox = await bench.start()
+    docker("rm", "--force", docker_node.container(sandbox.instance_id))
+    assert "removed by somebody else" in await end_of(sandbox)
+    assert await bench.running() == set()
+
+
+async def test_a_dead_container_tells_its_last_words(bench: Bench) -> None:
+    source = (
+        "import os\nfrom aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef speak_and_die() -> None:\n"
+        "    [print('line', n, flush=True) for n in range(60)]\n    os._exit(9)\n"
+    )
+    sandbox = await bench.start(bench.project({"tools.py": source}, NETLESS))
+    with pytest.raises(SandboxLost, match="exited with code 9") as raised:
+        await call(sandbox, "speak_and_die")
+    lines = raised.value.message.splitlines()
+    assert lines[-1] == "line 59"
+    assert lines[1] == "line 10"
+
+
+async def test_a_slow_reader_of_a_log_holds_nobody_up_and_is_told_what_it_missed(
+    bench: Bench,
+) -> None:
+    """Invariant 12: of much that was printed the daemon keeps the end."""
+    sandbox = await bench.start()
+    await evaluate(sandbox, "print('begin', flush=True); result = 1")
+    heard = b""
+    async with contextlib.aclosing(bench.engine.logs(sandbox.instance_id, follow=True)) as pieces:
+        while b"begin" not in heard:
+            heard += await anext(pieces)
+        lines = 14_000
+        assert await evaluate(sandbox, _PRINT.format(lines=lines)) == lines
+        async with asyncio.timeout(60.0):
+            parts = [heard]
+            while b"the end" not in parts[-1]:
+                parts.append(await anext(pieces))
+    said = b"".join(parts).splitlines()
+    assert CUT.strip() in said
+    numbers = [int(line) for line in said if line.isdigit()]
+    assert numbers == sorted(set(numbers)), "nothing twice"
+    assert numbers[-1] == lines - 1
+    cuts = sum(after != before + 1 for before, after in itertools.pairwise([-1, *numbers]))
+    assert cuts == said.count(CUT.strip())
+
+
+_PRINT = """
+for number in range({lines}):
+    print(f"{{number:01000d}}")
+print("the end", flush=True)
+result = {lines}
+"""
+NETLESS = {"deployConfig": {"network": "none"}}
+
+
+async def test_an_image_that_ends_at_once_is_a_failed_start_with_its_log(bench: Bench) -> None:
+    source = "import os\nprint('so long', flush=True)\nos._exit(5)\n"
+    with pytest.raises(SandboxStartFailed, match=r"(?s)code 5.*so long"):
+        await bench.start(bench.project({"tools.py": source}, NETLESS))
+    assert await bench.running() == set()
+
+
+async def test_one_that_never_becomes_ready_is_a_failed_start_and_is_ended(
+    bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariants 3 and 9: the wait has an end, and says what it waited for and what was printed."""
+    monkeypatch.setattr(docker_instance, "BOOT_DEADLINE_S", 0.5)
+    last_words = Containers.last_words
+
+    async def once_it_spoke(containers: Containers, name: str) -> str:
+        async def has_spoken() -> bool:
+            return bool(await containers.log(name))
+
+        await eventually(has_spoken, "it prints", 60.0)
+        return await last_words(containers, name)
+
+    monkeypatch.setattr(Containers, "last_words", once_it_spoke)
+    source = "import threading\nprint('still looking', flush=True)\nthreading.Event().wait()\n"
+    with pytest.raises(SandboxStartFailed, match=r"(?s)not up after 0\.5 s.*log:\nstill looking"):
+        await bench.start(bench.project({"tools.py": source}, NETLESS))
+    assert await bench.running() == set()
+    await eventually(lambda: not docker_node.left_over(), "nothing is left", 60.0)
+
+
+async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: DockerNode) -> None:
+    async def start_in(image: str) -> None:
+        deploy = {"network": "none", "container": {"image": image}}
+        await bench.start(bench.contract_project(deploy))
+
+    with pytest.raises(SandboxStartFailed, match=r"localhost:1/no/such:thing cannot be pulled"):
+        await start_in("localhost:1/no/such:thing")
+    name = f"aenv-test-empty:{uuid.uuid4().hex[:8]}"
+    subprocess.run(["docker", "import", "-", name], input=bytes(1024), check=True)
+    try:
+        with pytest.raises(SandboxStartFailed, match="no python3"):
+            await start_in(name)
+    finally:
+        docker("rmi", name)
+    async with engine_on(docker_node, image=None) as engine:
+        with pytest.raises(ConfigError, match="no image"):
+            await engine.start(bench.spec())
+
+
+async def test_a_runtime_that_the_daemon_does_not_have_is_refused(bench: Bench) -> None:
+    project = bench.contract_project({"container": {"runtime": "no-such-runtime"}})
+    with pytest.raises(ConfigError, match=r"no runtime 'no-such-runtime'.*it has .*\brunc\b"):
+        await bench.start(project)
+
+
+async def test_a_project_runs_under_the_runtime_that_it_names(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    known = docker("info", "--format", "{{json .Runtimes}}")
+    require("crun", '"crun"' in known, f"the daemon does not know it; it has {known}")
+    project = bench.contract_project({"memory": "256M", "container": {"runtime": "crun"}})
+    sandbox = await bench.start(project)
+    name = docker_node.container(sandbox.instance_id)
+    assert docker("inspect", "--format", "{{.HostConfig.Runtime}}", name) == "crun"
+    assert await value_of(sandbox, "echo", text="under crun") == "under crun"
+    status = (await execute(sandbox, "cat /proc/self/status")).text()
+    assert "NoNewPrivs:\t1" in status
+    assert "CapBnd:\t0000000000000000" in status
+    with pytest.raises(SandboxLost, match=r"out of memory .*limit 256 MiB"):
+        await evaluate(sandbox, "result = len(bytearray(600 * 1024 * 1024))")
+
+
+async def test_a_project_for_another_system_is_refused(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"is for windows .*the Docker daemon runs linux"):
+        await bench.start(bench.contract_project({"os": "windows"}))
+    await bench.start(bench.contract_project({"os": "Linux"}))
+
+
+async def test_a_daemon_that_is_not_there_is_an_unavailable_fabric(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    engine = DockerEngine(
+        new_host(), runtime_dir=docker_node.root / "r", data_dir=tmp_path, scope="x",
+        owner_pid=os.getpid(), address=f"unix://{tmp_path}/no.sock",
+    )  # fmt: skip
+    with pytest.raises(FabricUnavailable, match=r"no\.sock"):
+        await engine.start_many([])
+    await engine.close()
+
+
+# --- walls ---------------------------------------------------------------------------------------
+
+
+async def test_limits_and_rights_are_what_the_facts_say(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    container = {"pids": 100, "readOnlyRoot": True}
+    deploy = {"cpu": "500m", "memory": "256M", "container": container}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    status = (await execute(sandbox, "cat /proc/self/status; id -u")).text()
+    fields = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+    for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(fields[capabilities], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Seccomp"] == "2"
+    assert status.splitlines()[-1] == "65534"
+    assert (await execute(sandbox, "touch /etc/x")).exit_code != 0
+    assert (await execute(sandbox, "touch /tmp/x here")).exit_code == 0
+    limits = docker(
+        "inspect", "--format",
+        "{{.HostConfig.NanoCpus}} {{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} "
+        "{{.HostConfig.PidsLimit}}",
+        docker_node.container(sandbox.instance_id),
+    )  # fmt: skip
+    assert limits == f"500000000 {256 << 20} {256 << 20} 100"
+    assert sandbox.isolation.limits["processes"] == "100 per sandbox"
+
+
+async def test_commands_cannot_use_the_runtimes_own_door(bench: Bench) -> None:
+    """Invariant 8: whoever runs inside the container is no host."""
+    sandbox = await bench.start()
+    script = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(10); "
+        "s.connect('/.aenv/run/door'); "
+        's.sendall(b\'{"jsonrpc":"2.0","id":1,"method":"aenv/reward","params":{}}\\n\'); '
+        "print(s.recv(100))"
+    )
+    result = await execute(sandbox, ["python3", "-c", script])
+    assert (result.exit_code, result.text()) in {(0, "b''\n"), (1, "")}  # closed, or reset
+    memory = await execute(sandbox, "head -c 1 /proc/1/mem; cat /proc/1/environ")
+    assert memory.stdout == b""
+
+
+async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> None:
+    deploy = {"network": "none", "container": {"user": "root"}}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    assert (await execute(sandbox, "id -u")).text() == "0\n"
+    for path in ("/project/x", "/.aenv/runtime/x", "/.aenv/lib/x"):
+        assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
+
+
+async def test_a_hidden_project_is_gone_once_its_code_is_loaded(bench: Bench) -> None:
+    """Solutions and graders lie in it."""
+    sandbox = await bench.start(bench.contract_project({"hideSource": True}))
+    assert await value_of(sandbox, "echo", text="loaded") == "loaded"
+    assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
+    shown = await bench.start()
+    assert "contract_tools.py" in (await execute(shown, "find /project")).text()
+
+
+def _serve(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+async def test_the_internet_is_not_the_node_nor_its_neighbours(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """Invariant 7: neither the node's own addresses, nor private ones, nor another sandbox."""
+    if os.geteuid() != 0:
+        pytest.skip("the rules of the packet filter need root")
+    listener = socket.create_server(("0.0.0.0", 0))
+    thread = threading.Thread(target=_serve, args=(listener,), daemon=True)
+    thread.start()
+    port = listener.getsockname()[1]
+    async with engine_on(docker_node) as engine:
+        bench = Bench(engine, tmp_path)
+        project = bench.contract_project({"network": "internet"})
+        one, two = await bench.start(project), await bench.start(project)
+        own = "import socket; result = socket.gethostbyname(socket.gethostname())"
+        neighbour = await evaluate(two, own)
+        gateway = docker(
+            "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}",
+            Bridge(f"{docker_node.scope}/docker").name,
+        )  # fmt: skip
+        inside = await value_of(two, "evaluate", source=_LISTEN)
+        for host, number in (
+            (gateway, port), ("172.17.0.1", port), ("169.254.169.254", 80), (neighbour, inside),
+        ):  # fmt: skip
+            assert await evaluate(one, _CONNECT.format(host=host, port=number)) != "connected"
+        assert one.isolation.network == "internet"
+    listener.close()
+
+
+_LISTEN = (
+    "import socket, builtins; s = socket.create_server(('0.0.0.0', 0)); "
+    "builtins.kept = s; result = s.getsockname()[1]"
+)
+_CONNECT = """
+import socket
+try:
+    socket.create_connection(("{host}", {port}), timeout=3).close()
+    result = "connected"
+except OSError as exc:
+    result = str(exc)
+"""
+
+
+# --- the janitor (invariant 3, design D8) --------------------------------------------------------
+
+
+async def test_containers_whose_host_stays_away_are_ended(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    engine = docker_node.engine(new_host())
+    await Bench(engine, tmp_path).start()
+    await engine.close()
+    assert docker_node.left_over()
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
+
+
+async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_path: Path) -> None:
+    engine = docker_node.engine(new_host())
+    bench = Bench(engine, tmp_path)
+    sandbox = await bench.start(ttl_s=600.0)
+    await engine.set_deadline(sandbox.instance_id, bench.now() + 0.5)
+    await engine.close()
+    await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
+
+
+@pytest.mark.usefixtures("watched_closely")
+async def test_a_killed_janitor_is_started_again(own_node: DockerNode, tmp_path: Path) -> None:
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        sandbox = await bench.start()
+        (janitor,) = await _janitor(own_node)
+        os.kill(janitor, signal.SIGKILL)
+        await eventually(lambda: set(own_node.janitor_pids()) - {janitor}, "another one", 60.0)
+        await engine.set_deadline(sandbox.instance_id, bench.now())
+        assert await end_of(sandbox) == "its TTL passed"
+
+
+async def _janitor(node: DockerNode) -> list[int]:
+    await eventually(node.janitor_pids, "there is a janitor")
+    return node.janitor_pids()
+
+
+async def test_everything_ends_with_its_owner_and_nothing_else(
+    own_node: DockerNode, tmp_path: Path
+) -> None:
+    """The raylet's death ends every container of its node; others' containers stay."""
+    bystander = docker("run", "--detach", "--network=none", own_node.image, "sleep", "300")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        engine = own_node.engine(new_host(), owner_pid=owner.pid)
+        bench = Bench(engine, tmp_path)
+        network = "internet" if os.geteuid() == 0 else "none"
+        sandbox = await bench.start(bench.contract_project({"network": network}))
+        owner.kill()
+        owner.wait()
+        await end_of(sandbox)
+        await eventually(lambda: not own_node.containers(), "its containers are gone")
+        await eventually(lambda: not own_node.janitor_pids(), "the janitor is gone")
+        await engine.close()
+        bridge = Bridge(f"{own_node.scope}/docker")
+        assert docker("network", "ls", "-q", "--filter", f"label={own_node.label}") == ""
+        rules = subprocess.run(["iptables", "-S"], capture_output=True, text=True, check=False)
+        assert bridge.chain not in rules.stdout
+        assert docker("inspect", "--format", "{{.State.Running}}", bystander) == "true"
+    finally:
+        docker("rm", "--force", bystander)
+        assert owner.stdin is not None
+        owner.stdin.close()
+
+
+async def test_what_a_dead_janitor_left_is_ended_by_another(
+    own_node: DockerNode, docker_node: DockerNode
+) -> None:
+    """A container past its deadline whose scope has nobody: any janitor of the machine ends it."""
+    labels = {
+        "aenv.scope": own_node.scope + "/docker",
+        "aenv.host": "nobody",
+        "aenv.directory": str(own_node.root / "nowhere"),
+        "aenv.deadline": "1.0",
+    }
+    flags = [word for item in labels.items() for word in ("--label", "=".join(item))]
+    docker("create", "--network=none", *flags, own_node.image, "true")
+    signal_all(docker_node.janitor_pids(), signal.SIGTERM)  # a new one looks at once
+    await eventually(lambda: not docker_node.janitor_pids(), "no janitor")
+    async with engine_on(docker_node) as engine:
+        await engine.start_many([])
+        await eventually(lambda: not own_node.containers(), "the stranger is gone")

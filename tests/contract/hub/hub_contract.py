@@ -1,0 +1,315 @@
+"""The contract of `aenv_ray.hub.api.Hub` as a test class; the hub over Redis and its actor pass it.
+
+    class TestMyHub(HubContract):
+        @pytest.fixture
+        async def hub(self):
+            yield MyHub(...)
+
+The hub is empty, and `clock` is what it reads the time from. Needs pytest and pytest-asyncio.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import (
+    ConfigError,
+    InstanceNotFound,
+    QuotaExceeded,
+)
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import (
+    LeaseQuery,
+    Quota,
+    Role,
+)
+from aenv_ray.models import InstanceStatus
+from tests.contract.hub.hub_contract_environments import (
+    START_S,
+    EnvironmentsContract,
+    entry,
+    lease,
+)
+
+__all__ = ["START_S", "HubContract", "entry", "lease"]
+
+
+class HubContract(EnvironmentsContract):
+    """Every guarantee of the hub but what faults do; subclass it for a hub."""
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        """Return the clock of the hub."""
+        return FakeClock(START_S)
+
+    @pytest.fixture
+    def hub(self) -> Hub:
+        """Return an empty hub that reads `clock`."""
+        raise NotImplementedError
+
+    # --- leases -----------------------------------------------------------------------------
+
+    async def test_a_lease_comes_back_whole(self, hub: Hub) -> None:
+        given = lease(labels={"a": "1", "ü": ""}, deadline=START_S + 0.000001, reason="because")
+        await hub.admit([given])
+        assert await hub.lease(given.id) == given
+        assert await hub.lease_of_capability(given.capability) == given
+        assert (await hub.leases(LeaseQuery())).items == (given,)
+
+    async def test_an_unknown_lease_is_not_found(self, hub: Hub) -> None:
+        with pytest.raises(InstanceNotFound) as caught:
+            await hub.lease("weather-x")
+        assert caught.value.instance_id == "weather-x"
+        with pytest.raises(InstanceNotFound) as caught:
+            await hub.lease_of_capability("secret-name")
+        assert "secret-name" not in str(vars(caught.value)) + str(caught.value)
+        with pytest.raises(InstanceNotFound):
+            await hub.update_lease("weather-x", status=InstanceStatus.RUNNING)
+        await hub.end_leases(["weather-x"])
+        await hub.end_leases([])
+        await hub.admit([])
+
+    async def test_a_lease_changes_in_what_is_given(self, hub: Hub) -> None:
+        await hub.admit([lease()])
+        changed = await hub.update_lease(
+            "weather-aaaa", status=InstanceStatus.RUNNING, deadline=START_S + 99.123456, engine="e"
+        )
+        wanted = lease(status=InstanceStatus.RUNNING, deadline=START_S + 99.123456, engine="e")
+        assert changed == wanted
+        failed = await hub.update_lease(
+            "weather-aaaa", status=InstanceStatus.FAILED, reason="its image is gone"
+        )
+        assert (failed.status, failed.reason) == (InstanceStatus.FAILED, "its image is gone")
+        late = await hub.update_lease(
+            "weather-aaaa", status=InstanceStatus.RUNNING, deadline=START_S + 500
+        )
+        assert late == failed
+
+    async def test_leases_are_listed_newest_first(self, hub: Hub) -> None:
+        leases = [
+            lease(
+                f"weather-{number:02d}",
+                created_at=START_S + number / 1000,
+                reference=f"weather@{number % 2}.0.0" if number else "other@1.0.0",
+                owner=f"o{number % 3}",
+                labels={"experiment": "a" if number < 5 else "b", "k": "="},
+            )
+            for number in range(12)
+        ]
+        await hub.admit(leases)
+        await hub.update_lease("weather-04", status=InstanceStatus.RUNNING)
+
+        async def found(**fields: Any) -> list[int]:
+            query, numbers = LeaseQuery(limit=3, **fields), []
+            while True:
+                page = await hub.leases(query)
+                numbers += [int(item.id[-2:]) for item in page.items]
+                if page.cursor is None:
+                    assert page.total == len(numbers)
+                    return numbers
+                query = query.model_copy(update={"cursor": page.cursor})
+
+        assert await found() == list(range(11, -1, -1))
+        assert await found(owner="o1") == [10, 7, 4, 1]
+        assert await found(owner="o1", label=("experiment", "a")) == [4, 1]
+        assert await found(name="weather", version="1.0.0") == [11, 9, 7, 5, 3, 1]
+        assert await found(name="other") == [0]
+        assert await found(status=InstanceStatus.RUNNING) == [4]
+        assert await found(status=InstanceStatus.RUNNING, owner="o2") == []
+        assert await found(owner="nobody") == []
+
+    async def test_what_ended_is_forgotten_with_all_its_names(self, hub: Hub) -> None:
+        await hub.admit([lease(), lease("weather-b")])
+        for _ in range(2):
+            await hub.end_leases(["weather-aaaa"])
+            with pytest.raises(InstanceNotFound):
+                await hub.lease("weather-aaaa")
+            with pytest.raises(InstanceNotFound):
+                await hub.lease_of_capability("cap-weather-aaaa")
+            assert [item.id for item in (await hub.leases(LeaseQuery())).items] == ["weather-b"]
+
+    # --- quotas -----------------------------------------------------------------------------
+
+    async def test_a_quota_admits_so_many_and_all_or_none(self, hub: Hub) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=3))
+        await hub.admit([lease("w-1"), lease("w-2")])
+        with pytest.raises(QuotaExceeded, match="2 of 3") as caught:
+            await hub.admit([lease("w-3"), lease("w-4")])
+        assert 0 < caught.value.retry_after_s <= 10
+        assert caught.value.retryable
+        assert (await hub.quotas()) == {"owner:somebody": (2, 3)}
+        with pytest.raises(InstanceNotFound):
+            await hub.lease("w-3")
+        await hub.admit([lease("w-3")])
+        await hub.admit([lease("w-9", owner="another", labels={})])
+        with pytest.raises(QuotaExceeded, match="were asked for"):
+            await hub.admit([lease(f"x-{number}") for number in range(4)])
+
+    async def test_an_id_again_takes_no_second_place(self, hub: Hub) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
+        for _ in range(3):
+            await hub.admit([lease("w-1"), lease("w-1")])
+        await hub.admit([lease("w-1"), lease("w-2")])
+        assert (await hub.quotas()) == {"owner:somebody": (2, 2)}
+
+    @pytest.mark.parametrize("status", [InstanceStatus.FAILED, InstanceStatus.TERMINATED, None])
+    async def test_what_ended_gives_its_place_back(
+        self, hub: Hub, status: InstanceStatus | None
+    ) -> None:
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=1))
+        for number in range(3):
+            await hub.admit([lease(f"w-{number}")])
+            assert (await hub.quotas()) == {"label:experiment=a": (1, 1)}
+            if status is None:
+                await hub.end_leases([f"w-{number}"])
+            else:
+                await hub.update_lease(f"w-{number}", status=status)
+            assert (await hub.quotas()) == {"label:experiment=a": (0, 1)}
+
+    async def test_what_is_overdue_gives_its_place_back(self, hub: Hub, clock: FakeClock) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=1))
+        await hub.admit([lease("w-1")])
+        clock.advance(69)  # its deadline passed; its sandbox may still be ending
+        with pytest.raises(QuotaExceeded):
+            await hub.admit([lease("w-2")])
+        clock.advance(2)
+        await hub.admit([lease("w-2", deadline=START_S + 200)])
+        assert (await hub.lease("w-1")).status is InstanceStatus.TERMINATED
+        assert (await hub.lease("w-1")).reason == "its deadline passed"
+
+    async def test_a_quota_counts_what_was_there_before_it(self, hub: Hub) -> None:
+        await hub.admit([lease("w-1"), lease("w-2")])
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=2))
+        await hub.set_quota(Quota(subject="owner:nobody", max_instances=0))
+        assert (await hub.quotas()) == {"label:experiment=a": (2, 2), "owner:nobody": (0, 0)}
+        with pytest.raises(QuotaExceeded, match="experiment=a"):
+            await hub.admit([lease("w-3")])
+        await hub.delete_quota("label:experiment=a")
+        await hub.delete_quota("label:experiment=a")
+        await hub.admit([lease("w-3")])
+        with pytest.raises(QuotaExceeded, match="owner:nobody"):
+            await hub.admit([lease("w-4", owner="nobody")])
+
+    @pytest.mark.parametrize("subject", ["", "somebody", "owner:", "label:a", "label:=a", "x:y"])
+    async def test_a_subject_that_is_none_is_refused(self, hub: Hub, subject: str) -> None:
+        with pytest.raises(ConfigError, match="subject"):
+            await hub.set_quota(Quota(subject=subject, max_instances=1))
+
+    async def test_who_was_refused_first_is_admitted_first(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
+        """Several owners share a quota: a large group does not wait for ever behind small ones."""
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=4))
+        await hub.admit([lease(f"w-{number}", owner="many") for number in range(4)])
+        group = [lease(f"g-{number}", owner="group") for number in range(3)]
+        with pytest.raises(QuotaExceeded):
+            await hub.admit(group)
+        clock.advance(0.5)
+        await hub.end_leases(["w-0"])
+        with pytest.raises(QuotaExceeded, match="1 others wait") as caught:
+            await hub.admit([lease("w-9", owner="many")])
+        assert caught.value.retry_after_s > 1
+        await hub.end_leases(["w-1", "w-2"])
+        await hub.admit(group)
+        await hub.end_leases(["w-3"])
+        await hub.admit([lease("w-9", owner="many")])
+
+    async def test_who_does_not_come_back_loses_his_place(self, hub: Hub, clock: FakeClock) -> None:
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=2))
+        await hub.admit([lease("w-1", owner="many")])
+        with pytest.raises(QuotaExceeded):
+            await hub.admit([lease(f"g-{number}", owner="group") for number in range(2)])
+        with pytest.raises(QuotaExceeded):
+            await hub.admit([lease("w-2", owner="many")])
+        clock.advance(10)
+        await hub.admit([lease("w-2", owner="many")])
+
+    # --- tokens -----------------------------------------------------------------------------
+
+    async def test_a_token_is_known_by_its_secret_alone(self, hub: Hub, clock: FakeClock) -> None:
+        secret, record = await hub.create_token(Role.OWNER, "somebody", note="laptop")
+        other, _ = await hub.create_token(Role.ADMIN, "admin")
+        assert secret != other
+        assert len(secret) > 40
+        assert (record.role, record.owner, record.note) == (Role.OWNER, "somebody", "laptop")
+        assert await hub.check_token(secret) == record
+        for wrong in ("", secret[:-1], secret + "x", record.id, "ü\0", "\udcff"):
+            assert await hub.check_token(wrong) is None
+        assert [t.id for t in await hub.tokens("somebody")] == [record.id]
+        assert len(await hub.tokens()) == 2
+        assert secret not in str(await hub.tokens())
+        await hub.revoke_token(record.id)
+        await hub.revoke_token(record.id)
+        assert await hub.check_token(secret) is None
+        assert await hub.tokens("somebody") == ()
+        assert await hub.check_token(other) is not None
+
+    async def test_a_token_ends_at_its_time(self, hub: Hub, clock: FakeClock) -> None:
+        secret, record = await hub.create_token(Role.OWNER, "somebody", ttl_s=5)
+        assert record.expires_at == START_S + 5
+        clock.advance(4)
+        assert await hub.check_token(secret) == record
+        clock.advance(1)
+        assert await hub.check_token(secret) is None
+        assert await hub.tokens() == ()
+
+    async def test_an_agents_token_ends_with_its_instance(self, hub: Hub) -> None:
+        await hub.admit([lease("w-1"), lease("w-2")])
+        secrets = {}
+        for name in ("w-1", "w-2"):
+            secrets[name], record = await hub.create_token(Role.AGENT, "somebody", instance_id=name)
+            assert record.instance_id == name
+        await hub.end_leases(["w-1"])
+        assert await hub.check_token(secrets["w-1"]) is None
+        assert await hub.check_token(secrets["w-2"]) is not None
+        await hub.update_lease("w-2", status=InstanceStatus.TERMINATED)
+        assert await hub.check_token(secrets["w-2"]) is None
+        assert await hub.tokens() == ()
+
+    async def test_a_token_that_makes_no_sense_is_refused(self, hub: Hub) -> None:
+        with pytest.raises(ConfigError):
+            await hub.create_token(Role.AGENT, "somebody")
+        with pytest.raises(ConfigError):
+            await hub.create_token(Role.ADMIN, "somebody", instance_id="w-1")
+        for ttl_s in (0, -1, float("nan")):
+            with pytest.raises(ConfigError):
+                await hub.create_token(Role.ADMIN, "somebody", ttl_s=ttl_s)
+        assert await hub.tokens() == ()
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    async def test_the_first_value_under_a_key_is_everybodys(self, hub: Hub) -> None:
+        assert await hub.remember("k", "first", 60) == "first"
+        assert await hub.remember("k", "second", 60) == "first"
+        assert await hub.remember("k2", "second", 60) == "second"
+
+    async def test_documents_are_kept_by_kind_and_name(self, hub: Hub) -> None:
+        document = {"a": [1.5, {}, None], "ü": "\0"}
+        await hub.put_document("service", "s", {"old": 1})
+        await hub.put_document("service", "s", document)
+        await hub.put_document("pool", "s", {})
+        assert await hub.documents("service") == {"s": document}
+        await hub.delete_document("service", "s")
+        await hub.delete_document("service", "s")
+        assert await hub.documents("service") == {}
+        assert await hub.documents("pool") == {"s": {}}
+
+    async def test_a_document_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
+        await hub.put_document("service", "s", {"n": 1, "ü": [0.1]})
+        (read,) = (await hub.documents("service")).values()
+        assert await hub.replace_document("service", "s", read, {"n": 2})
+        assert await hub.replace_document("service", "s", read, {"n": 2})  # the answer was lost
+        assert not await hub.replace_document("service", "s", read, {"n": 3})
+        assert await hub.documents("service") == {"s": {"n": 2}}
+        await hub.delete_document("service", "s")
+        assert not await hub.replace_document("service", "s", {"n": 2}, {"n": 4})
+        assert await hub.documents("service") == {}
+
+    async def test_it_tells_facts_about_itself(self, hub: Hub) -> None:
+        await hub.push(entry())
+        status = await hub.status()
+        assert status["environment_versions"] == 1
+        assert status["redis_version"]

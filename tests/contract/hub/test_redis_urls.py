@@ -1,0 +1,209 @@
+"""Every kind of AENV_REDIS_URL reaches its Redis, and no error names a password."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import exceptions
+from redis.asyncio import Redis
+
+from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
+from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.hub.connection import connect, redacted
+from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.records import EnvironmentQuery
+from aenv_ray.hub.redis_server import find_program
+from tests.contract.hub.hub_contract import entry, lease
+
+pytestmark = pytest.mark.redis
+
+PASSWORD = "geheim/ü@:?"
+BUS_OFFSET = 10_000
+QUOTED = "geheim%2F%C3%BC%40%3A%3F"
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, *arguments: str, config: str = "", ready: Redis
+) -> AsyncIterator[None]:
+    """Run a Redis of the test's own until the block ends."""
+    file = directory / f"{len(list(directory.iterdir()))}.conf"
+    file.write_text(config)
+    process = subprocess.Popen(
+        [find_program()[0], str(file), *arguments], cwd=directory, stdout=subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await ready.ping()
+                    break
+                except (exceptions.ConnectionError, exceptions.BusyLoadingError):
+                    assert process.poll() is None
+                    await asyncio.sleep(0.01)
+        yield
+    finally:
+        await ready.aclose()
+        process.kill()
+        process.wait()
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start a Redis on a free port of 127.0.0.1 and return the port."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            *arguments: str, config: str = "", port: int | None = None, **options: Any
+        ) -> int:
+            port = port or free_port()
+            ready = Redis(port=port, **options)
+            await stack.enter_async_context(
+                running(tmp_path, *arguments, "--port", str(port), config=config, ready=ready)
+            )
+            return port
+
+        yield start
+
+
+async def works(url: str) -> None:
+    """Do something of each kind with a hub at a URL."""
+    hub = HubCore(connect(url), where=redacted(url))
+    try:
+        await hub.ping()
+        assert (await hub.push(entry())).reference == "weather@1.0.0"
+        assert (await hub.environments(EnvironmentQuery(tag="demo", text="wea"))).total == 1
+        await hub.admit([lease()])
+        assert (await hub.status())["leases"] == 1
+    finally:
+        await hub.close()
+
+
+async def fails(url: str, error: type[Exception]) -> Any:
+    hub = HubCore(connect(url), where=redacted(url))
+    try:
+        with pytest.raises(error) as caught:
+            await hub.push(entry())
+    finally:
+        await hub.close()
+    text = f"{caught.value} {vars(caught.value)} {caught.value.__cause__!r}"
+    assert "geheim" not in text
+    assert "127.0.0.1" in text
+    return caught.value
+
+
+async def test_a_password_in_the_url(start: Start) -> None:
+    port = await start(config=f'requirepass "{PASSWORD}"', password=PASSWORD)
+    await works(f"redis://:{QUOTED}@127.0.0.1:{port}/0")
+    refused = await fails(f"redis://:geheim-wrong@127.0.0.1:{port}", ConfigError)
+    assert "password" in refused.message
+    assert "AENV_REDIS_URL" in refused.hint
+    await fails(f"redis://127.0.0.1:{port}", ConfigError)
+    await fails(f"redis://somebody:geheim@127.0.0.1:{port}", ConfigError)
+
+
+async def test_a_user_who_may_do_little_is_told_so(start: Start) -> None:
+    port = await start(config="user little on >geheim ~* +ping +hello +client")
+    await fails(f"redis://little:geheim@127.0.0.1:{port}", ConfigError)
+
+
+async def test_a_socket(start: Start, tmp_path: Path) -> None:
+    await start("--unixsocket", str(tmp_path / "s"))
+    await works(f"unix://{tmp_path}/s")
+
+
+async def test_nobody_there() -> None:
+    gone = await fails(f"redis://:geheim@127.0.0.1:{free_port()}", FabricUnavailable)
+    assert gone.retryable
+
+
+async def test_a_redis_without_room(start: Start) -> None:
+    port = await start("--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    full = await fails(f"redis://127.0.0.1:{port}", FabricUnavailable)
+    assert "maxmemory" in full.message
+
+
+async def test_tls(start: Start, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    port = free_port()
+    config = f"tls-port {port}\ntls-auth-clients no\ntls-cert-file {certificate}\n"
+    config += f'tls-key-file {key}\nrequirepass "{PASSWORD}"\n'
+    await start(config=config, password=PASSWORD)
+    await works(f"rediss://:{QUOTED}@127.0.0.1:{port}?ssl_ca_certs={certificate}")
+    await fails(f"rediss://:{QUOTED}@127.0.0.1:{port}", FabricUnavailable)  # not trusted
+
+
+async def test_the_master_that_sentinels_name(start: Start) -> None:
+    port = await start(config=f'requirepass "{PASSWORD}"', password=PASSWORD)
+    config = f'sentinel monitor the-hub 127.0.0.1 {port} 1\nsentinel auth-pass the-hub "{PASSWORD}"'
+    watch = await start("--sentinel", config=f'{config}\nrequirepass "wache"', password="wache")
+    places = f"127.0.0.1:{free_port()},127.0.0.1:{watch}"
+    await works(f"redis+sentinel://:{QUOTED}@{places}/the-hub/0?sentinel_password=wache")
+    for service, secret in (("other", "wache"), ("the-hub", "geheim-wrong")):
+        url = f"redis+sentinel://:{QUOTED}@{places}/{service}?sentinel_password={secret}"
+        await fails(url, FabricUnavailable)
+    wrong = f"redis+sentinel://:geheim-wrong@{places}/the-hub?sentinel_password=wache"
+    await fails(wrong, ConfigError)
+
+
+def port_with_a_bus() -> int:
+    """Return a free port for a node of a cluster, which listens 10,000 higher as well.
+
+    Both are of those that nobody is given without asking, as a connection of another test would be.
+    """
+    while True:
+        bus = free_port()
+        if bus - BUS_OFFSET < FIRST_PORT:
+            continue
+        with contextlib.suppress(OSError), socket.create_server(("", bus - BUS_OFFSET)):
+            return bus - BUS_OFFSET
+
+
+async def test_a_cluster(start: Start) -> None:
+    port = await start("--cluster-enabled", "yes", config=f'requirepass "{PASSWORD}"',
+                       password=PASSWORD, port=port_with_a_bus())  # fmt: skip
+    client = Redis(port=port, password=PASSWORD)
+    await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+    async with asyncio.timeout(30):
+        state = b""
+        while b"cluster_state:ok" not in state:
+            await asyncio.sleep(0.05)
+            state = await client.execute_command("CLUSTER", "INFO")
+    await client.aclose()
+    await works(f"redis+cluster://:{QUOTED}@127.0.0.1:{port}")
+    await fails(f"redis+cluster://:geheim@127.0.0.1:{port}", ConfigError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "geheim", "http://:geheim@host", "redis://:geheim@host:port", "redis://:geheim@[::1",
+        "redis+sentinel://:geheim@host:1", "redis+sentinel://:geheim@/service",
+        "redis+sentinel://:geheim@host/service/x", "redis+sentinel://:geheim@host/s?geheim",
+        "redis+cluster://:geheim@host:port", "redis://:geheim@host?socket_timeout=geheim",
+        "redis://:geheim/x@host", "rediss+unknown://:geheim@host",
+    ],
+)  # fmt: skip
+def test_what_is_no_url_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(url)
+    text = f"{caught.value} {vars(caught.value)} {caught.value.__cause__!r}"
+    assert "geheim" not in text
+    assert "AENV_REDIS_URL is" in str(caught.value.hint)

@@ -1,0 +1,74 @@
+"""`aenv cluster` as commands, against an API that refuses as Kubernetes does."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aenv_ray.cli.main import main
+from aenv_ray.cluster import lifecycle
+from tests.contract.kubernetes.kubernetes_double import Double
+
+
+@pytest.fixture
+def kubeconfig(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the commands speak with the double."""
+    content = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": double.url}}],
+        "users": [{"name": "me", "user": {"token": "secret"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    }  # fmt: skip
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr(lifecycle, "LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_the_commands_bring_up_look_at_and_take_down(double, capsys):
+    assert main(["cluster", "status"]) == 1
+    assert "not there" in capsys.readouterr().out
+    assert main(["cluster", "doctor"]) == 0
+    assert main(["cluster", "apply", "dev", "--image", "mine:1", "-o", "json"]) == 0
+    lines = capsys.readouterr().out
+    facts = json.loads(lines[lines.index("{") :])
+    assert (facts["state"], facts["lacks"], facts["head"]) == ("ready", [], "headgroup-0")
+    pod = double.objects["pods", "aenv", "kubernetes-0"]
+    environment = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+    assert environment["AENV_KUBERNETES_IMAGE"] == "mine:1"
+    assert main(["cluster", "scale", "2:4"]) == 0
+    assert main(["cluster", "scale", "many"]) == 2
+    assert main(["cluster", "status", "-o", "json"]) == 0
+    secret = double.objects["secrets", "aenv", "aenv-admin"]
+    token = secret.pop("stringData")["token"]
+    secret["data"] = {"token": base64.b64encode(token.encode()).decode()}
+    capsys.readouterr()
+    assert main(["cluster", "status", "--token"]) == 0
+    assert capsys.readouterr().out == f"{token}\n"
+    assert main(["cluster", "delete"]) == 3  # nobody is there to say yes
+    assert main(["cluster", "delete", "--yes"]) == 0
+    assert "--delete-storage" in capsys.readouterr().err
+    assert not double.all("pods")
+
+
+def test_render_writes_manifests_that_apply_reads_back(tmp_path, capsys):
+    assert main(["cluster", "render", "dev", "--copy-to", str(tmp_path / "mine")]) == 0
+    own = tmp_path / "mine" / "overlays" / "dev"
+    assert main(["cluster", "render", str(own)]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "all.yaml").write_text(text)
+    assert main(["cluster", "render", str(tmp_path / "all.yaml")]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["cluster", "render", "dev", "--copy-to", str(tmp_path / "mine")]) == 3
+    assert main(["cluster", "render", str(tmp_path / "all.yaml"), "--set", "image=x"]) == 3
+
+
+def test_without_a_kube_config_it_says_what_to_set(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["cluster", "status"]) == 3
+    assert "set KUBECONFIG" in capsys.readouterr().err

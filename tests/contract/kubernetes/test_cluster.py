@@ -1,0 +1,381 @@
+"""`aenv cluster` against an API that refuses as Kubernetes does: up, changed, looked at, down."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aenv_ray.cluster import api as cluster_api
+from aenv_ray.cluster import lifecycle, manifests
+from aenv_ray.cluster.checks import Doctor
+from aenv_ray.cluster.objects import KINDS
+from aenv_ray.cluster.readiness import Look, why
+from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
+from aenv_ray.findings import Verdict
+from tests.contract.kubernetes.kubernetes_double import Double
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def api(double: Double) -> Iterator[cluster_api.ClusterApi]:
+    from kubernetes.client import Configuration
+
+    connection = cluster_api.ClusterApi(configuration=Configuration(host=double.url))
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def life(api: cluster_api.ClusterApi, said: list[str]) -> lifecycle.Lifecycle:
+    return lifecycle.Lifecycle(api, "aenv", said.append, pause=lambda _: None)
+
+
+def counts(double: Double) -> dict[str, int]:
+    return {name: len(double.all(kind.plural)) for name, kind in KINDS.items()}
+
+
+# --- up -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", ["dev", "production"])
+def test_apply_to_an_empty_cluster_comes_up(overlay, double, life):
+    life.apply(manifests.load(overlay))
+    look = life.await_ready(LONG_S)
+    assert look.head is not None
+    assert look.groups[0]["ready"] == look.groups[0]["min"] > 0
+    order = [plural for verb, plural in double.calls if verb in {"patch", "create"}]
+    assert order[0] == "namespaces"
+    assert order.index("secrets") < order.index("statefulsets") < order.index("rayclusters")
+
+
+def test_apply_again_changes_nothing_and_keeps_the_passwords(double, life):
+    life.apply(manifests.load("dev"))
+    before = json.dumps(sorted(map(str, double.objects.items())))
+    life.apply(manifests.load("dev"))
+    assert json.dumps(sorted(map(str, double.objects.items()))) == before
+
+
+def test_passwords_are_long_and_in_no_output(double, life, said):
+    life.apply(manifests.load("dev"))
+    for secret in double.all("secrets"):
+        for value in secret["stringData"].values():
+            assert len(value) >= 43
+            assert value not in "\n".join(said)
+
+
+def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(double, life):
+    life.apply(manifests.load("dev"))
+    group = double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]
+    group["replicas"], group["scaleStrategy"] = 3, {"workersToDelete": ["x"]}
+    life.apply(manifests.load("dev", None, {"workers.maxReplicas": "8"}))
+    group = double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]
+    assert (group["replicas"], group["maxReplicas"]) == (3, 8)
+    assert group["scaleStrategy"] == {"workersToDelete": ["x"]}
+    life.apply(manifests.load("dev", None, {"workers.maxReplicas": "2"}))
+    assert double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+
+
+def test_a_field_that_somebody_else_set_is_taken_over_only_when_asked(double, life):
+    life.apply(manifests.load("dev"))
+    service = double.objects["services", "aenv", "aenv-gateway"]
+    service["spec"]["type"], service["owners"]["type"] = "NodePort", "somebody"
+    with pytest.raises(ConfigError, match='conflict with "somebody"') as caught:
+        life.apply(manifests.load("dev"))
+    assert "--force" in str(caught.value.hint)
+    life.apply(manifests.load("dev"), force=True)
+    assert double.objects["services", "aenv", "aenv-gateway"]["spec"]["type"] == "ClusterIP"
+
+
+def test_a_dry_run_changes_nothing_and_finds_what_the_api_refuses(double, life, said):
+    before = counts(double)
+    life.apply(manifests.load("dev"), dry_run=True)
+    assert counts(double) == before
+    assert any("there is no namespace yet" in line for line in said)
+    double.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
+    broken = manifests.load("dev", None, {"workers.tolerations": "[{key: 1}]"})
+    with pytest.raises(ConfigError, match=r"RayCluster is invalid: spec\.workerGroupSpecs"):
+        life.apply(broken, dry_run=True)
+
+
+def test_without_kuberay_nothing_is_begun(double, life):
+    double.kuberay = False
+    before = counts(double)
+    with pytest.raises(ConfigError, match="KubeRay is not installed") as caught:
+        life.apply(manifests.load("dev"))
+    assert "helm install kuberay-operator" in str(caught.value.hint)
+    assert counts(double) == before
+
+
+def test_a_cluster_that_does_not_come_up_says_why(double, life, said):
+    double.broken_images.add("nowhere/aenv-ray:1")
+    life.apply(manifests.load("dev", None, {"image": "nowhere/aenv-ray:1"}))
+    with pytest.raises(DeadlineExceeded, match="cannot pull nowhere/aenv-ray:1"):
+        life.await_ready(0.0)
+    assert len(said) == len(set(said))  # each lack is told once
+
+
+def event(double: Double, name: str, about: tuple[str, str], reason: str, message: str) -> None:
+    double.add({"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
+                "metadata": {"name": name, "namespace": "aenv"}, "message": message,
+                "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
+
+
+def test_what_only_events_tell_is_told(double, life):
+    """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
+    life.apply(manifests.load("dev"))
+    event(double, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
+    event(double, "e2", ("StatefulSet", "aenv-redis"), "FailedCreate", "exceeded quota: team")
+    event(double, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
+    event(double, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
+    event(double, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
+    assert life.await_ready(LONG_S).lacks() == []  # what is ready has no complaint
+    ray = double.objects["rayclusters", "aenv", "aenv"]
+    ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
+    double.objects["pods", "aenv", "headgroup-0"]["status"]["conditions"] = []
+    lacks = life.look().lacks()
+    assert "StatefulSet aenv-redis: FailedCreate: exceeded quota: team" in lacks
+    assert "RayCluster aenv: InvalidRayClusterSpec: no such mode" in lacks
+    assert not [line for line in lacks if "long-gone" in line or "of no weight" in line]
+    ray["status"]["observedGeneration"] = 2
+    assert "InvalidRayClusterSpec" not in " ".join(life.look().lacks())
+    double.forbidden.add(("list", "events"))
+    assert "exceeded quota" not in " ".join(life.look().lacks())
+
+
+def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(double, life):
+    double.busy = 3
+    life.apply(manifests.load("dev"))
+    double.forbidden.add(("list", "pods"))
+    with pytest.raises(Forbidden, match="pods is forbidden: cannot list"):
+        life.look()
+
+
+def test_an_api_that_is_not_there_is_told_as_such(tmp_path):
+    from kubernetes.client import Configuration
+
+    connection = cluster_api.ClusterApi(configuration=Configuration(host="http://127.0.0.1:1"))
+    with pytest.raises(FabricUnavailable, match="cannot be reached"):
+        connection.find(KINDS["Pod"])
+    connection.close()
+
+
+def test_without_the_package_it_says_how_to_install_it(monkeypatch):
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("kubernetes"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError) as caught:
+        cluster_api.ClusterApi()
+    assert caught.value.hint == "install it: pip install 'aenv-ray[kubernetes]'"
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def test_scale_bounds_a_group_and_refuses_what_cannot_be(double, life):
+    life.apply(manifests.load("dev"))
+    assert life.scale("kubernetes", 2, 20) | {"pods": 0} == {
+        "group": "kubernetes", "min": 2, "max": 20, "slots": "32", "ready": 1, "pods": 0,
+    }  # fmt: skip
+    assert life.look().groups[0]["ready"] == 2
+    assert life.scale("kubernetes", 30, None)["max"] == 30
+    with pytest.raises(ConfigError, match="at most 1 workers, and at least 2"):
+        life.scale("kubernetes", 2, 1)
+    with pytest.raises(ConfigError, match="no worker group 'gpu'") as caught:
+        life.scale("gpu", 1, 1)
+    assert caught.value.hint == "groups: kubernetes"
+
+
+# --- down ---------------------------------------------------------------------------------------
+
+
+def sandbox(double: Double, name: str) -> None:
+    owner = double.objects["pods", "aenv", "kubernetes-0"]["metadata"]["uid"]
+    labels = {"app.kubernetes.io/part-of": "aenv-ray", "app.kubernetes.io/component": "sandbox"}
+    double.add({"apiVersion": "v1", "kind": "Pod", "spec": {}, "status": {"phase": "Running"},
+                "metadata": {"name": name, "namespace": "aenv", "labels": labels,
+                             "ownerReferences": [{"uid": owner}]}})  # fmt: skip
+
+
+def test_delete_leaves_no_pod_and_keeps_what_was_stored(double, life):
+    life.apply(manifests.load("production"))
+    sandbox(double, "aenv-one")
+    assert len(life.look().sandboxes) == 1
+    kept = life.delete(LONG_S)
+    left = {name: count for name, count in counts(double).items() if count}
+    assert left == {"Namespace": 1, "Secret": 2, "PersistentVolumeClaim": 2,
+                    "Node": 1, "StorageClass": 1, "Deployment": 1}  # fmt: skip
+    assert sorted(kept) == [
+        "PersistentVolumeClaim aenv-artifacts", "PersistentVolumeClaim data-aenv-redis-0",
+        "Secret aenv-admin", "Secret aenv-redis",
+    ]  # fmt: skip
+    assert double.redis_outlived_ray
+    life.apply(manifests.load("production"))
+    assert life.await_ready(LONG_S).head is not None
+
+
+def test_delete_with_storage_keeps_nothing_and_again_does_nothing(double, life):
+    life.apply(manifests.load("dev"))
+    assert life.delete(LONG_S, storage=True) == []
+    assert life.delete(LONG_S, storage=True) == []
+    assert not double.all("persistentvolumeclaims")
+    assert not double.all("secrets")
+
+
+def test_policies_outlive_the_pods_they_are_for(double, life):
+    life.apply(manifests.load("dev"))
+    double.calls.clear()
+    life.delete(LONG_S)
+    deleted = [plural for verb, plural in double.calls if verb == "delete"]
+    assert deleted.index("rayclusters") < deleted.index("statefulsets")
+    assert deleted.index("statefulsets") < deleted.index("networkpolicies")
+
+
+def test_priority_classes_stay_for_clusters_in_other_namespaces(double, life, said):
+    life.apply(manifests.load("dev"))
+    other = manifests.load("dev", None, {"namespace": "other"})
+    second = lifecycle.Lifecycle(life._api, "other", said.append, pause=lambda _: None)
+    second.apply(other)
+    life.delete(LONG_S)
+    assert len(double.all("priorityclasses")) == 3
+    assert second.await_ready(LONG_S).head is not None
+    second.delete(LONG_S)
+    assert not double.all("priorityclasses")
+
+
+def test_a_delete_that_hangs_names_what_it_waits_for(double, life):
+    life.apply(manifests.load("dev"))
+    double.holds_rays = True
+    with pytest.raises(DeadlineExceeded, match=r"RayCluster aenv: waits for ray.io/gcs-ft"):
+        life.delete(0.0)
+    assert double.all("statefulsets")  # Redis stays for KubeRay to clean up
+
+
+def test_another_namespaces_objects_and_a_users_own_stay(double, life):
+    life.apply(manifests.load("dev"))
+    mine = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "mine", "namespace": "aenv"},
+    }
+    double.add(mine)
+    life.delete(LONG_S, storage=True)
+    assert [body["metadata"]["name"] for body in double.all("services")] == ["mine"]
+
+
+# --- permissions --------------------------------------------------------------------------------
+
+
+def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(double, life):
+    """Every call is a listed permission, and every listed one is used."""
+
+    def used() -> set[tuple[str, str]]:
+        return set(double.calls)
+
+    life.apply(manifests.load("production"), dry_run=True)
+    life.apply(manifests.load("production"))
+    life.await_ready(LONG_S)
+    asked = used()
+    listed = {(p.verb, p.resource) for p in cluster_api.APPLY}
+    assert asked <= listed
+    # Server-side apply is a patch, and of what is not there yet a create.
+    assert {pair for pair in listed - asked if pair[0] != "create"} == set()
+    sandbox(double, "aenv-one")
+    double.objects["pods", "aenv", "aenv-one"]["metadata"]["ownerReferences"] = []
+    double.add(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayJob",
+            "metadata": {
+                "name": "run",
+                "namespace": "aenv",
+                "labels": {"app.kubernetes.io/part-of": "aenv-ray"},
+            },
+        }
+    )
+    double.calls.clear()
+    life.delete(LONG_S, storage=True)
+    known = {(p.verb, p.resource) for p in cluster_api.DELETE}
+    assert used() - listed <= known
+    assert known - used() == set()
+
+
+def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
+    def state(name: str) -> tuple[Verdict, str]:
+        found = {f.name: f for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
+        return found[name].verdict, found[name].found
+
+    for name in ("API", "KubeRay", "operator", "permissions", "grants", "storage", "quota"):
+        assert state(name)[0] is Verdict.OK, state(name)
+    assert state("cluster") == (Verdict.OK, "none in namespace aenv yet")
+
+    double.forbidden |= {("create", "poddisruptionbudgets"), ("watch", "pods")}
+    assert state("permissions") == (
+        Verdict.FAILED, "missing in namespace aenv: create poddisruptionbudgets.policy",
+    )  # fmt: skip
+    assert state("grants") == (Verdict.FAILED, "missing in namespace aenv: watch pods")
+
+    double.objects["storageclasses", "", "standard"]["metadata"]["annotations"] = {}
+    assert state("storage") == (Verdict.FAILED, "no StorageClass is the default")
+
+    double.add({"apiVersion": "v1", "kind": "ResourceQuota",
+                "metadata": {"name": "team", "namespace": "aenv"},
+                "spec": {"hard": {"requests.memory": "4Gi", "pods": "10"}}})  # fmt: skip
+    found = state("quota")
+    assert found[0] is Verdict.FAILED
+    assert "ResourceQuota team: requests.memory is 4Gi, and the smallest cluster wants" in found[1]
+
+    double.objects["nodes", "", "one"]["status"]["allocatable"]["memory"] = "1Gi"
+    assert state("nodes")[0] is Verdict.FAILED
+    assert "the largest node has 1.0Gi" in state("nodes")[1]
+
+    double.forbidden.add(("list", "nodes"))
+    assert state("nodes")[0] is Verdict.WARNING
+    double.kuberay = False
+    assert state("KubeRay")[0] is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"phase": "Pending"}, "it starts"),
+        ({"phase": "Running"}, "it runs, and is not ready"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+         "it failed: Evicted: low on memory"),
+        ({"phase": "Failed", "containerStatuses": [
+            {"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
+         "it failed: OOMKilled: exit code 137"),
+        ({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: 3 too small"}]},
+         "no node takes it: 0/3 nodes: 3 too small"),
+        ({"phase": "Pending", "initContainerStatuses": [
+            {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such\nimage"}}}]},
+         "ErrImagePull: no such image"),
+    ],
+)  # fmt: skip
+def test_why_a_pod_is_not_ready_is_said_in_words(status, words):
+    assert why({"metadata": {"name": "p"}, "status": status}) == words
+
+
+def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready():
+    def told(component):
+        labels = {"app.kubernetes.io/component": component}
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}
+        return any(claim["kind"] in text for text in Look(None, None, [], [claim]).lacks())
+
+    assert not told("storage")
+    assert told("artifacts")

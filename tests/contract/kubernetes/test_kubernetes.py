@@ -1,0 +1,386 @@
+"""What pods add to the engine contract: refusals in words, causes of death, what the API does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.kubernetes import names
+from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes.door import enter
+from aenv_ray.engines.kubernetes.engine import KubernetesEngine
+from aenv_ray.engines.kubernetes.janitor import Janitor
+from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.errors import (
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    SandboxLost,
+    SandboxStartFailed,
+)
+from aenv_ray.ids import HostId
+from aenv_ray.project.storage import StorageMount
+from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
+from tests.contract.engines import end_of, engine_on
+from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
+from tests.emulators.kubernetes.node import SHELL_IMAGE
+
+pytestmark = pytest.mark.namespaces
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[KubernetesNode]:
+    with KubernetesNode() as node:
+        yield node
+
+
+@pytest.fixture
+def own_node() -> Iterator[KubernetesNode]:
+    """Yield a cluster of one test, which may break it."""
+    with KubernetesNode() as node:
+        yield node
+
+
+@pytest.fixture
+async def bench(node: KubernetesNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with engine_on(node) as engine:
+        yield Bench(engine, tmp_path)
+    await eventually(lambda: not node.left_over(), "nothing is left", WITHIN_S)
+
+
+# --- what is in the API ---------------------------------------------------------------------------
+
+
+async def test_no_secret_is_in_the_api_or_in_the_nodes_log(
+    bench: Bench, node: KubernetesNode
+) -> None:
+    """Invariant 10: who may list pods reads no variable, and nothing that opens a pod."""
+    sandbox = await bench.start(environment_variables={"TOKEN": "hunter2"})
+    name = node.pod(sandbox.instance_id)
+    assert (await execute(sandbox, "echo $TOKEN")).text() == "hunter2\n"
+    (pod,) = [pod for pod in node.sandboxes() if pod["metadata"]["name"] == name]
+    engine = bench.engine
+    assert isinstance(engine, KubernetesEngine)
+    nonce = pod["metadata"]["annotations"][names.NONCE]
+    for secret in ("hunter2", engine._key.secret(name, nonce, "boot").hex()):
+        assert secret not in json.dumps(pod)
+        assert secret not in node.cluster.node.log(name, "instance")
+
+
+async def test_an_instance_cannot_read_the_key_of_its_own_pod(bench: Bench) -> None:
+    """Invariant 8: what runs inside cannot pass for the host, and call rewards."""
+    sandbox = await bench.start()
+    found = await execute(sandbox, "cat /proc/1/environ /proc/1/mem; ls /proc/1/fd; id -u")
+    assert found.stdout.split() == [b"65534"]
+    assert found.stderr.count(b"Permission denied") == 3
+
+
+async def test_who_has_no_key_gets_nothing(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 7: a pod's address is others' too."""
+    sandbox = await bench.start()
+    (pod,) = node.sandboxes()
+    address = pod["status"]["podIP"]
+    with pytest.raises(OSError, match="closed the connection"):
+        await enter(address, kubernetes_spec.PORT, bytes(32), {"kind": "door"})
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
+
+
+async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None:
+    """A pod that is gone may have left its address to another, which cannot pass for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address, port = server.getsockname()
+
+        def pretend() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(bytes(16))
+                sock.recv(1 << 16)
+                sock.sendall(bytes(32))
+                sock.recv(1 << 16)
+
+        pretending = asyncio.create_task(asyncio.to_thread(pretend))
+        with pytest.raises(ConnectionRefusedError, match="not the instance's sandbox"):
+            await enter(address, port, bytes(32), {"kind": "door"})
+        await pretending
+
+
+async def test_pods_go_with_the_pod_of_their_host(own_node: KubernetesNode, tmp_path: Path) -> None:
+    """Invariant 3: also when the host can do nothing any more."""
+    engine = own_node.engine(HostId("host"))
+    sandbox = await Bench(engine, tmp_path).start()
+    own_node.cluster.delete("pods", RAY_POD)
+    assert await end_of(sandbox)
+    await eventually(lambda: not own_node.left_over(), "nothing is left", WITHIN_S)
+    await engine.close()
+
+
+async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_path: Path) -> None:
+    """Invariant 3; the janitor of another host of that pod removes what is left in the API."""
+    engine = node.engine(HostId("host-that-dies"), grace_s=2.0)
+    sandbox = await Bench(engine, tmp_path).start()
+    await engine.close()
+    await eventually(lambda: not node.cluster.running(), "its processes ended", WITHIN_S)
+    (pod,) = node.sandboxes()
+    message = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
+    assert json.loads(message)["cause"] == "its host is gone"
+    async with engine_on(node) as other:
+        await other.start_many([])
+        pods = other._pods_or_none
+        assert pods is not None
+        janitor = Janitor(pods, names.owner_selector(node.owner_uid), lambda _: False)
+        for _ in range(2):  # the first time, its own host may want to see it
+            await janitor.look()
+        janitor.leave()
+        assert node.sandboxes() == []
+        with pytest.raises(SandboxLost):
+            await other.attach(sandbox.instance_id)
+
+
+async def test_an_ended_pod_is_told_to_the_host_that_comes_back(
+    node: KubernetesNode, tmp_path: Path
+) -> None:
+    """Design D7."""
+    engine = node.engine(HostId("host-that-comes-back"))
+    sandbox = await Bench(engine, tmp_path).start()
+    await engine.close()
+    node.cluster.kill(node.pod(sandbox.instance_id))
+    await eventually(lambda: not node.cluster.running(), "it ended", WITHIN_S)
+    again = node.engine(HostId("host-that-comes-back"))
+    with pytest.raises(SandboxLost, match="SIGKILL"):
+        await again.attach(sandbox.instance_id)
+    assert node.sandboxes() == []
+    await again.close()
+
+
+async def test_a_deadline_beyond_the_pods_own_is_refused_with_the_way_out(
+    node: KubernetesNode, tmp_path: Path
+) -> None:
+    async with engine_on(node, longest_life_s=1200.0) as engine:
+        bench = Bench(engine, tmp_path)
+        sandbox = await bench.start()
+        await engine.set_deadline(sandbox.instance_id, bench.now() + 1000.0)
+        with pytest.raises(ConfigError, match="1200 s") as raised:
+            await engine.set_deadline(sandbox.instance_id, bench.now() + 2000.0)
+        assert "AENV_KUBERNETES_LIFE" in str(raised.value.hint)
+        (listed,) = await engine.running()
+        assert listed.deadline < bench.now() + 1000.0
+
+
+# --- why it died ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"reason": "Evicted", "message": "The node was low on memory"}, "low on memory"),
+        ({"reason": "NodeShutdown", "message": "shut down"}, "its node was lost: shut down"),
+    ],
+)
+async def test_a_node_that_ends_a_pod_is_said(
+    bench: Bench, node: KubernetesNode, status: dict[str, str], words: str
+) -> None:
+    """Invariant 2."""
+    sandbox = await bench.start()
+    node.cluster.end_with(node.pod(sandbox.instance_id), status)
+    assert words in await end_of(sandbox)
+
+
+async def test_a_pod_deleted_by_hand_is_said(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 2."""
+    sandbox = await bench.start()
+    node.cluster.delete("pods", node.pod(sandbox.instance_id))
+    assert "deleted by somebody else" in await end_of(sandbox)
+    assert await bench.running() == set()
+
+
+async def test_a_dead_pod_tells_its_last_words(bench: Bench) -> None:
+    source = (
+        "import os\nfrom aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef speak_and_die() -> None:\n"
+        "    print('last words', flush=True)\n    os._exit(9)\n"
+    )
+    sandbox = await bench.start(bench.project({"tools.py": source}))
+    with pytest.raises(SandboxLost, match="exited with code 9") as raised:
+        await call(sandbox, "speak_and_die")
+    assert raised.value.message.endswith("last words")
+
+
+# --- what does not start --------------------------------------------------------------------------
+
+
+async def test_an_image_that_cannot_be_had_is_said(bench: Bench, node: KubernetesNode) -> None:
+    deploy = {"container": {"image": "nowhere.example/none:1"}}
+    with pytest.raises(SandboxStartFailed, match=r"nowhere.example/none:1.*not found") as raised:
+        await bench.start(bench.contract_project(deploy))
+    assert "AENV_KUBERNETES_PULL_SECRETS" in str(raised.value.hint)
+    assert node.sandboxes() == []
+
+
+async def test_an_image_without_python_has_commands_and_files(bench: Bench) -> None:
+    deploy = {"container": {"image": SHELL_IMAGE}}
+    sandbox = await bench.start(bench.contract_project(deploy))
+    assert "no python3" in sandbox.start_mode
+    assert (await execute(sandbox, "echo hello")).text() == "hello\n"
+
+
+async def test_a_full_cluster_is_capacity_exceeded_in_the_schedulers_words(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    own_node.cluster.fill_nodes(True)
+    async with engine_on(own_node, schedule_s=1.0) as engine:
+        with pytest.raises(CapacityExceeded, match="Insufficient cpu"):
+            await Bench(engine, tmp_path).start()
+        assert own_node.sandboxes() == []
+
+
+async def test_a_quota_is_capacity_exceeded(own_node: KubernetesNode, tmp_path: Path) -> None:
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"},
+        "spec": {"hard": {"pods": "2"}},
+    }  # fmt: skip
+    own_node.cluster.create("resourcequotas", quota)
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        first, second = await engine.start_many([bench.spec(), bench.spec()])
+        (refused,) = [each for each in (first, second) if not isinstance(each, Sandbox)]
+        assert isinstance(refused, CapacityExceeded)
+        assert "exceeded quota: few" in refused.message
+        assert refused.retry_after_s > 0
+
+
+async def test_a_missing_runtime_class_is_the_projects_error(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match='RuntimeClass "gone" not found'):
+        await bench.start(bench.contract_project({"container": {"runtime": "gone"}}))
+
+
+async def test_what_a_restricted_namespace_forbids_is_said(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    own_node.cluster.label_namespace({"pod-security.kubernetes.io/enforce": "restricted"})
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        assert await value_of(await bench.start(), "echo", text="fits") == "fits"
+        with pytest.raises(ConfigError, match=r"violates PodSecurity.*runAsNonRoot"):
+            await bench.start(bench.contract_project({"container": {"user": "root"}}))
+
+
+@pytest.mark.parametrize("access", [Access.CREATE_POD, Access.WATCH_PODS, Access.LIST_PODS])
+async def test_a_missing_permission_is_named(
+    own_node: KubernetesNode, tmp_path: Path, access: Access
+) -> None:
+    own_node.cluster.granted = {
+        (each.value.verb, each.value.resource) for each in Access if each is not access
+    }
+    async with engine_on(own_node) as engine:
+        if access is Access.WATCH_PODS:
+            with pytest.raises(FabricUnavailable, match="may not watch pods"):
+                await engine.start_many([])
+            own_node.cluster.granted = None
+            return
+        with pytest.raises(FabricUnavailable) as raised:
+            await Bench(engine, tmp_path).start()
+        verb = access.value.verb
+        assert f"may not {verb} pods in namespace aenv" in raised.value.message
+        assert f"verb {verb} on pods" in str(raised.value.hint)
+        own_node.cluster.granted = None
+
+
+async def test_a_host_outside_of_any_pod_is_refused(node: KubernetesNode) -> None:
+    engine = node.engine(HostId("host"), pod_name="laptop")
+    with pytest.raises(FabricUnavailable, match="no pod laptop"):
+        await engine.start_many([])
+    await engine.close()
+
+
+# --- the API itself -------------------------------------------------------------------------------
+
+
+async def test_every_request_is_one_of_those_that_are_listed(
+    bench: Bench, node: KubernetesNode
+) -> None:
+    storage = StorageMount(
+        name="aenv-kept", uid="0" * 16, mount_path="/kept", size_bytes=1 << 30, is_shared=True
+    )
+    sandbox = await bench.start(storage=storage)
+    larger = storage.model_copy(update={"size_bytes": 2 << 30})
+    other = await bench.start(storage=larger)
+    await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 100.0)
+    await sandbox.close()
+    await bench.engine.attach(sandbox.instance_id)
+    await bench.engine.stop([sandbox.instance_id, other.instance_id])
+    await bench.engine.delete_storage(larger)
+    made = set(node.cluster.calls)
+    assert made == {(access.value.verb, access.value.resource) for access in Access}
+
+
+async def test_a_throttled_api_is_tried_again(bench: Bench, node: KubernetesNode) -> None:
+    await bench.engine.start_many([])
+    node.cluster.throttle(2)
+    sandbox = await bench.start()
+    assert await value_of(sandbox, "echo", text="late") == "late"
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["broken", "too old"])
+async def test_a_watch_that_broke_misses_nothing(
+    bench: Bench, node: KubernetesNode, forget: bool
+) -> None:
+    sandbox = await bench.start()
+    node.cluster.break_watches(forget=forget)
+    node.cluster.kill(node.pod(sandbox.instance_id))
+    assert "SIGKILL" in await end_of(sandbox)
+    assert await value_of(await bench.start(), "echo", text="again") == "again"
+
+
+async def test_one_watch_is_enough_for_many(own_node: KubernetesNode, tmp_path: Path) -> None:
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        started = await engine.start_many([bench.spec() for _ in range(3)])
+        assert all(isinstance(each, Sandbox) for each in started)
+        calls = own_node.cluster.calls
+        assert calls.count(("watch", "pods")) == 1
+        assert calls.count(("get", "pods")) == 1  # the host's own
+
+
+# --- networks and the second container ------------------------------------------------------------
+
+
+async def test_a_policy_of_the_namespace_makes_a_network_a_fact(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 7."""
+    policy = {
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "sandboxes"},
+        "spec": {"podSelector": {"matchLabels": {names.NETWORK: "none"}},
+                 "policyTypes": ["Egress"], "egress": []},
+    }  # fmt: skip
+    own_node.cluster.create("networkpolicies", policy, "networking.k8s.io")
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        assert (await bench.start()).isolation.network == "none"
+
+
+async def test_a_second_container_shares_files_and_is_reached_through_the_host(
+    bench: Bench,
+) -> None:
+    source = (
+        "from aenv_ray.runtime import register_tool, sidecar\n"
+        "@register_tool\ndef beside(command: str) -> str:\n"
+        "    return sidecar.exec(command).text()\n"
+        "@register_tool\ndef share(text: str) -> None:\n"
+        "    open('/shared/note', 'w').write(text)\n"
+    )
+    config = {"deployConfig": {"podTemplate": "DualContainer"}}
+    sandbox = await bench.start(bench.project({"tools.py": source}, config), datasource=SHELL_IMAGE)
+    await value_of(sandbox, "share", text="between us")
+    assert await value_of(sandbox, "beside", command="cat /shared/note") == "between us"
+    with pytest.raises(SandboxLost, match="second container"):
+        await value_of(sandbox, "beside", command="kill -9 -1")

@@ -1,0 +1,41 @@
+"""Pods keep the contract of `aenv_ray.engines.base`: an emulated cluster really runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import pytest
+
+from aenv_ray.engines.base import Engine, Sandbox
+from aenv_ray.engines.kubernetes.engine import KubernetesEngine
+from aenv_ray.ids import HostId
+from aenv_ray.testing.engine_contract import EngineContract
+from tests.contract.kubernetes.kubernetes_node import KubernetesNode
+
+
+@pytest.fixture(scope="module")
+def cluster_node() -> Iterator[KubernetesNode]:
+    with KubernetesNode() as node:
+        yield node
+
+
+@pytest.mark.namespaces
+class TestKubernetesEngine(EngineContract):
+    many: ClassVar[int] = 8
+    starts_in_s: ClassVar[float] = 20.0
+    known_gaps: ClassVar[dict[str, str]] = {
+        "test_loopback_is_a_sandboxs_own": "emulated pods share this machine's network",
+    }
+
+    @pytest.fixture
+    def make_engine(self, cluster_node: KubernetesNode) -> Callable[[HostId], Engine]:
+        self.running_node = cluster_node
+        return cluster_node.engine
+
+    async def kill_sandbox(self, engine: Engine, sandbox: Sandbox) -> None:
+        assert isinstance(engine, KubernetesEngine)
+        self.running_node.cluster.kill(self.running_node.pod(sandbox.instance_id))
+
+    def left_over(self) -> list[str]:
+        return self.running_node.left_over()

@@ -1,0 +1,117 @@
+"""Quotas hold for instances that Ray code makes, at no cost where none is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+
+import aenv_ray
+from aenv_ray.actors.fabric import quota_client as accounts
+from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.records import LeaseQuery, Quota
+from tests.ray.cluster import Cluster
+from tests.ray.faults import PROBE, eventually
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(scope="module")
+def started(cluster: Cluster) -> Iterator[RemoteHub]:
+    del cluster
+    init()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounts, "FRESH_S", 0.0)
+        yield hub_actor.ensure_hub()
+    hub_actor.end_hub()
+
+
+@pytest.fixture
+def hub(started: RemoteHub) -> Iterator[RemoteHub]:
+    yield started
+    for subject in blocking(started.quotas()):
+        blocking(started.delete_quota(subject))
+    blocking(started.compare())
+
+
+def limit(hub: RemoteHub, subject: str, count: int) -> None:
+    blocking(hub.set_quota(Quota(subject=subject, max_instances=count)))
+
+
+def used(hub: RemoteHub, subject: str) -> int:
+    return blocking(hub.quotas())[subject][0]
+
+
+def test_an_owner_has_as_many_as_his_quota(
+    hub: RemoteHub, make: Callable[..., Any], density: str
+) -> None:
+    limit(hub, "owner:ann", 2)
+    first = make(owner="ann", actor=density)
+    make(owner="ann", actor=density)
+    make(owner="bob")
+    make()
+    assert used(hub, "owner:ann") == 2
+    with pytest.raises(QuotaExceeded, match="owner:ann") as caught:
+        make(owner="ann", actor=density)
+    assert caught.value.retry_after_s > 0
+    with pytest.raises(QuotaExceeded):
+        aenv_ray.create_many(PROBE, 3, owner="ann")
+    ray.get(first.release.remote())
+    again = make(owner="ann", actor=density)  # its place is seen to be free at once
+    assert used(hub, "owner:ann") == 2
+    leases = blocking(hub.leases(LeaseQuery(owner="ann"))).items
+    assert again.instance_id in {lease.id for lease in leases}
+    with pytest.raises(EnvironmentInUse):
+        blocking(_push_and_delete(hub, leases[0].reference))
+
+
+async def _push_and_delete(hub: RemoteHub, reference: str) -> None:
+    from tests.contract.hub.hub_contract import entry
+
+    name, version = reference.split("@")
+    await hub.push(entry(name, version))
+    await hub.delete_environment(name, version)
+
+
+def test_a_create_that_fails_takes_no_place(hub: RemoteHub, tmp_path: Any) -> None:
+    limit(hub, "label:experiment=a", 1)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "broken.py").write_text("raise ValueError")
+    (tmp_path / "config.json").write_text('{"name": "broken", "deployConfig": {"network": "none"}}')
+    with pytest.raises(SandboxStartFailed):
+        aenv_ray.create(tmp_path, labels={"experiment": "a"}, actor="shared")
+    assert used(hub, "label:experiment=a") == 0
+
+
+def test_pooled_instances_count_under_their_own_ids(
+    hub: RemoteHub, make: Callable[..., Any]
+) -> None:
+    limit(hub, "owner:ann", 3)
+    aenv_ray.warm(PROBE, 1, wait=True)
+    try:
+        handles = [make(owner="ann") for _ in range(2)]
+    finally:
+        aenv_ray.warm(PROBE, 0)
+    leases = blocking(hub.leases(LeaseQuery(owner="ann"))).items
+    assert {lease.id for lease in leases} == {handle.instance_id for handle in handles}
+    deadline = ray.get(handles[0].renew.remote("2h"))
+    blocking(hub.compare())
+
+    def is_moved() -> bool:
+        lease = blocking(hub.lease(handles[0].instance_id))
+        return abs(lease.deadline - ray.get(handles[0].info.remote()).deadline) < 1
+
+    eventually(is_moved, what=lambda: f"the deadline is not {deadline}")
+    ray.get([handle.release.remote() for handle in handles])
+    blocking(hub.compare())
+    assert used(hub, "owner:ann") == 0
+
+
+def test_without_a_quota_the_hub_is_not_told(hub: RemoteHub, make: Callable[..., Any]) -> None:
+    make(owner="ann", labels={"experiment": "a"})
+    assert blocking(hub.leases(LeaseQuery(owner="ann"))).total == 0

@@ -1,0 +1,260 @@
+"""Several machines: made by the script, they join, are lost, cut off and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.conftest import require
+from tests.ray.faults import PROBE, eventually, eventually_empty
+from tests.ray.nodes.cables import Cable, a_cable
+from tests.ray.nodes.machines import Machines
+from tests.ray.nodes.nodes import Console, by_node, raised
+
+CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
+HUB = (
+    "from aenv_ray.hub.hub_actor import ensure_hub\n"
+    "from aenv_ray.hub.client import blocking\n"
+    "def remembered(value): return blocking(ensure_hub().remember('mark', value, 3600.0))\n"
+)
+LOST = """
+import asyncio
+from aenv_ray.client.over_ray import RayInstance
+def call(handle):
+    return asyncio.run(RayInstance(handle).call_tool("count", {}, 30.0)).data
+"""
+TTL_S: Final = 25.0
+LONG_S: Final = 120.0
+"""For whatever Ray does about it on a busy machine."""
+CALLER = """
+import asyncio, threading
+from aenv_ray.hub.hub_actor import ensure_hub
+from aenv_ray.hub.client import blocking
+from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.hub.records import Quota
+hub = ensure_hub()
+blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=9)))
+def used():
+    blocking(hub.compare())
+    return blocking(hub.quotas())["owner:ann"][0]
+def ask(handle, tool, **arguments):
+    return asyncio.run(RayInstance(handle).call_tool(tool, arguments, 600.0)).data
+ended = []
+def call_and_tell():
+    try:
+        asyncio.run(RayInstance(far[0]).call_tools(
+            [("note", {"line": "begun"}), ("hold", {"key": "never"})], False, 600.0))
+        ended.append("a result")
+    except Exception as exc:
+        ended.append(type(exc).__name__)
+"""
+pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
+
+
+@pytest.fixture(scope="module")
+def laid() -> Iterator[tuple[Cable | None, str]]:
+    with a_cable() as laid:
+        yield laid
+
+
+@pytest.fixture
+def cable(laid: tuple[Cable | None, str]) -> Cable:
+    cable, refusal = laid
+    require("netns", cable is not None, refusal)
+    assert cable is not None
+    return cable
+
+
+@pytest.fixture(scope="module")
+def machines(laid: tuple[Cable | None, str]) -> Iterator[Machines]:
+    """A head that leads and a worker with four places, at the cable's end if there is one."""
+    root = Path(tempfile.mkdtemp(prefix="aenv-k", dir="/tmp"))
+    cable, _ = laid
+    machines = Machines(root) if cable is None else Machines(root, ip=cable.here)
+    try:
+        yield machines
+    finally:
+        machines.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def words(machines: Machines) -> dict[str, str]:
+    """What the script said when it made the cluster."""
+    refused = machines.run("one", "worker", machines.address)
+    return {
+        "without a token": refused.stderr,
+        "head": machines.head(),
+        "worker": machines.worker("one", 4),
+    }
+
+
+def drive(machines: Machines) -> Console:
+    console = Console({**machines.variables, "RAY_ADDRESS": machines.address})
+    console.do(f"PROBE = {str(PROBE)!r}\naenv_ray.init()\n{HUB}\n{LOST}")
+    return console
+
+
+@pytest.fixture
+def console(machines: Machines, words: dict[str, str]) -> Iterator[Console]:
+    del words
+    driver = drive(machines)
+    yield driver
+    driver.close()
+
+
+def test_the_script_makes_a_cluster_and_says_what_to_do_next(
+    machines: Machines, words: dict[str, str]
+) -> None:
+    """A worker needs the head's token; a second run changes nothing and says the same."""
+    assert "copy that file from the head" in words["without a token"]
+    token = Path(machines.variables["RAY_AUTH_TOKEN_PATH"])
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert f"worker {machines.address}" in words["head"]
+    assert f"RAY_ADDRESS={machines.address}" in words["worker"]
+    assert token.read_text() not in "".join(words.values()), "invariant 10"
+    before = {name: set(machines.processes(name)) for name in ("head", "one")}
+    assert "is up already" in machines.head()
+    assert "is up already" in machines.worker("one", 4)
+    for name, pids in before.items():
+        assert pids & set(machines.processes(name))
+        assert machines.run(name, "status").returncode == 0
+    assert machines.run("two", "status").returncode == 1
+
+
+def test_a_cluster_has_its_token_only(machines: Machines, words: dict[str, str]) -> None:
+    """Whoever does not have the token does not get in."""
+    del words
+    other = machines.root / "other-token"
+    other.write_text("0" * 64)
+    done = machines.run(
+        "stranger", "worker", machines.address, RAY_AUTH_TOKEN_PATH=str(other), AENV_CPUS="1"
+    )
+    assert done.returncode == 1
+    assert machines.processes("stranger") == {}
+
+
+def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -> None:
+    """GCS fault tolerance: instances, hub and controller go on with the workers that there are."""
+    console.do("kept = aenv_ray.create_many(PROBE, 2, lifetime='detached')")
+    console.do("kept += [aenv_ray.create(PROBE, lifetime='detached')]")
+    assert console.value(CALLS.format("kept")) == [1, 1, 1]
+    assert console.value("remembered('before')") == "before"
+    ids = console.value("[h.instance_id for h in kept]")
+    machines.lose("head")
+    console.kill()  # Ray's drivers ask a GCS that is gone without pause (2.60)
+    assert "is up" in machines.head()
+    again = drive(machines)
+    try:
+        again.do(f"kept = [aenv_ray.get(i) for i in {ids!r}]")
+        assert again.value(CALLS.format("kept")) == [2, 2, 2], "their state is what it was"
+        assert again.value("remembered('after')") == "before"
+        again.do("more = aenv_ray.create_many(PROBE, 1)")
+        assert again.value(CALLS.format("more")) == [1]
+        assert again.value("len(aenv_ray.list_instances())") == 4
+        again.do("aenv_ray.release_many(kept + more)")
+        assert again.value("len(aenv_ray.list_instances())") == 0
+    finally:
+        again.close()
+
+
+def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> None:
+    """Who waits gets a place when a machine joins; its loss is told, and nothing of it is left."""
+    console.do("first = aenv_ray.create_many(PROBE, 4)")
+    console.do(
+        "import threading\nmade = []\n"
+        "def create():\n    made.extend(aenv_ray.create_many(PROBE, 2))\n"
+        "threading.Thread(target=create, daemon=True).start()"
+    )
+    machines.worker("two", 2)
+    eventually(lambda: console.value("len(made)") == 2, LONG_S)
+    homes = by_node(console, "first + made")
+    assert sorted(map(len, homes.values())) == [2, 4]
+    assert console.value(CALLS.format("made")) == [1, 1]
+    machines.lose("two")
+    for index in range(2):
+        classes = raised(lambda at=index: console.value(f"call(made[{at}])"))  # type: ignore[misc]
+        assert "SandboxLost" in classes
+    assert console.value(CALLS.format("first")) == [1] * 4
+    eventually(lambda: console.value("len(aenv_ray.list_instances())") == 4)
+    console.do("aenv_ray.release_many(first)")
+
+
+def sandboxes_there(machines: Machines, cable: Cable) -> dict[int, Path]:
+    """Return the sandboxes at the cable's other end, by pid, with their working directories."""
+    namespace = os.readlink(f"/proc/{cable.holder.pid}/ns/net")
+    found = {}
+    for pid in machines.sandboxes():
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.readlink(f"/proc/{pid}/ns/net") == namespace:
+                found[pid] = Path(f"/proc/{pid}/cwd")
+    return found
+
+
+def test_a_machine_is_cut_off_and_comes_back(
+    cable: Cable, machines: Machines, console: Console
+) -> None:
+    """Invariants 1 to 3, when neither head nor controller can tell that machine anything."""
+    machines.worker("far", 5, ip=cable.there, inside=cable.inside)
+    console.do(CALLER)
+    console.do("made = aenv_ray.create_many(PROBE, 8, owner='ann', ttl=3600.0)")
+    # The far machine alone has room for one more.
+    console.do(f"short = aenv_ray.create(PROBE, owner='ann', ttl={TTL_S})")
+    console.do("node = {h.instance_id: ray.get(h.info.remote()).node_id for h in [short, *made]}")
+    console.do("far = [h for h in made if node[h.instance_id] == node[short.instance_id]]")
+    console.do("near = [h for h in made if h not in far]")
+    console.do("threading.Thread(target=call_and_tell, daemon=True).start()")
+    started = eventually(lambda: notes_of(sandboxes_there(machines, cable)), LONG_S)
+    with started.open() as notes:
+        cable.cut()
+        assert console.value("ask(near[0], 'count')") == 1
+        lost = raised(lambda: console.value("ask(far[1], 'count')"))
+        assert "SandboxLost" in lost
+        eventually(lambda: console.value("ended") == ["SandboxLost"], LONG_S)
+        assert console.value("ask(near[0], 'count')") == 2
+        listed = console.value("[i.id for i in aenv_ray.list_instances()]")
+        assert sorted(listed) == sorted(console.value("[h.instance_id for h in near]"))
+        eventually(lambda: console.value("used()") == 4, LONG_S)
+        full = raised(lambda: console.do("aenv_ray.create(PROBE, queue_timeout=0.0)"))
+        assert "CapacityExceeded" in full
+        console.do("ray.get(near.pop().release.remote(), timeout=60)")
+        console.do("near.append(aenv_ray.create(PROBE, owner='ann'))")
+        assert console.value("ask(near[-1], 'count')") == 1
+        eventually(lambda: len(sandboxes_there(machines, cable)) < 5, TTL_S + LONG_S)
+        cable.mend()
+        eventually_empty(lambda: sandboxes_there(machines, cable), LONG_S)
+        assert notes.read() == "begun\n", "invariant 1"
+    machines.worker("far", 5, ip=cable.there, inside=cable.inside)
+    console.do("again = aenv_ray.create_many(PROBE, 5, owner='ann')")
+    assert console.value("[ask(h, 'count') for h in again]") == [1] * 5
+    there = eventually(
+        lambda: len(found := sandboxes_there(machines, cable)) == 5 and found, LONG_S
+    )
+    assert machines.run("far", "stop").returncode == 0
+    eventually_empty(lambda: machines.alive(there))
+    console.do("aenv_ray.release_many(near)")
+
+
+def notes_of(sandboxes: dict[int, Path]) -> Path | None:
+    """Return the notes that one of these sandboxes has written."""
+    written = (place / "notes.txt" for place in sandboxes.values())
+    return next((path for path in written if path.exists()), None)
+
+
+def test_the_cluster_ends(machines: Machines, console: Console) -> None:
+    """Invariant 3: launcher and sandboxes go with their node; stopping again does nothing."""
+    console.do("aenv_ray.create_many(PROBE, 2, lifetime='detached')")
+    made = eventually(lambda: len(found := machines.sandboxes()) >= 2 and found, LONG_S)
+    for name in ("one", "head"):
+        for _ in range(2):
+            assert machines.run(name, "stop").returncode == 0
+            eventually_empty(lambda n=name: machines.processes(n))  # type: ignore[misc]
+        eventually_empty(lambda: machines.alive(made))  # they were on the first

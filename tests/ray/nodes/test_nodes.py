@@ -1,0 +1,235 @@
+"""Several nodes: groups are spread, nodes come and go, and each has a launcher of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aenv_ray.engines.process.launcher import ADOPTION_GRACE_S
+from tests.ray.faults import (
+    GONE_S,
+    PROBE,
+    eventually,
+    eventually_empty,
+    launcher_pids,
+)
+from tests.ray.nodes.nodes import Console, Node, Nodes, by_node, own_root, raised
+
+CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
+RELEASE = "aenv_ray.release_many({})"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A head and one more node."""
+    with own_root("aenv-n") as root:
+        cluster = Nodes(root, root / "r")
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+@pytest.fixture(scope="module")
+def second(nodes: Nodes) -> Node:
+    """The node that stays."""
+    return nodes.add()
+
+
+@pytest.fixture(scope="module")
+def console(nodes: Nodes, second: Node) -> Iterator[Console]:
+    """A driver on the cluster; `PROBE` is its name of the probe project."""
+    del second
+    driver = Console(
+        {
+            "RAY_ADDRESS": nodes.address,
+            "RAY_TMPDIR": str(nodes.root),
+            "AENV_RUNTIME_DIR": str(nodes.root / "r"),
+            "AENV_DATA_DIR": str(nodes.root / "d"),
+            "RAY_AUTH_MODE": "disabled",
+        }
+    )
+    driver.do(f"PROBE = {str(PROBE)!r}\naenv_ray.init()")
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(nodes: Nodes, second: Node, console: Console) -> Iterator[None]:
+    """Invariant 3: no test leaves a sandbox on the nodes that stay."""
+    yield
+    for node in (nodes.head, second):
+        eventually_empty(node.sandboxes)
+    assert console.value("len(aenv_ray.list_instances())") == 0
+
+
+@pytest.fixture
+def passing(nodes: Nodes) -> Iterator[Callable[..., Node]]:
+    """Add nodes that are gone after the test."""
+    added: list[Node] = []
+
+    def add(**variables: str) -> Node:
+        added.append(nodes.add(**variables))
+        return added[-1]
+
+    yield add
+    for node in added:
+        with contextlib.suppress(ProcessLookupError):
+            node.kill()
+        eventually_empty(node.leftovers)
+
+
+def is_used(console: Console, node: Node) -> bool:
+    """Whether a group that is made now is spread to a node."""
+    console.do("group = aenv_ray.create_many(PROBE, 6)")
+    found = by_node(console, "group")
+    console.do(RELEASE.format("group"))
+    return node.node_id in found
+
+
+@pytest.mark.parametrize("density", ["shared", "dedicated"])
+def test_a_group_is_spread_over_the_nodes(
+    nodes: Nodes, second: Node, console: Console, density: str
+) -> None:
+    """Design D2 and D4: each node has hosts and a launcher of its own, and all instances answer."""
+    count = 8 if density == "shared" else 2
+    console.do(f"group = aenv_ray.create_many(PROBE, {count}, actor={density!r})")
+    found = by_node(console, "group")
+    assert {node: len(ids) for node, ids in found.items()} == {
+        nodes.head.node_id: count // 2,
+        second.node_id: count // 2,
+    }
+    for node in (nodes.head, second):
+        assert len(node.sandboxes()) == count // 2
+        assert len(launcher_pids(node.directory)) == 1
+    assert console.value(CALLS.format("group")) == [1] * count
+    assert console.value("aenv_ray.init().count_processes()") == count
+    console.do(RELEASE.format("group"))
+    assert nodes.head.sandboxes() == []
+    assert second.sandboxes() == []
+
+
+def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: Console) -> None:
+    """Design D9: `warm` counts for the whole cluster, and a group finds its share on each node."""
+    assert console.value("aenv_ray.warm(PROBE, 4, wait=True)") == 4
+    for node in (nodes.head, second):
+        assert len(node.sandboxes()) == 2
+    console.do("group = aenv_ray.create_many(PROBE, 4)")
+    modes = console.value("[ray.get(h.info.remote()).start_mode for h in group]")
+    assert [mode.startswith("warm, ") for mode in modes] == [True] * 4
+    assert console.value(CALLS.format("group")) == [1] * 4
+    console.do(RELEASE.format("group"))
+    assert console.value("aenv_ray.warm(PROBE, 0)") == 0
+
+
+def test_a_node_whose_host_cannot_start_is_left_out(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
+) -> None:
+    """One node that cannot serve keeps nobody from the others, at either density."""
+    broken = passing(AENV_RUNTIME_DIR="/proc/nothing")
+    console.do("aenv_ray.shutdown()\naenv_ray.init()")  # a driver that looks at all nodes first
+    for density, count in (("shared", 4), ("dedicated", 2)):
+        console.do(f"group = aenv_ray.create_many(PROBE, {count}, actor={density!r})")
+        assert by_node(console, "group").keys() == {nodes.head.node_id, second.node_id}
+        console.do(RELEASE.format("group"))
+    # It is not counted as empty: nobody knows what it runs.
+    assert "FabricUnavailable" in raised(lambda: console.value("aenv_ray.init().count_processes()"))
+    assert broken.sandboxes() == []
+
+
+KILLED = """
+host = ray_api.find_actor({0!r})
+ray.kill(host, no_restart=True)
+while True:  # it works on for a moment, longer on a busy machine
+    try:
+        ray.get(host.ready.remote(), timeout=60)
+    except ray.exceptions.RayActorError:
+        break
+"""
+
+
+def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
+) -> None:
+    """What the lost host was to make is made elsewhere; the others keep what they have.
+
+    Before, the driver that knows the cluster's hosts finds that of a node that joins late.
+    """
+    console.do("aenv_ray.create(PROBE, actor='shared').release.remote()")
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    console.do(KILLED.format(f"aenv-host-{third.node_id[:12]}-0"))
+    console.do("group = aenv_ray.create_many(PROBE, 6)")
+    assert console.value("len({h.instance_id for h in group})") == 6
+    assert console.value(CALLS.format("group")) == [1] * 6
+    # What the host began before it heard of its end waits for one that adopts it.
+    eventually(
+        lambda: sum(len(node.sandboxes()) for node in (nodes.head, second, third)) == 6,
+        ADOPTION_GRACE_S + GONE_S,
+        what=lambda: [node.sandboxes() for node in (nodes.head, second, third)],
+    )
+    console.do(RELEASE.format("group"))
+
+
+LOST = """
+import asyncio
+from aenv_ray.client.over_ray import RayInstance
+def call(handle):
+    return asyncio.run(RayInstance(handle).call_tool("count", {}, 5.0)).data
+"""
+
+
+@pytest.mark.timeout(300)  # on a busy machine Ray takes its time to see that a node is gone
+@pytest.mark.parametrize("victim", ["a node", "the controller's node"])
+def test_the_loss_of_a_node(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console, victim: str
+) -> None:
+    """Its instances are typed errors and leave nothing; the others' and the fabric go on."""
+    node = passing()
+    if victim != "a node":
+        console.do(
+            "from aenv_ray.actors.controller import controller\n"
+            "from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Near\n"
+            "aenv_ray.shutdown()\n"
+            "old = ray_api.find_actor(controller.CONTROLLER_NAME)\n"
+            "if old is not None:\n"
+            "    ray.kill(old, no_restart=True)\n"
+            f"near = Near(node_id={node.node_id!r}, soft=True)\n"
+            "controller.controller_actor().options(name=controller.CONTROLLER_NAME,"
+            " namespace=ray_api.NAMESPACE, lifetime='detached', get_if_exists=True,"
+            " scheduling_strategy=near).remote()\n"
+        )
+    eventually(lambda: is_used(console, node), 30.0)
+    console.do(
+        "group = aenv_ray.create_many(PROBE, 6)\n"
+        "group += aenv_ray.create_many(PROBE, 3, actor='dedicated')\n"
+    )
+    found = by_node(console, "group")
+    assert {n: len(ids) for n, ids in found.items()} == dict.fromkeys(
+        (nodes.head.node_id, second.node_id, node.node_id), 3
+    )
+    gone = found[node.node_id]
+    console.do(f"gone = [h for h in group if h.instance_id in {gone!r}]")
+    console.do("kept = [h for h in group if h not in gone]")
+    node.kill()
+    eventually_empty(node.leftovers)  # its own processes know, and nobody else yet
+    console.do("more = aenv_ray.create_many(PROBE, 4)")
+    assert console.value(CALLS.format("kept + more")) == [1] * 10
+    console.do(LOST)
+    for index in range(3):
+        classes = raised(lambda at=index: console.value(f"call(gone[{at}])"))  # type: ignore[misc]
+        assert "SandboxLost" in classes
+    for instance_id in gone:
+        assert "InstanceError" in raised(
+            lambda name=instance_id: console.do(f"aenv_ray.get({name!r})")  # type: ignore[misc]
+        )
+    listed = console.value("[i.id for i in aenv_ray.list_instances()]")
+    assert len(listed) == 10
+    assert not set(listed) & set(gone)
+    assert console.value("aenv_ray.init().count_processes()") == 10
+    eventually_empty(node.leftovers)
+    console.do("twins = aenv_ray.create_many(PROBE, 2, actor='dedicated')")
+    assert console.value(CALLS.format("kept + twins")) == [2] * 6 + [1] * 2
+    console.do(RELEASE.format("group + more + twins"))

@@ -1,0 +1,100 @@
+"""A full cluster: creates wait their turn, nodes come for them, and go when nothing is left."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ray.faults import PROBE, eventually
+from tests.ray.nodes.nodes import Console, by_node, raised
+from tests.ray.nodes.scaling import MOST_NODES, SLOTS, ScalingCluster
+
+COMES_S = 120.0
+"""A node takes its time to start on a busy machine."""
+
+THREADS = """
+import threading
+made, failed = {}, {}
+def create(name, count, **options):
+    def run():
+        try:
+            made[name] = aenv_ray.create_many(PROBE, count, engine="fake", **options)
+        except aenv_ray.AenvError as exc:
+            failed[name] = exc
+    threading.Thread(target=run, daemon=True).start()
+"""
+NODES = "sorted(n for n, facts in ray_api.alive_nodes().items() if not facts.is_head)"
+DEMAND = (
+    "[r['bundles'] for r in ray.util.placement_group_table().values() if r['state'] != 'REMOVED']"
+)
+pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[Console]:
+    """A driver on a cluster that is a head and nothing else, so far."""
+    root = Path(tempfile.mkdtemp(prefix="aenv-s", dir="/tmp"))
+    cluster = ScalingCluster(root)
+    driver: Console | None = None
+    try:
+        driver = Console(dict(cluster.variables))
+        driver.do(f"PROBE = {str(PROBE)!r}\naenv_ray.init()\n{THREADS}")
+        yield driver
+    finally:
+        if driver is not None:
+            driver.close()
+        cluster.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _made(console: Console, name: str) -> bool:
+    failed = console.value(f"repr(failed.get({name!r}))")
+    assert failed == "None", failed
+    return bool(console.value(f"{name!r} in made"))
+
+
+def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Console) -> None:
+    """Design D9: a backlog is Ray resource demand; a node without instances is idle to Ray."""
+    assert console.value(NODES) == []
+    console.do(f"create('first', {SLOTS})")
+    eventually(lambda: _made(console, "first"), COMES_S)
+    assert len(console.value(NODES)) == 1, "as many nodes as are needed"
+    assert {n: len(i) for n, i in by_node(console, "made['first']").items()} == dict.fromkeys(
+        console.value(NODES), SLOTS
+    )
+    # Full: one more, of its own actor, needs another node; a group takes what is left there.
+    console.do("create('alone', 1, actor='dedicated')")
+    eventually(lambda: _made(console, "alone"), COMES_S)
+    assert len(console.value(NODES)) == MOST_NODES
+    console.do(f"create('rest', {SLOTS - 1})")
+    eventually(lambda: _made(console, "rest"), COMES_S)
+    everybody = "made['first'] + made['alone'] + made['rest']"
+    assert {len(ids) for ids in by_node(console, everybody).values()} == {SLOTS}
+
+    # Full for good: who does not wait is told at once, who waits is told at the deadline.
+    for wait in ("0", "'1s'"):
+        classes = raised(
+            lambda w=wait: console.do(  # type: ignore[misc]
+                f"aenv_ray.create(PROBE, actor='shared', engine='fake', queue_timeout={w})"
+            )
+        )
+        assert classes[0] == "CapacityExceeded"
+    # What is released goes to whoever waits.
+    console.do("create('next', 1)")
+    eventually(lambda: console.value(DEMAND) != [], COMES_S)
+    console.do("aenv_ray.release_many(made['alone'])")
+    eventually(lambda: _made(console, "next"), COMES_S)
+    eventually(lambda: console.value(DEMAND) == [], COMES_S)
+    assert console.value("len(aenv_ray.list_instances())") == 2 * SLOTS
+
+    # Idle hosts leave, and with them the nodes; a later create starts from nothing again.
+    console.do("for handles in made.values():\n    aenv_ray.release_many(handles)")
+    eventually(lambda: console.value(NODES) == [], COMES_S, lambda: console.value(NODES))
+    console.do("create('again', 1)")
+    eventually(lambda: _made(console, "again"), COMES_S)
+    assert console.value("aenv_ray.init().count_processes()") == 0
+    console.do("aenv_ray.release_many(made['again'])")

@@ -1,0 +1,256 @@
+"""The sampler: honest books, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aenv_ray
+from aenv_ray.sampling import EpisodeStatus, Task, time_limit
+from tests.contract.processes import signal_all
+from tests.ray.cluster import Cluster
+from tests.ray.faults import PROBE, eventually_empty
+from tests.ray.sampling.policies import MINI, mini_tasks, probe_tasks, replay, replay_sync
+
+__all__ = ["mini_tasks"]  # a fixture
+
+
+@pytest.mark.parametrize(("script", "mean"), [("reference", 1.0), ("wrong", 0.0)])
+@pytest.mark.parametrize("form", [replay, replay_sync], ids=["async", "sync"])
+def test_scripted_policies_get_their_reward(
+    mini_tasks: list[Task], form: Callable[[str], Any], script: str, mean: float
+) -> None:
+    """The reference solves every task, the wrong script none, in sync and in async policies."""
+    sampling = aenv_ray.sample(MINI, form(script), mini_tasks, concurrency=4)
+    summary = sampling.run()
+    assert summary.reward_mean == mean
+    assert (summary.rollouts, summary.succeeded) == (8, 8 if mean else 0)
+    assert summary.infra_failed == summary.policy_failed == summary.reward_failed == 0
+    assert summary.tool_calls == sum(len(getattr(t, script)) for t in mini_tasks)
+    for episode in sampling.episodes:
+        assert episode.status is EpisodeStatus.COMPLETED
+        assert episode.output == script
+        assert episode.instance_id is not None
+        assert [s.tool for s in episode.steps] == ["execute_command"] * len(episode.steps)
+
+
+def test_a_dedicated_density_samples_too(mini_tasks: list[Task]) -> None:
+    """Design D2: the same books at either density."""
+    summary = aenv_ray.sample(
+        MINI, replay("reference"), mini_tasks[:2], concurrency=2, actor="dedicated"
+    ).run()
+    assert (summary.rollouts, summary.reward_mean) == (2, 1.0)
+
+
+def test_an_episode_records_its_steps(cluster: Cluster) -> None:
+    """Tool, arguments, what the policy saw, and errors that were no results."""
+    del cluster
+
+    async def act(env: Any, task: Task) -> dict[str, str]:
+        assert {t["name"] for t in await env.list_tools()} >= {"add", "echo"}
+        await env.call_tool("add", {"a": 1})
+        await env.call_tool("fail", {"text": "alas"})
+        with pytest.raises(aenv_ray.AenvError):
+            await env.call_tool("nonsense")
+        await env.write_file("x", "1")
+        assert (await env.exec("cat x")).text() == "1"
+        return {"task": task.id}
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1, reward={"arguments": {"value": 0.25}}))
+    assert (episode.reward, episode.reward_detail) == (0.25, {"score": 0.25})
+    assert episode.output == {"task": "t0"}
+    added, failed, refused = episode.steps
+    assert (added.tool, added.arguments, added.text, added.is_error) == (
+        "add",
+        {"a": 1},
+        "2",
+        False,
+    )
+    assert failed.is_error
+    assert failed.error is None
+    assert "alas" in failed.text
+    assert (refused.is_error, refused.error) == (True, "tool_not_found")
+
+
+# --- what fails ----------------------------------------------------------------------------------
+
+
+def test_an_infrastructure_failure_is_never_a_reward(cluster: Cluster) -> None:
+    """Invariant 2: a sandbox that dies every time is void after bounded retries, and in no mean."""
+    seen: list[str] = []
+
+    async def act(env: Any, task: Task) -> None:
+        if task.id == "t1":
+            seen.append(env.instance_id)
+            await env.call_tool("leave", {"code": 9})
+        await env.call_tool("count")
+
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(3), concurrency=1, infra_retries=2)
+    summary = sampling.run()
+    void = next(e for e in sampling.episodes if e.task_id == "t1")
+    assert (void.status, void.reward, void.attempts) == (EpisodeStatus.INFRA_FAILED, None, 3)
+    assert str(void.error).startswith("sandbox_lost: ")
+    assert len(set(seen)) == 3, "each attempt has a fresh instance"
+    assert (summary.infra_failed, summary.reward_mean, summary.rollouts) == (1, 0.5, 3)
+    assert cluster.sandboxes() == []
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_failure_that_the_policy_swallows_is_no_reward(cluster: Cluster, is_async: bool) -> None:
+    """Invariant 2: also when the policy catches everything and goes on."""
+
+    async def careless(env: Any, task: Task) -> str:
+        del task
+        with contextlib.suppress(Exception):
+            await env.call_tool("leave", {"code": 9})
+        return "done"
+
+    def careless_sync(env: Any, task: Task) -> str:
+        del task
+        with contextlib.suppress(Exception):
+            env.call_tool("leave", {"code": 9})
+        return "done"
+
+    sampling = aenv_ray.sample(
+        PROBE,
+        careless if is_async else careless_sync,
+        probe_tasks(1),
+        infra_retries=0,
+    )
+    (episode,) = list(sampling)
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert sampling.summary().reward_mean is None
+
+
+def test_a_transient_failure_is_retried(cluster: Cluster) -> None:
+    """A sandbox that is killed once costs an attempt, not the episode; its steps start anew."""
+    killed: list[int] = []
+
+    async def act(env: Any, task: Task) -> None:
+        del task
+        await env.call_tool("count")
+        if not killed:
+            killed.extend(cluster.sandboxes())
+            signal_all(killed)
+        await env.call_tool("count")
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), concurrency=1)
+    assert (episode.status, episode.reward, episode.attempts) == ("completed", 0.5, 2)
+    assert [s.text for s in episode.steps] == ["1", "2"]
+
+
+def test_a_project_that_does_not_load_voids_every_episode(
+    cluster: Cluster, project: Callable[..., Path]
+) -> None:
+    """An instance that cannot start is infrastructure: recorded with its reason, no mean."""
+    del cluster
+    path = project("raise RuntimeError('not today')\n")
+    summary = aenv_ray.sample(path, replay("reference"), probe_tasks(2), infra_retries=0).run()
+    assert (summary.infra_failed, summary.reward_mean) == (2, None)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: bool) -> None:
+    """`policy_failed`, no retry, no reward; the other episodes go on."""
+    del cluster
+    calls: list[str] = []
+
+    def act(env: Any, task: Task) -> None:
+        del env
+        calls.append(task.id)
+        if task.id == "t0":
+            raise KeyError("the model spoke in tongues")
+
+    async def aact(env: Any, task: Task) -> None:
+        act(env, task)
+
+    sampling = aenv_ray.sample(PROBE, aact if is_async else act, probe_tasks(3))
+    summary = sampling.run()
+    assert sorted(calls) == ["t0", "t1", "t2"]
+    assert (summary.policy_failed, summary.reward_mean, summary.infra_failed) == (1, 0.5, 0)
+    failed = next(e for e in sampling.episodes if e.task_id == "t0")
+    assert (failed.status, failed.reward) == (EpisodeStatus.POLICY_FAILED, None)
+    assert "the model spoke in tongues" in str(failed.error)
+
+
+@pytest.mark.parametrize("name", ["raising", "not-a-number", "wordy", "nonsense"])
+def test_a_reward_that_is_none_is_void(cluster: Cluster, name: str) -> None:
+    """Raising, NaN, no number, no such reward: `reward_failed`, never a made-up number."""
+    del cluster
+
+    async def act(env: Any, task: Task) -> None:
+        del env, task
+
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(1, reward={"name": name}))
+    summary = sampling.run()
+    assert (summary.reward_failed, summary.reward_mean, summary.succeeded) == (1, None, 0)
+    assert sampling.episodes[0].reward is None
+
+
+def test_a_setup_that_fails_is_void(cluster: Cluster) -> None:
+    """A task that cannot be prepared says nothing about the policy, which does not act."""
+    del cluster
+
+    async def act(env: Any, task: Task) -> None:
+        raise AssertionError("not reached")
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1, setup={"function": "burst"}))
+    assert episode.status is EpisodeStatus.REWARD_FAILED
+    assert "the function burst" in str(episode.error)
+
+
+def test_a_task_without_reward_completes(cluster: Cluster) -> None:
+    """`reward: null` leaves the episode without one."""
+    del cluster
+
+    async def act(env: Any, task: Task) -> object:
+        del env, task
+        return object()
+
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(1, reward=None))
+    assert sampling.run().reward_mean is None
+    assert sampling.episodes[0].status is EpisodeStatus.COMPLETED
+    assert "object object" in sampling.episodes[0].output
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_policy_that_hangs_is_void_at_its_limit(cluster: Cluster, is_async: bool) -> None:
+    """`timed_out`: typed, in no mean, not tried again; and its instance is released."""
+    hangs_on = threading.Event()
+
+    def act(env: Any, task: Task) -> None:
+        hangs_on.wait()
+
+    async def aact(env: Any, task: Task) -> None:
+        await asyncio.Event().wait()
+
+    sampling = aenv_ray.sample(
+        PROBE, aact if is_async else act, probe_tasks(1), episode_timeout="2s"
+    )
+    (late,) = sampling
+    assert (late.status, late.reward, late.attempts) == (EpisodeStatus.TIMED_OUT, None, 1)
+    assert str(late.error).startswith("deadline_exceeded: the policy had not ended after 2 s")
+    assert (sampling.summary().timed_out, sampling.summary().reward_mean) == (1, None)
+    hangs_on.set()
+    eventually_empty(cluster.sandboxes)
+
+
+def test_a_policy_acts_no_longer_than_its_instance_lives(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: without a limit of its own the episode of a hanging policy ends with it."""
+    del cluster
+    monkeypatch.setattr(time_limit, "ASK_S", 0.1)
+
+    async def act(env: Any, task: Task) -> None:
+        await asyncio.Event().wait()
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), ttl="2s", infra_retries=0)
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert str(episode.error).startswith("instance_expired: ")

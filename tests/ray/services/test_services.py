@@ -1,0 +1,335 @@
+"""Services on a real Serve: replicas, sessions, rolls under load, and what dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aenv_ray import serve as services
+from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
+from aenv_ray.serve.services.apps import ServiceStatus
+from tests.ray.faults import eventually, eventually_empty
+from tests.ray.services.services import (
+    ACCEPT,
+    WIDE_S,
+    ServiceGateway,
+    call,
+    load,
+    replicas_of,
+    sandboxes,
+    settled,
+)
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(400)]
+
+AGENT = Path(__file__).parents[3] / "examples" / "chat-agent"
+SOURCE = """
+import os
+from pathlib import Path
+from aenv_ray.runtime import register_function, register_health, register_tool
+
+_count = 0
+_name = ""
+
+
+@register_health
+def health() -> dict:
+    is_sick = os.environ.get("SICK") == "yes" or Path("sick").exists()
+    return {"status": "unhealthy" if is_sick else "healthy", "message": "as told"}
+
+
+@register_tool
+def name() -> str:
+    global _name
+    _name = _name or os.urandom(8).hex()  # not at import: sandboxes are forks
+    return _name
+
+
+@register_tool
+def leave() -> None:
+    os._exit(1)
+
+
+@register_tool
+def count() -> int:
+    global _count
+    _count += 1
+    return _count
+
+
+@register_tool
+def greeting() -> str:
+    return os.environ.get("GREETING", "none")
+
+
+@register_tool
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@register_tool
+def hold(key: str) -> str:
+    import time
+    Path(f"began-{key}").touch()
+    while not Path(key).exists():
+        time.sleep(0.1)
+    return key
+
+
+@register_function
+def double(number: int) -> int:
+    return 2 * number
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """The service lives across tests; its fixture proves that nothing is left of it."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("desk")
+    (root / "src").mkdir()
+    config = '{"name": "desk", "version": "1.0.0", "deployConfig": {"network": "host"}}'
+    (root / "config.json").write_text(config)
+    (root / "src" / "tools.py").write_text(SOURCE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def gateway(service_gateway: ServiceGateway) -> httpx.Client:
+    return service_gateway.http
+
+
+@pytest.fixture(scope="module")
+def desk(gateway: httpx.Client, root: Path) -> Iterator[Any]:
+    """A service with two replicas, for tests that leave it healthy."""
+    del gateway
+    yield services.deploy(root, name="desk", replicas=2, owner="ann")
+    services.remove("desk")
+    with pytest.raises(ServiceNotFound):
+        services.state("desk")
+    eventually_empty(lambda: sandboxes("desk"), WIDE_S)
+
+
+# --- calls -----------------------------------------------------------------------------------
+
+
+def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
+    assert call(desk, "greeting") == "none"
+    assert desk.call_function.remote("double", {"number": 4}).result(timeout_s=60) == 8
+    assert {tool["name"] for tool in desk.list_tools.remote().result(timeout_s=60)} >= {"name"}
+    assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
+
+
+async def test_any_mcp_client_uses_a_service(desk: Any, gateway: httpx.Client) -> None:
+    """In both eras of the protocol; a client with a session stays with one replica."""
+    from fastmcp import Client
+    from fastmcp.client.transports import StreamableHttpTransport
+
+    del desk
+    token = gateway.headers["Authorization"].removeprefix("Bearer ")
+    for mode in ("legacy", "auto"):
+        transport = StreamableHttpTransport(
+            f"{gateway.base_url}/services/desk/mcp", auth=token, headers={"x-session-id": mode}
+        )
+        async with Client(transport, mode=mode, timeout=WIDE_S) as client:
+            tools = await client.list_tools()
+            assert {tool.name for tool in tools} >= {"count", "name"}
+            answers = [await client.call_tool("count", {}) for _ in range(4)]
+            counts = [(answer.structured_content or {})["result"] for answer in answers]
+            # Both sessions may be bound to one replica, whose sandbox counts on.
+            assert counts == list(range(counts[0], counts[0] + 4))
+
+
+def test_functions_and_health_are_routes_below_the_service(
+    desk: Any, gateway: httpx.Client
+) -> None:
+    del desk
+    answer = gateway.post("/services/desk/functions/double", json={"number": 21})
+    assert answer.json() == {"success": True, "data": 42}
+    health = gateway.get("/services/desk/health").json()
+    assert health["data"]["status"] == "healthy"
+    assert gateway.get("/services/nothing/health").status_code == 404
+    listed = gateway.get("/services/desk/functions/list").json()["data"]
+    assert [one["name"] for one in listed["functions"]] == ["double"]
+
+
+def test_calls_without_a_session_reach_all_replicas(desk: Any) -> None:
+    names: set[str] = set()
+
+    def both() -> bool:
+        names.add(call(desk, "name"))
+        return len(names) == 2
+
+    eventually(both, WIDE_S)
+
+
+def test_a_repeated_call_runs_once_whoever_gets_it(desk: Any, gateway: httpx.Client) -> None:
+    """Invariant 1."""
+    del desk
+    message = {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "count", "arguments": {}, "_meta": {"aenv/call_id": "once"}},
+    }  # fmt: skip
+    answers = [
+        gateway.post("/services/desk/mcp", json=message, headers=ACCEPT).json()["result"]
+        for _ in range(6)
+    ]
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_logs_are_those_of_every_sandbox(desk: Any, gateway: httpx.Client) -> None:
+    said = desk.call_tool.remote("say", {"text": "a-line-of-mine"}).result(timeout_s=WIDE_S)
+    assert not said.is_error
+
+    def is_there() -> bool:
+        text = gateway.get("/env-service/desk/logs").text
+        return any(line.endswith(": a-line-of-mine") for line in text.splitlines())
+
+    eventually(is_there, WIDE_S)
+
+
+# --- changes under load ----------------------------------------------------------------------
+
+
+def test_scaling_and_rolling_fail_no_call(desk: Any, gateway: httpx.Client, root: Path) -> None:
+    sessions = [desk.options(session_id=f"roll-{n}") for n in range(6)]
+    before = [(call(one, "name"), call(one, "count")) for one in sessions]
+    with load(gateway, "desk") as wrong:
+        services.deploy(root, name="desk", replicas=3)
+        settled("desk", 3)
+        assert [call(one, "name") for one in sessions] == [name for name, _ in before]
+        services.deploy(root, name="desk", replicas=2, environment_variables={"GREETING": "hi"})
+        settled("desk", 2)
+    assert wrong == []
+    assert {call(desk, "greeting") for _ in range(6)} == {"hi"}
+    for one in sessions:
+        with pytest.raises(SessionLost):
+            call(one, "name")
+        call(one, "name")  # told once
+
+
+def test_a_version_that_is_never_healthy_stops_the_roll(
+    desk: Any, gateway: httpx.Client, root: Path
+) -> None:
+    with load(gateway, "desk") as wrong:
+        with pytest.raises(FabricUnavailable, match="as told"):
+            services.deploy(
+                root, name="desk", replicas=2, environment_variables={"SICK": "yes"},
+                healthy_within_s=1.0,
+            )  # fmt: skip
+        state = services.state("desk")
+        assert state.status is ServiceStatus.FAILED
+        assert state.available_replicas == 2
+        assert "as told" in state.reason
+    assert wrong == []
+    services.deploy(root, name="desk", replicas=2, environment_variables={"SICK": "no"})
+    settled("desk", 2)
+    assert call(desk, "name")
+
+
+def test_a_parked_service_has_no_sandbox_and_comes_back(
+    desk: Any, gateway: httpx.Client, root: Path
+) -> None:
+    services.deploy(root, name="desk", replicas=0)
+    eventually_empty(lambda: sandboxes("desk"), WIDE_S)
+    eventually(lambda: gateway.get("/services/desk/health").status_code == 409, WIDE_S)
+    assert services.state("desk").status is ServiceStatus.PENDING
+    services.deploy(root, name="desk", replicas=2)
+    settled("desk", 2)
+    assert call(desk, "name")
+
+
+def test_load_adds_replicas(gateway: httpx.Client, root: Path) -> None:
+    handle = services.deploy(root, name="elastic", autoscale=(1, 2), owner="ann")
+    try:
+        held = [handle.call_tool.remote("hold", {"key": f"k{n}"}, WIDE_S) for n in range(12)]
+        eventually(lambda: services.state("elastic").available_replicas == 2, WIDE_S)
+        for one in held:
+            one.cancel()
+    finally:
+        services.remove("elastic")
+    eventually_empty(lambda: sandboxes("elastic"), WIDE_S)
+    del gateway
+
+
+# --- what dies -------------------------------------------------------------------------------
+
+
+def test_a_sandbox_that_dies_is_replaced(desk: Any) -> None:
+    session = desk.options(session_id="of the dead")
+    name = call(session, "name")
+    with pytest.raises(SessionLost):
+        call(session, "leave")
+
+    assert call(session, "name") != name  # told once
+    settled("desk", 2)
+
+
+def test_a_replica_that_dies_is_replaced_and_leaves_nothing(
+    desk: Any, gateway: httpx.Client
+) -> None:
+    """Invariant 3: nobody renews the lease of its sandbox."""
+    before = set(sandboxes("desk"))
+    victim = replicas_of("desk")[0]
+    with load(gateway, "desk") as wrong:
+        import ray
+
+        ray.kill(victim)
+        eventually(lambda: len(set(sandboxes("desk")) - before) == 1, WIDE_S)
+    codes = {json.loads(text)["error"]["data"]["code"] for text in wrong}
+    assert codes <= {"call_outcome_unknown", "sandbox_lost"}, wrong
+    settled("desk", 2)
+    assert call(desk, "name")
+
+
+def test_calls_go_on_while_serves_controller_restarts(desk: Any, gateway: httpx.Client) -> None:
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    with load(gateway, "desk") as wrong:
+        ray.kill(controller, no_restart=False)
+        eventually(lambda: len(sandboxes("desk")) == 2, WIDE_S)
+        settled("desk", 2)
+    assert wrong == []
+    assert call(desk, "name")
+
+
+# --- an agent --------------------------------------------------------------------------------
+
+
+def test_an_agents_history_stays_with_its_client(gateway: httpx.Client) -> None:
+    """The example, by gateway: four clients, two replicas, one message of each after the other."""
+    services.deploy(AGENT, name="agent", replicas=2, owner="ann")
+    clients = [f"client-{n}" for n in range(4)]
+    try:
+        for turn in range(3):
+            for one in clients:
+                said = chat(gateway, one, f"{one} says {turn}")
+                assert said == f"Noted, that is message {turn + 1}."
+        for one in clients:
+            told = "; ".join(f"{one} says {turn}" for turn in range(3))
+            assert chat(gateway, one, "What did I say?") == f"You said: {told}"
+    finally:
+        services.remove("agent")
+
+
+def chat(gateway: httpx.Client, client: str, text: str) -> str:
+    """Say something to the agent, as a client that keeps to its replica."""
+    arguments = {"message": text, "conversation": client}
+    message = {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "chat", "arguments": arguments},
+    }  # fmt: skip
+    answer = gateway.post(
+        "/services/agent/mcp", json=message, headers=ACCEPT | {"x-session-id": client}
+    )
+    return str(answer.json()["result"]["content"][0]["text"])

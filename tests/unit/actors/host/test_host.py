@@ -1,0 +1,267 @@
+"""A host's promises about starting, releasing and taking over, on the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.host import host as host_module
+from aenv_ray.actors.host.host import Host
+from aenv_ray.clock import SystemClock
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
+from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.ids import new_instance_id
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from tests.unit.actors.host.spy_engine import AWAY, HOST, SpyEngine
+
+
+@pytest.fixture
+def spec(spec: Callable[..., InstanceSpec]) -> InstanceSpec:
+    return spec()
+
+
+async def test_a_repeated_start_waits_for_the_first(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Ray sends an interrupted task again: the same id starts once, and both are told of it."""
+    engine.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(host.start([spec]))
+        await engine.at_gate.wait()
+        second = group.create_task(host.start([spec]))
+        await asyncio.sleep(0)
+        engine.gate.set()
+    assert engine.made == [spec.instance_id]
+    assert [i.id for i in first.result()] == [spec.instance_id]  # type: ignore[union-attr]
+    assert second.result() == first.result()
+    assert await host.start([spec]) == first.result()
+    assert host.load()[0] == 1
+
+
+async def test_a_repeated_start_is_told_of_the_firsts_failure(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Also when the first failed; a later one tries anew, for nothing is left of it."""
+    engine.gate.clear()
+    engine.fail_next_start("no fuel")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(host.start([spec]))
+        await engine.at_gate.wait()
+        second = group.create_task(host.start([spec]))
+        await asyncio.sleep(0)
+        engine.gate.set()
+    for outcome in (*first.result(), *second.result()):
+        assert isinstance(outcome, SandboxStartFailed)
+        assert "no fuel" in outcome.message
+    (again,) = await host.start([spec])
+    assert isinstance(again, InstanceInfo)
+
+
+async def test_a_start_that_is_cancelled_leaves_its_repetition_an_error(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Whoever waits for a start that was cancelled does not wait for ever."""
+    engine.gate.clear()
+    first = asyncio.create_task(host.start([spec]))
+    await engine.at_gate.wait()
+    second = asyncio.create_task(host.start([spec]))
+    await asyncio.sleep(0)
+    first.cancel()
+    (outcome,) = await second
+    assert isinstance(outcome, FabricUnavailable)
+    assert first.cancelled()
+    assert host.load()[0] == 0
+
+
+async def test_what_was_released_before_its_start_cannot_come_to_be(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """A release that overtakes the start: the id is used up on this host."""
+    assert await host.release([spec.instance_id]) == []
+    (outcome,) = await host.start([spec])
+    assert isinstance(outcome, InstanceReleased)
+    assert engine.made == []
+
+
+async def test_what_is_released_while_it_starts_ends_when_it_is_up(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Invariant 4; and a start that is sent again does not bring it back."""
+    engine.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        started = group.create_task(host.start([spec]))
+        await engine.at_gate.wait()
+        assert await host.release([spec.instance_id]) == [spec.instance_id]
+        engine.gate.set()
+    for outcome in (*started.result(), *await host.start([spec])):
+        assert isinstance(outcome, InstanceReleased)
+    assert await engine.running() == []
+    assert engine.made == [spec.instance_id]
+
+
+async def test_what_ended_is_not_started_again(host: Host, spec: InstanceSpec) -> None:
+    """A start that Ray sends again after the end gets the end."""
+    await host.start([spec])
+    await host.release([spec.instance_id])
+    (outcome,) = await host.start([spec])
+    assert isinstance(outcome, InstanceReleased)
+
+
+async def restarted(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine, away: int
+) -> Host:
+    """Return a host that took over from one that ran an instance of `spec`."""
+    store = MemoryInstanceStore()
+    earlier = open_host(store)
+    await earlier.open()
+    await earlier.start([spec])
+    await earlier.close()
+    engine.away_for = away
+    later = open_host(store)
+    await later.open()
+    return later
+
+
+async def test_a_launcher_that_is_away_for_a_moment_is_no_loss(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Invariant 2: only `SandboxLost` is a loss; the rest is asked again."""
+    host = await restarted(open_host, spec, engine, away=2)
+    info = await host.info(spec.instance_id)
+    assert (info.status, info.generation) == (InstanceStatus.RUNNING, 1)
+    assert engine.away_for == 0
+
+
+async def test_what_cannot_be_reached_is_given_up_and_ended(
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 3: given up is not forgotten: every sweep tries to end it until it is gone."""
+    monkeypatch.setattr(host_module, "ADOPT_DEADLINE_S", 0.0)
+    host = await restarted(open_host, spec, engine, away=2)
+    assert (await host.info(spec.instance_id)).status is InstanceStatus.FAILED
+    (outcome,) = await host.start([spec])
+    assert isinstance(outcome, SandboxLost)
+    assert AWAY in outcome.message
+    assert [s.instance_id for s in await engine.running()] == [spec.instance_id]
+    await host.sweep()
+    assert engine.away_for == 0
+    await host.sweep()
+    assert await engine.running() == []
+
+
+async def test_an_end_that_failed_is_tried_again(
+    host: Host, spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Invariant 3: a release that did not reach the launcher is made up for."""
+    await host.start([spec])
+    engine.away_for = 1
+    with pytest.raises(FabricUnavailable, match=AWAY):
+        await host.release([spec.instance_id])
+    assert await host.instances() == []
+    await host.sweep()
+    assert await engine.running() == []
+
+
+async def test_a_host_whose_node_is_going_down_starts_nothing(
+    tmp_path: Path, spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Ray lets an actor outlive its raylet for a moment: what it made then would stay."""
+    host = Host(
+        HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
+        store=MemoryInstanceStore(), projects_dir=tmp_path, is_node_up=lambda: False,
+    )  # fmt: skip
+    await host.open()
+    with pytest.raises(FabricUnavailable, match="going down"):
+        await host.start([spec])
+    assert engine.made == []
+    await host.close()
+
+
+async def test_what_was_made_and_not_recorded_is_ended_on_the_engine_that_made_it(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Invariant 3: a host that dies between the two has left only the engine's name."""
+    store = MemoryInstanceStore()
+    earlier = open_host(store)
+    await earlier.open()
+    await earlier.start([spec])
+    store.delete([spec.instance_id])
+    await earlier.close()
+    assert store.engines_used() == {HOST: frozenset({spec.engine})}
+    later = open_host(store)
+    await later.open()
+    assert await engine.running() == []
+    assert await later.instances() == []
+
+
+async def unrecorded(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> Host:
+    """Return a host whose node could not be asked for what an earlier one did not record."""
+    store = MemoryInstanceStore()
+    earlier = open_host(store)
+    await earlier.open()
+    await earlier.start([spec])
+    store.delete([spec.instance_id])
+    await earlier.close()
+    engine.away_for = 1
+    later = open_host(store)
+    await later.open()
+    assert [s.instance_id for s in await engine.running()] == [spec.instance_id]
+    return later
+
+
+async def test_what_was_not_recorded_is_ended_once_its_node_answers(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Invariant 3: a daemon that was down when the host came back is asked again."""
+    host = await unrecorded(open_host, spec, engine)
+    engine.away_for = 1
+    await host.sweep()
+    assert len(await engine.running()) == 1
+    await host.sweep()
+    assert await engine.running() == []
+
+
+async def test_what_was_not_recorded_is_never_mixed_up_with_what_is_new(
+    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Nothing is started before the search, which would take it for something left."""
+    host = await unrecorded(open_host, spec, engine)
+    new = spec.model_copy(update={"instance_id": new_instance_id("probe")})
+    engine.away_for = 1
+    with pytest.raises(FabricUnavailable, match=AWAY):
+        await host.start([new])
+    (started,) = await host.start([new])
+    assert isinstance(started, InstanceInfo)
+    await host.sweep()
+    assert [s.instance_id for s in await engine.running()] == [new.instance_id]
+
+
+async def test_calls_that_stood_in_a_queue_may_wait_for_each_other(
+    host: Host, spec: InstanceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's lone calls never do, however late they come."""
+    may_wait: list[bool] = []
+    request_json = DoorSandbox.request_json
+
+    async def request(*args: Any, **options: Any) -> bytes:
+        may_wait.append(options["may_wait"])
+        return await request_json(*args, **options)
+
+    monkeypatch.setattr(DoorSandbox, "request_json", request)
+    await host.start([spec])
+    now = SystemClock().now()
+    for sent_at in (0.0, now + 60.0, now - 1.0):
+        message = CallMessage(spec.instance_id, "ping", 30.0, b"{}", sent_at)
+        assert (await host.calls.call(message)).json == b"{}"
+    assert may_wait == [False, False, True]

@@ -1,0 +1,329 @@
+"""The manifests of a cluster: the API takes them, and kubectl makes the same of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import aenv_ray
+from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
+from aenv_ray.errors import ConfigError
+from aenv_ray.runtime.fork.jail_spec import NOBODY
+from tests.cluster_schemas import pod_specs, problems, violations
+from tests.conftest import require
+
+ROOT = Path(__file__).parents[3]
+KUBERAY = ROOT / "clusters" / "kuberay"
+OVERLAYS = ("dev", "production")
+SAMPLE = KUBERAY / "samples" / "sampling-run.yaml"
+
+
+@cache
+def kubectl_refusal() -> str:
+    """Return why there is no kubectl to compare with; empty when there is a new one."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed"
+    ran = subprocess.run(
+        ["kubectl", "version", "--client"], capture_output=True, text=True, timeout=60, check=False
+    )
+    match = re.search(r"Kustomize Version: v(\d+)", ran.stdout)
+    return "" if match and int(match[1]) >= 5 else f"its kustomize is too old: {ran.stdout}"
+
+
+def by_kubectl(directory: Path) -> list[dict[str, Any]]:
+    require("kubectl", not kubectl_refusal(), kubectl_refusal())
+    ran = subprocess.run(
+        ["kubectl", "kustomize", str(directory)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return yaml_files.parse(ran.stdout, "kubectl's output")
+
+
+def as_set(documents: list[dict[str, Any]]) -> dict[str, str]:
+    """Return objects by title, as text: ``1`` and ``true`` differ there."""
+    texts = {objects.title(d): json.dumps(d, sort_keys=True, indent=1) for d in documents}
+    assert len(texts) == len(documents)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An overlay with every component, and with other values than ours."""
+    copied = tmp_path_factory.mktemp("everything") / "kuberay"
+    manifests.copy_to(copied)
+    overlay = copied / "overlays" / "production"
+    path = overlay / kustomize.FILE
+    path.write_text(path.read_text().replace("  # - ../../", "  - ../../"))
+    values = overlay / "values.yaml"
+    text = values.read_text()
+    for old, new in (
+        ("namespace: aenv", "namespace: elsewhere"),
+        ('runtimeClass: ""', "runtimeClass: gvisor"),
+        ("podSecurity: restricted", "podSecurity: privileged"),
+        ("image: aenv-ray:0.1.0  ", "image: registry.example:5000/aenv-ray@sha256:abc  "),
+        ("{kubernetes.io/os: linux}", "{kubernetes.io/os: linux, example.com/pool: rays}"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    values.write_text(text)
+    return overlay
+
+
+def the(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return next(d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_the_same_with_and_without_kubectl(overlay):
+    assert as_set(manifests.load(overlay)) == as_set(by_kubectl(KUBERAY / "overlays" / overlay))
+
+
+def test_components_and_values_of_a_users_own_are_the_same_with_and_without_kubectl(everything):
+    ours = manifests.load(str(everything))
+    assert as_set(ours) == as_set(by_kubectl(everything))
+    groups = the(ours, "RayCluster", "aenv")["spec"]["workerGroupSpecs"]
+    assert [group["groupName"] for group in groups] == ["kubernetes", "process", "docker"]
+    assert {d["metadata"].get("namespace", "elsewhere") for d in ours} == {"elsewhere"}
+    binding = the(ours, "RoleBinding", "aenv-worker")
+    assert binding["subjects"][0]["namespace"] == "elsewhere"
+
+
+def test_what_is_written_out_is_read_back_the_same(everything):
+    documents = manifests.load(str(everything))
+    text = yaml_files.dump(documents)
+    assert as_set(yaml_files.parse(text, "it")) == as_set(documents)
+    assert as_set(list(yaml.safe_load_all(text))) == as_set(documents)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_api_takes_every_object(overlay):
+    for document in manifests.load(overlay):
+        assert problems(document) == [], objects.title(document)
+
+
+def test_the_api_takes_the_components_and_the_sample(everything):
+    for document in [*manifests.load(str(everything)), *yaml_files.read(SAMPLE)]:
+        assert problems(document) == [], document["kind"]
+
+
+def test_the_check_of_ray_objects_finds_what_it_is_for():
+    cluster = the(manifests.load("dev"), "RayCluster", "aenv")
+    cluster["spec"]["workerGroupSpec"] = []
+    cluster["spec"]["authOptions"]["mode"] = "always"
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    assert len(problems(cluster)) == 3
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_all_pods_are_what_restricted_pod_security_takes(overlay):
+    documents = manifests.load(overlay)
+    namespace = the(documents, "Namespace", "aenv")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for document in [*documents, *yaml_files.read(SAMPLE)]:
+        for pod in pod_specs(document):
+            assert violations(pod) == []
+    cluster = the(documents, "RayCluster", "aenv")
+    autoscaler = {"name": "autoscaler", **cluster["spec"]["autoscalerOptions"]}
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert violations({**head, "containers": [autoscaler]}) == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_container_asks_for_what_it_needs_and_has_limits(overlay):
+    for document in manifests.load(overlay):
+        for pod in pod_specs(document):
+            for container in [*pod.get("initContainers", []), *pod["containers"]]:
+                resources = container["resources"]
+                assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_object_holds_a_secret(overlay):
+    documents = manifests.load(overlay)
+    assert not [d for d in documents if d["kind"] == "Secret"]
+    text = yaml_files.dump(documents)
+    assert not re.search(
+        r"(?i)(password|token): +[^\s]", re.sub(r"\w+Token: (true|false)", "", text)
+    )
+
+
+def test_the_head_runs_no_instance_and_owns_what_has_one_address():
+    spec = the(manifests.load("production"), "RayCluster", "aenv")["spec"]
+    head = spec["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    ports = {
+        p["name"]: p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert head["rayStartParams"]["metrics-export-port"] == str(ports["metrics"])
+    assert len(set(ports.values())) == len(ports)  # KubeRay's own choice is the gateway's port
+    command = " ".join(head["template"]["spec"]["containers"][0]["command"])
+    assert "ray start" not in command  # else KubeRay leaves its own out
+    assert spec["autoscalerOptions"]["version"] == "v2"
+    assert spec["gcsFaultToleranceOptions"]["redisAddress"] == "aenv-redis:6379"
+    for group in spec["workerGroupSpecs"]:
+        assert int(group["resources"]["env_slot"]) > 0
+        assert group["labels"]["aenv-ray.io/engine"] == group["groupName"]
+        assert group["rayStartParams"] == {}  # KubeRay takes resources in one place alone
+
+
+def test_rays_autoscaler_knows_what_a_worker_brings():
+    """It reads the RayCluster, and not what KubeRay makes of it."""
+    from ray.autoscaler._private.kuberay import autoscaling_config
+
+    ray = the(manifests.load("dev"), "RayCluster", "aenv")
+    found = autoscaling_config._derive_autoscaling_config_from_ray_cr(ray)
+    types = found["available_node_types"]
+    assert types[found["head_node_type"]]["resources"]["CPU"] == 0
+    assert types["kubernetes"]["resources"]["env_slot"] == 32
+    assert (types["kubernetes"]["min_workers"], types["kubernetes"]["max_workers"]) == (1, 3)
+    assert found["idle_timeout_minutes"] == 5.0
+
+
+def test_the_image_that_is_named_is_this_version_with_this_ray():
+    from importlib.metadata import version
+
+    for overlay in OVERLAYS:
+        spec = the(manifests.load(overlay), "RayCluster", "aenv")["spec"]
+        assert spec["rayVersion"] == version("ray")
+        for pod in pod_specs({"kind": "RayCluster", "spec": spec}):
+            assert pod["containers"][0]["image"] == f"aenv-ray:{aenv_ray.__version__}"
+    dockerfile = (KUBERAY / "image" / "Dockerfile").read_text()
+    assert f"rayproject/ray:{version('ray')}-py311" in dockerfile
+    assert f"aenv-ray:{aenv_ray.__version__}" in SAMPLE.read_text()
+
+
+def test_the_image_lets_sandboxes_in_where_its_python_is():
+    """Pods run as nobody, and Ray's image has Python in a home that its owner alone may enter."""
+    lines = (KUBERAY / "image" / "Dockerfile").read_text().splitlines()
+    opened = lines.index("RUN chmod go+rx /home/ray")
+    tried = next(n for n, line in enumerate(lines) if line.startswith("RUN python3 -P -c"))
+    assert lines.index(f"USER {NOBODY}:{NOBODY}") in range(opened, tried)
+    assert lines[-1] == "USER 1000:100"
+
+
+def test_the_wheel_carries_the_manifests_where_they_are_looked_for():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = config["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    places = {str(KUBERAY.relative_to(ROOT)): str(manifests._PACKAGED.relative_to(ROOT))}
+    assert included == places
+    assert manifests.bundled() == KUBERAY
+
+
+def test_values_come_from_a_file_and_from_single_settings(tmp_path):
+    values = tmp_path / "mine.yaml"
+    values.write_text("spec:\n  workers:\n    maxReplicas: 77\n    envSlots: 5\nkind: Values\n")
+    settings = {"workers.minReplicas": "3", "gateway.replicas": "2"}
+    settings["redis.resources.limits"] = "{cpu: '9', memory: 1Gi}"
+    found = manifests.load("dev", values, settings)
+    spec = the(found, "RayCluster", "aenv")["spec"]
+    group = spec["workerGroupSpecs"][0]
+    assert (group["minReplicas"], group["maxReplicas"]) == (3, 77)
+    assert group["resources"]["env_slot"] == "5"
+    environment = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "GATEWAY_REPLICAS", "value": "2"} in environment
+    redis = the(found, "StatefulSet", "aenv-redis")["spec"]["template"]["spec"]["containers"][0]
+    assert redis["resources"]["limits"]["cpu"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"imagge": "x"}, "there is no value imagge"),
+        ({"workers.maxReplica": "3"}, "there is no value workers.maxReplica"),
+        ({"wrokers.maxReplicas": "3"}, "there is no value wrokers"),
+        ({"workers.maxReplicas": "many"}, "maxReplicas is 10, and 'many' is no such thing"),
+        ({"image": "{"}, "no valid YAML"),
+    ],
+)
+def test_a_value_that_is_not_there_or_does_not_fit_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        manifests.load("dev", None, settings)
+
+
+def test_an_overlay_that_is_not_there_names_those_that_are():
+    with pytest.raises(ConfigError) as caught:
+        manifests.load("prod")
+    assert caught.value.hint == "overlays: dev, production"
+
+
+def test_both_overlays_have_the_same_values():
+    def names(value: Any, above: str = "") -> set[str]:
+        if not isinstance(value, dict) or above.count(".") == 2:
+            return {above}
+        return set().union(*(names(v, f"{above}.{k}") for k, v in value.items()))
+
+    found = [
+        names(yaml_files.read(KUBERAY / "overlays" / overlay / "values.yaml")[0]["spec"])
+        for overlay in OVERLAYS
+    ]
+    assert found[0] == found[1]
+
+
+def test_every_file_says_what_it_is_for():
+    for path in [*KUBERAY.rglob("*.yaml"), KUBERAY / "image" / "Dockerfile"]:
+        if path.name != "workers.yaml":  # its component says it
+            assert path.read_text().startswith("# "), path
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_workers_may_do_what_the_kubernetes_engine_asks_and_nothing_else(overlay):
+    from aenv_ray.engines.kubernetes.permissions import Access
+
+    documents = manifests.load(overlay)
+    granted = {
+        (verb, resource, group)
+        for rule in the(documents, "Role", "aenv-worker")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {tuple(access.value) for access in Access}
+    assert [d["metadata"]["name"] for d in documents if d["kind"] == "Role"] == ["aenv-worker"]
+    (worker,) = the(documents, "RayCluster", "aenv")["spec"]["workerGroupSpecs"]
+    assert worker["template"]["spec"]["serviceAccountName"] == "aenv-worker"
+
+
+def test_network_policies_select_what_the_engine_makes_and_open_nothing_to_it():
+    """Invariant 7, as far as manifests keep it."""
+    documents = manifests.load("dev")
+    sandbox = {"app.kubernetes.io/part-of": "aenv-ray", "app.kubernetes.io/component": "sandbox"}
+    policy = the(documents, "NetworkPolicy", "aenv-sandbox")["spec"]
+    assert policy["podSelector"]["matchLabels"] == sandbox
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy
+    internet = the(documents, "NetworkPolicy", "aenv-sandbox-internet")["spec"]
+    assert internet["podSelector"]["matchLabels"] == {"aenv-ray.io/network": "internet"}
+    addresses, names = internet["egress"]
+    assert "10.0.0.0/8" in addresses["to"][0]["ipBlock"]["except"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    for name in ("aenv-ray", "aenv-redis"):
+        for rule in the(documents, "NetworkPolicy", name)["spec"]["ingress"]:
+            assert [peer["podSelector"]["matchLabels"] for peer in rule["from"]] == [
+                {"ray.io/cluster": "aenv"}
+            ]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_variable_of_ours_is_a_setting(overlay, monkeypatch):
+    from aenv_ray.config import read_settings
+
+    source = (ROOT / "aenv_ray" / "config.py").read_text()
+    known = set(re.findall(r"environment\.get\(\"([A-Z_]+)\"\)", source))
+    spec = the(manifests.load(overlay), "RayCluster", "aenv")["spec"]
+    for pod in pod_specs({"kind": "RayCluster", "spec": spec}):
+        variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+        mine = {name for name in variables if name.startswith("AENV_")} - {"AENV_REDIS_PASSWORD"}
+        assert mine <= known
+        for name in mine:
+            monkeypatch.setenv(name, variables[name])
+        assert read_settings().engine == "kubernetes"

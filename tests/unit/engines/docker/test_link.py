@@ -1,0 +1,169 @@
+"""How a host speaks with containers that have a kernel of their own: choice, frames, key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.docker.link import has_own_kernel
+from aenv_ray.engines.docker.stream import Stream
+from aenv_ray.engines.node.host_key import prove
+from aenv_ray.runtime.container import bridge
+from aenv_ray.runtime.container.keyed_door import KeyedDoor
+
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ({"path": "runc"}, False),
+        ({"path": "/usr/bin/crun"}, False),
+        ({"path": "/opt/nvidia/nvidia-container-runtime", "runtimeArgs": []}, False),
+        ({"runtimeType": "io.containerd.runc.v2"}, False),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--network=host"]}, True),
+        ({"runtimeType": "io.containerd.kata.v2"}, True),
+        ({"path": "/opt/unknown"}, True),
+        ({}, True),
+    ],
+)
+def test_only_runtimes_that_are_known_to_share_the_kernel_do(
+    description: dict[str, Any], expected: bool
+) -> None:
+    """The other way works with all of them."""
+    assert has_own_kernel(description) is expected
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">BxxxI", kind, len(payload)) + payload
+
+
+async def test_a_stream_opens_frames_however_they_come() -> None:
+    daemon, far = socket.socketpair()
+    for sock in (daemon, far):
+        sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    whole = frame(1, b"one") + frame(2, b"a word of warning") + frame(1, b"two" * 50_000)
+    stream = Stream(daemon, whole[:5])
+    sending = asyncio.create_task(loop.sock_sendall(far, whole[5:]))
+    got = b""
+    while len(got) < 3 + 150_000:
+        got += await loop.sock_recv(stream.socket, 65_536)
+    await sending
+    assert got == b"one" + b"two" * 50_000
+    assert stream.words == "a word of warning"
+    await loop.sock_sendall(stream.socket, b"in, as it is")
+    assert await loop.sock_recv(far, 100) == b"in, as it is"
+    stream.socket.close()
+    assert await loop.sock_recv(far, 100) == b""
+    await stream.ended()
+    far.close()
+
+
+async def test_a_refusal_instead_of_a_stream_is_kept_in_words() -> None:
+    daemon, far = socket.socketpair()
+    daemon.setblocking(False)
+    stream = Stream(daemon, b"")
+    far.sendall(b"OCI runtime exec failed\r\n")
+    far.close()
+    assert await asyncio.get_running_loop().sock_recv(stream.socket, 100) == b""
+    await stream.ended()
+    assert stream.words == "OCI runtime exec failed"
+    stream.socket.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"aenv-test-{uuid.uuid4().hex[:12]}"
+
+
+def connect(name: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(bridge.address(name))
+    return sock
+
+
+@pytest.fixture
+def bridged(name: str) -> Iterator[socket.socket]:
+    """Yield a socket that a bridge, a real process, joins to the door of that name."""
+    near, far = socket.socketpair()
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", bridge.__file__, name], stdin=far, stdout=far
+    )
+    far.close()
+    yield near
+    near.close()
+    assert program.wait(60) == 0, "it ends with its host"
+
+
+async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: socket.socket) -> None:
+    """Invariant 8: whoever runs inside the container can connect, and is no host."""
+    door = KeyedDoor(name, KEY)
+    door.tell({"ready": {"uid": 1}})
+    bridged.setblocking(False)
+    with connect(name) as stranger:
+        stranger.setblocking(False)
+        with pytest.raises(OSError, match=r"closed|reset"):
+            await prove(stranger, bytes(32), {"kind": "door"})
+    await prove(bridged, KEY, {"kind": "boot"})
+    loop = asyncio.get_running_loop()
+    assert await loop.sock_recv(bridged, 100) == b'{"ready": {"uid": 1}}\n'
+    accepted: list[socket.socket] = []
+    # What `accept` would return, without its signal handling: this is not a main program.
+    thread = threading.Thread(target=lambda: accepted.append(door._entrance.accept()[0]))
+    thread.start()
+    await asyncio.to_thread(thread.join, 60)
+    (inside,) = accepted
+    with inside:
+        await loop.sock_sendall(bridged, b"question")
+        assert await asyncio.to_thread(inside.recv, 100) == b"question"
+        inside.sendall(b"answer" * 50_000)
+        got = b""
+        while len(got) < 300_000:
+            got += await loop.sock_recv(bridged, 65_536)
+    assert await loop.sock_recv(bridged, 1) == b""
+
+
+async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
+    name: str, bridged: socket.socket
+) -> None:
+    """Its end would end the program that passes it on, with what is still on its way there."""
+    door = KeyedDoor(name, KEY)
+    bridged.setblocking(False)
+    telling = asyncio.create_task(asyncio.to_thread(door.tell, {"failed": "no such tool"}))
+    await prove(bridged, KEY, {"kind": "boot"})
+    answer = await asyncio.get_running_loop().sock_recv(bridged, 100)
+    assert answer == b'{"failed": "no such tool"}\n'
+    assert not telling.done()
+    bridged.shutdown(socket.SHUT_WR)
+    await telling
+
+
+def test_the_key_comes_once_and_on_standard_input_alone(name: str) -> None:
+    """Invariant 10: what runs later finds neither the key nor a way to ask for it."""
+    script = (
+        "import os, sys; from aenv_ray.runtime.container.keyed_door import read_order; "
+        "door = read_order(); "
+        "print(door._key.hex(), os.read(0, 100), os.readlink('/proc/self/fd/0'))"
+    )
+    line = f'{{"door": "{name}", "key": "{KEY.hex()}"}}\n'
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=line, capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == [KEY.hex(), "b''", os.devnull]
+    none = subprocess.run(
+        [sys.executable, "-c", script], input="", capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert "gave no key" in none.stderr
