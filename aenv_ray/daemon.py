@@ -1,0 +1,47 @@
+"""How the small processes of a node detach from whatever started them.
+
+The standard library alone, because they import little else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+_MOST_DESCRIPTORS: Final = 65_536
+
+
+def detach(log: Path | None = None, *, keep: Collection[int] = ()) -> None:
+    """Become a daemon: returns in a new process, the calling one exits.
+
+    The new process is nobody's child, leads no terminal session, has normal priority (a Ray worker
+    runs at nice 15), ``/`` as its directory and a umask of 077.
+
+    Args:
+        log: Where standard output and standard error go; None discards them.
+        keep: Descriptors that stay open. All others are closed, so that no lock or socket of the
+            starting process lives on.
+    """
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    output = null if log is None else os.open(log, flags, 0o600)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, _MOST_DESCRIPTORS)
+    os.chdir("/")
+    os.umask(0o077)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # only root may go back from nice 15

@@ -1,0 +1,158 @@
+"""Files that several processes share: atomic writes and advisory locks.
+
+The standard library alone, because the small processes of a node (launcher, janitor) import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, Self
+
+_POLL_S: Final = 0.02
+"""How often a waiting process tries a lock again; a blocking `flock` could not be cancelled."""
+
+
+def write_atomically(
+    path: Path, content: bytes | str, *, mode: int = 0o600, durable: bool = False
+) -> None:
+    """Replace a file in one step: readers see the old content or the new, never a part.
+
+    Args:
+        path: Its directory must exist.
+        content: Text is written as UTF-8.
+        mode: Permissions of the new file, regardless of the umask.
+        durable: Also survive a crash of the machine (``fsync`` before the replacement).
+
+    Raises:
+        OSError: The file cannot be written; what was there is unchanged and no partial file is
+            left.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+class FileLock:
+    """A held advisory lock on a file (``flock``).
+
+    It ends with `close`, with the ``with`` block, or with the process that holds it. A file that
+    its holder removes is created again by the next process that locks it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def try_acquire(cls, path: Path, *, shared: bool = False) -> Self | None:
+        """Return the lock, or None if another holder is in the way.
+
+        Args:
+            path: Created if missing, with mode 0600; its directory must exist.
+            shared: Compatible with other shared locks, not with exclusive ones.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if _is_at(path, descriptor):
+                return cls(descriptor)
+            os.close(descriptor)  # its last holder removed the file between the two calls
+
+    @classmethod
+    def acquire(cls, path: Path, deadline_s: float, *, shared: bool = False) -> Self:
+        """Wait for the lock; blocks the thread.
+
+        Raises:
+            TimeoutError: It was not free within `deadline_s`; the message names the file.
+            OSError: The file cannot be opened.
+        """
+        until = time.monotonic() + deadline_s
+        while (lock := cls.try_acquire(path, shared=shared)) is None:
+            if time.monotonic() >= until:
+                raise _timed_out(path, deadline_s)
+            time.sleep(_POLL_S)
+        return lock
+
+    @classmethod
+    async def acquire_async(cls, path: Path, deadline_s: float, *, shared: bool = False) -> Self:
+        """Wait for the lock without blocking the event loop.
+
+        Cancelling leaves nothing locked.
+
+        Raises:
+            TimeoutError: It was not free within `deadline_s`; the message names the file.
+            OSError: The file cannot be opened.
+        """
+        until = time.monotonic() + deadline_s
+        while (lock := cls.try_acquire(path, shared=shared)) is None:
+            if time.monotonic() >= until:
+                raise _timed_out(path, deadline_s)
+            await asyncio.sleep(_POLL_S)
+        return lock
+
+    def fileno(self) -> int:
+        """Return the descriptor that holds the lock, for example to pass it to a child."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Release the lock; a second time does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a live process holds the lock of a file; False if there is no file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    return False
+
+
+def _timed_out(path: Path, deadline_s: float) -> TimeoutError:
+    return TimeoutError(f"the lock {path} was not free within {deadline_s:g} s")

@@ -1,0 +1,41 @@
+"""The cache with limits of size and age."""
+
+from __future__ import annotations
+
+from aenv_ray.bounded_cache import BoundedCache
+from aenv_ray.clock import FakeClock
+
+
+def test_the_least_recently_used_entry_is_evicted() -> None:
+    evicted: list[tuple[str, int]] = []
+    cache: BoundedCache[str, int] = BoundedCache(2, on_evict=lambda *entry: evicted.append(entry))
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.get("a") == 1
+    cache.put("c", 3)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+    assert evicted == [("b", 2)]
+
+
+def test_an_entry_expires() -> None:
+    clock = FakeClock()
+    cache: BoundedCache[str, int] = BoundedCache(8, ttl_s=10.0, clock=clock)
+    cache.put("long", 1)
+    cache.put("short", 2, expires_at=clock.now() + 5.0)
+    cache.put("capped", 3, expires_at=clock.now() + 500.0)
+    clock.advance(5.0)
+    assert (cache.get("long"), cache.get("short"), cache.get("capped")) == (1, None, 3)
+    clock.advance(5.0)
+    assert (cache.get("long"), cache.get("capped"), len(cache)) == (None, None, 0)
+
+
+def test_what_is_taken_out_is_not_evicted() -> None:
+    evicted: list[str] = []
+    cache: BoundedCache[str, int] = BoundedCache(2, on_evict=lambda key, _: evicted.append(key))
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.pop("a") == 1
+    assert cache.pop("a") is None
+    cache.clear()
+    assert len(cache) == 0
+    assert evicted == []
