@@ -89,7 +89,7 @@ def namespaces_refusal() -> str:
     probe = (
         "import os; os.unshare(os.CLONE_NEWUSER)"
         if hasattr(os, "unshare")
-        else "from aenv_ray.runtime import linux as l;"
+        else "from aenv_ray.runtime.system import linux as l;"
         "l.unshare(l.CLONE_NEWUSER | l.CLONE_NEWNS | l.CLONE_NEWPID | l.CLONE_NEWNET)"
     )
     done = subprocess.run(
