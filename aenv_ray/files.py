@@ -1,11 +1,11 @@
 """Files that several processes share: atomic writes and advisory locks.
 
-The standard library alone, because the small processes of a node (launcher, janitor) import it.
+The standard library alone, and not asyncio, because the small processes of a node (launcher,
+janitor) import it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -109,6 +109,8 @@ class FileLock:
             TimeoutError: It was not free within `deadline_s`; the message names the file.
             OSError: The file cannot be opened.
         """
+        import asyncio
+
         until = time.monotonic() + deadline_s
         while (lock := cls.try_acquire(path, shared=shared)) is None:
             if time.monotonic() >= until:

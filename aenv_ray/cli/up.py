@@ -217,7 +217,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     from aenv_ray.actors.fabric import entrance as connections
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.config import settings
-    from aenv_ray.engines.process.launcher_client import node_path
+    from aenv_ray.engines.node.directory import node_path
     from aenv_ray.hub import hub_actor
     from aenv_ray.serve.gateway import deployment
     from aenv_ray.serve.gateway.settings import GatewaySettings

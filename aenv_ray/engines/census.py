@@ -17,7 +17,7 @@ from typing import Final
 
 from aenv_ray.config import Settings
 from aenv_ray.engines.kubernetes import names as kubernetes_names
-from aenv_ray.engines.process.launcher_client import node_path
+from aenv_ray.engines.node.directory import node_path
 from aenv_ray.errors import FabricUnavailable
 
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})

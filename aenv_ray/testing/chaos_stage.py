@@ -16,7 +16,7 @@ import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.docker.files import DIRECTORY_LABEL, SCOPE_LABEL, docker_scope
-from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.errors import FabricUnavailable
 
 GONE_S: Final = 10.0

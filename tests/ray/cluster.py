@@ -16,7 +16,7 @@ import pytest
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.engines.node.directory import node_directory
 from tests.ray.faults import eventually, eventually_empty, processes_of, settled, without
 
 FRUGAL: Final = {

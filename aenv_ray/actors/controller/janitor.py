@@ -16,7 +16,7 @@ from aenv_ray.actors.controller.placement import SHARED_PREFIX
 from aenv_ray.actors.host.host_actor import make_engine_factory
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
-from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId

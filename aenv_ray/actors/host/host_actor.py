@@ -21,9 +21,8 @@ from aenv_ray.actors.ray_shell.ray_results import write_results_directly
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
+from aenv_ray.engines.node.directory import node_directory, set_owner
 from aenv_ray.engines.process.engine import raylet_pid
-from aenv_ray.engines.process.launcher_client import node_directory
-from aenv_ray.engines.process.launcher_files import note_owner
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
@@ -189,7 +188,7 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
     runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
     directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
-    note_owner(directory, raylet)  # records outlive launchers, but not the node
+    set_owner(directory, raylet)  # records outlive launchers, but not the node
 
     def count_sandboxes() -> int:
         containers = live_containers(runtime_dir, scope, settings().docker_host)

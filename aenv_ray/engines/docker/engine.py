@@ -29,9 +29,9 @@ from aenv_ray.engines.docker.presence import Presence
 from aenv_ray.engines.docker.sidecar import SecondContainers
 from aenv_ray.engines.docker.surroundings import Surroundings
 from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.local_storage import LocalStorage
-from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.errors import AenvError, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.process.launcher_files import remove_tree, short_name
+from aenv_ray.engines.node.directory import remove_tree, short_name
 
 START_SLOTS: Final = 8
 """Containers that are made at once on a node; a daemon makes no more of them the faster."""

@@ -34,7 +34,7 @@ from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.docker import files as docker_files
 from aenv_ray.engines.docker import firewall as docker_network
 from aenv_ray.engines.docker.files import DockerFiles, first_name, is_locked
-from aenv_ray.engines.process.launcher_files import remove_stale, remove_tree
+from aenv_ray.engines.node.directory import remove_stale, remove_tree
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""

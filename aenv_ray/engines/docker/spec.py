@@ -16,7 +16,7 @@ from aenv_ray.engines.docker import mounts as docker_kept
 from aenv_ray.engines.docker.surroundings import SecondSurroundings, Surroundings
 from aenv_ray.engines.images import node_python as docker_python
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
-from aenv_ray.engines.process.plan import instance_environment
+from aenv_ray.engines.node.variables import instance_variables
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
@@ -238,7 +238,7 @@ def _ulimit(name: str, value: int) -> dict[str, Any]:
 
 
 def _environment(spec: SandboxSpec, around: Surroundings) -> list[str]:
-    variables = instance_environment(spec, "namespaces", "/usr/bin/python3")
+    variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     chosen = {**spec.config.deploy.variables, **spec.environment_variables}
     if "PATH" not in chosen and around.image_path:
         variables["PATH"] = around.image_path

@@ -24,7 +24,7 @@ from aenv_ray.engines.images.serving import PUBLIC_SERVER, Serving
 from aenv_ray.engines.kubernetes.causes import Unfitting
 from aenv_ray.engines.kubernetes.door import reach
 from aenv_ray.engines.kubernetes.spec import Surroundings
-from aenv_ray.engines.process.plan import instance_environment
+from aenv_ray.engines.node.variables import instance_variables
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.runtime.container.process_one import HOME, PROJECT
 
@@ -104,7 +104,7 @@ def order(
         ends_in_s: Until its deadline.
     """
     deploy = spec.config.deploy
-    variables = instance_environment(spec, "namespaces", "/usr/bin/python3")
+    variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     if "PATH" not in {**deploy.variables, **spec.environment_variables}:
         del variables["PATH"]  # the image's own
     if around.second_image:

@@ -29,8 +29,8 @@ from aenv_ray.engines.kubernetes.janitor import Janitor
 from aenv_ray.engines.kubernetes.namespace import Place
 from aenv_ray.engines.kubernetes.plan import Planner
 from aenv_ray.engines.kubernetes.pods import Pods
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.host_key import HostKey
-from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation

@@ -20,21 +20,20 @@ from typing import Any
 
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.node.directory import node_directory, short_name
 from aenv_ray.engines.node.local_storage import LocalStorage
+from aenv_ray.engines.node.variables import instance_variables
 from aenv_ray.engines.process import log_files, virtual_environment
 from aenv_ray.engines.process.launcher_client import (
     ANSWER_DEADLINE_S,
     BOOT_DEADLINE_S,
     TEMPLATE_DEADLINE_S,
     LauncherClient,
-    node_directory,
 )
-from aenv_ray.engines.process.launcher_files import short_name
 from aenv_ray.engines.process.plan import (
     NETWORK_MODES,
     Plan,
     check_project,
-    instance_environment,
     isolation_of,
     loaded,
     own_at_import,
@@ -129,7 +128,7 @@ class ProcessEngine(Engine):
                 {
                     "id": spec.instance_id,
                     "template": key,
-                    "env": instance_environment(spec, ready["isolation"]["kind"], plan.python),
+                    "env": instance_variables(spec, ready["isolation"]["kind"], plan.python),
                     "arguments": list(spec.arguments),
                     "mode": mode,
                     "deadline": spec.deadline,

@@ -32,13 +32,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.engines.node.directory import remove_stale, vacate
 from aenv_ray.engines.process.launcher_daemon import (
     become_daemon,
     become_subreaper,
     kill_stragglers,
     take_lock,
 )
-from aenv_ray.engines.process.launcher_files import InstanceFiles, leave, remove_stale
+from aenv_ray.engines.process.launcher_files import InstanceFiles
 from aenv_ray.engines.process.launcher_logs import Logs
 from aenv_ray.engines.process.launcher_peers import Peer, Peers
 from aenv_ray.engines.process.launcher_records import Instance, Template, cause_of
@@ -387,7 +388,7 @@ def main() -> None:
     InstanceFiles(directory).clear()
     remove_stale(directory.parent)
     Launcher(directory, grace_s=grace_s).run()
-    leave(directory)
+    vacate(directory)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import json
-import os
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.engines.node.directory import daemon_environment
+from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
 START_DEADLINE_S: Final = 20.0
 ANSWER_DEADLINE_S: Final = 60.0
@@ -22,37 +20,8 @@ TEMPLATE_DEADLINE_S: Final = 420.0
 """The launcher gives up on a template after 180 s, and may try once more without namespaces."""
 BOOT_DEADLINE_S: Final = 120.0
 """The launcher gives up on an instance after 60 s; counted anew for each answer of a batch."""
-_SOCKET_PATH_BYTES: Final = 107
 _RETRY_S: Final = 0.005
 _RESPAWN_S: Final = 2.0
-
-
-def node_path(runtime_dir: Path, scope: str) -> Path:
-    """Return where the directory of a scope (a Ray node) is, whether it exists or not."""
-    return runtime_dir / hashlib.sha256(scope.encode()).hexdigest()[:10]
-
-
-def node_directory(runtime_dir: Path, scope: str) -> Path:
-    """Return the launcher's directory for a scope (a Ray node), made private to this user.
-
-    Raises:
-        ConfigError: It belongs to somebody else, or its path is too long for a socket.
-    """
-    directory = node_path(runtime_dir, scope)
-    if len(str(directory)) + len("/s/") + 20 > _SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"runtime directory {runtime_dir} is too long for a Unix socket",
-            hint="set AENV_RUNTIME_DIR to a shorter path",
-        )
-    for path in (runtime_dir, directory):
-        path.mkdir(mode=0o711, parents=True, exist_ok=True)
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise ConfigError(
-                f"{path} belongs to another user",
-                hint="set AENV_RUNTIME_DIR to a directory of your own",
-            )
-    return directory
 
 
 class LauncherClient:
@@ -141,7 +110,7 @@ class LauncherClient:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher", str(self.directory),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            env=launcher_environment(), start_new_session=True,
+            env=daemon_environment(), start_new_session=True,
         )  # fmt: skip
         await process.wait()
 
@@ -245,9 +214,3 @@ class LauncherClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def launcher_environment() -> dict[str, str]:
-    """Return the launcher's own environment: nothing of Ray's, no token."""
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH")
-    return {name: os.environ[name] for name in kept if name in os.environ}

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aenv_ray.engines.process.launcher_files import short_name
+from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process.launcher_peers import Peer
 
 PACKET_BYTES: Final = 1 << 20

@@ -14,6 +14,7 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.node.local_storage import LocalDirectory
+from aenv_ray.engines.node.variables import shared_variables
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
@@ -23,7 +24,6 @@ from aenv_ray.runtime.fork.jail_spec import WORK, JailSpec
 NETWORK_MODES: Final = frozenset({"none", "host"})
 _OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})
 """Variables that differ between instances of a project."""
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Plan:
@@ -64,7 +64,7 @@ class Plan:
             "isolation": isolation,
             "jail": asdict(jail),
             "env": {
-                **base_environment(spec, WORK, self.python),
+                **shared_variables(spec, WORK, self.python),
                 "PYTHONPATH": str(runtime_path),
             },
         }
@@ -173,35 +173,3 @@ def _bytes(value: str | int | None) -> int | None:
 def isolation_of(ready: Mapping[str, Any]) -> Isolation:
     """Return the facts that a template reported of its instances."""
     return Isolation.model_validate(ready["isolation"])
-
-
-def base_environment(spec: SandboxSpec, home: str, python: str) -> dict[str, str]:
-    """Return the variables that all instances of a project share; none of the host's own."""
-    return {
-        "PATH": f"{Path(python).parent}:{_PATH}",
-        "HOME": home,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "envNAME": spec.config.name,
-        "envversion": spec.config.version,
-        **spec.config.deploy.variables,
-    }
-
-
-def instance_environment(spec: SandboxSpec, kind: str, python: str) -> dict[str, str]:
-    """Return an instance's variables: the shared ones, its own, and the caller's on top."""
-    home = WORK if kind == "namespaces" else ""
-    shared = base_environment(spec, home, python)
-    if not home:
-        del shared["HOME"]  # the runtime sets it to the work directory
-    labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())
-    return {
-        **shared,
-        "AENV_INSTANCE_ID": spec.instance_id,
-        **({"AENV_LABELS": labels} if labels else {}),
-        **({"AENV_DATASOURCE": spec.datasource} if spec.datasource else {}),
-        **spec.environment_variables,
-    }

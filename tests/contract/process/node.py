@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from aenv_ray.engines import census
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.process.engine import ProcessEngine
-from aenv_ray.engines.process.launcher_client import node_directory
 from aenv_ray.ids import HostId
 from tests.contract.processes import naming, none_after_a_while, signal_all
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.engine import ProcessEngine
-from aenv_ray.engines.process.launcher_client import launcher_environment
 from aenv_ray.engines.process.launcher_logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -218,7 +218,7 @@ async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_pa
         "aenv_ray.engines.process.launcher",
         str(own_node.directory),
     ]
-    subprocess.run([*command, "1.0"], env=launcher_environment(), check=True, timeout=30)
+    subprocess.run([*command, "1.0"], env=daemon_environment(), check=True, timeout=30)
     leaves, stays = own_node.engine(HOST), own_node.engine(HostId("host-stays"))
     gone = await Bench(leaves, tmp_path).start()
     kept = await Bench(stays, tmp_path).start()

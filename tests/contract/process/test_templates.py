@@ -16,7 +16,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.process.launcher_client import launcher_environment
+from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.launcher_records import SPARES
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -60,7 +60,7 @@ def start_launcher(node: Node, change: str) -> None:
         "aenv_ray.engines.process.launcher",
     ]
     subprocess.run(
-        [*command, str(node.directory)], env=launcher_environment(), check=True, timeout=30
+        [*command, str(node.directory)], env=daemon_environment(), check=True, timeout=30
     )
 
 

@@ -22,7 +22,7 @@ from ray.experimental import internal_kv
 
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.engines.node.directory import node_directory
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, FRUGAL_HEAD
 from tests.ray.faults import Driver, eventually_empty, kill, processes_of, settled

@@ -17,7 +17,7 @@ from aenv_ray.actors.controller.orphaned_nodes import Orphans
 from aenv_ray.config import read_settings
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.fake.engine import FakeEngine
-from aenv_ray.engines.process.launcher_client import node_directory
+from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore, MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId

@@ -1,4 +1,4 @@
-"""What a launcher leaves behind: records as long as their node lives, and nothing after it."""
+"""The directory of a node: its records live as long as the node, and nothing outlives it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.process.launcher_files import (
+from aenv_ray.engines.node.directory import (
     STALE_AFTER_S,
-    InstanceFiles,
     has_live_owner,
-    leave,
-    note_owner,
     remove_stale,
+    set_owner,
+    vacate,
 )
 
 
@@ -23,7 +22,7 @@ from aenv_ray.engines.process.launcher_files import (
 def directory(tmp_path: Path) -> Path:
     """A node's directory with a launcher's files and a host's record."""
     path = tmp_path / "node"
-    InstanceFiles(path).prepare()
+    (path / "s").mkdir(parents=True)
     (path / "records").mkdir()
     (path / "records" / "one.json").write_text("{}")
     (path / "lock").touch()
@@ -48,9 +47,9 @@ def neighbour() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_records_outlive_a_launcher_while_their_node_lives(directory: Path) -> None:
-    """Invariant 3: a launcher that has nothing to do is no reason to forget containers."""
-    note_owner(directory, os.getpid())
-    leave(directory)
+    """Invariant 3: containers run on when an idle launcher exits."""
+    set_owner(directory, os.getpid())
+    vacate(directory)
     assert sorted(path.name for path in directory.iterdir()) == ["lock", "owner", "records"]
     remove_stale(directory.parent)
     assert (directory / "records" / "one.json").exists()
@@ -59,25 +58,25 @@ def test_records_outlive_a_launcher_while_their_node_lives(directory: Path) -> N
 def test_everything_goes_with_the_owner(
     directory: Path, neighbour: subprocess.Popen[bytes]
 ) -> None:
-    note_owner(directory, neighbour.pid)
+    set_owner(directory, neighbour.pid)
     assert has_live_owner(directory)
     neighbour.kill()
     neighbour.wait(30)
     assert not has_live_owner(directory)
-    leave(directory)
+    vacate(directory)
     assert not directory.exists()
 
 
 def test_what_a_dead_node_left_is_removed_at_once(directory: Path, gone: int) -> None:
-    """Also where no launcher ever ran, as on a node of containers only."""
+    """Also where no launcher ever ran, as on a node that has only containers."""
     (directory / "lock").unlink()
-    note_owner(directory, gone)
+    set_owner(directory, gone)
     remove_stale(directory.parent)
     assert not directory.exists()
 
 
 def test_a_later_process_with_the_owners_number_is_not_the_owner(directory: Path) -> None:
-    note_owner(directory, os.getpid())
+    set_owner(directory, os.getpid())
     owner = directory / "owner"
     owner.write_text(f'[{os.getpid()}, "1"]')
     assert not has_live_owner(directory)
