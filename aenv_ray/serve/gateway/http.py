@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, InternalError
-from aenv_ray.serve.gateway.routes.envelope import failure
+from aenv_ray.serve.gateway.envelope import failure
 
 logger = logging.getLogger(__name__)
 

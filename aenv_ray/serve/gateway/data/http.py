@@ -15,7 +15,7 @@ from aenv_ray.errors import AenvError, to_wire
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Departure
 from aenv_ray.runtime.public.requests import BadRequest, BodyLimit, watch
-from aenv_ray.serve.gateway.routes.envelope import error_headers
+from aenv_ray.serve.gateway.envelope import error_headers
 
 JSON: Final = "application/json"
 _WATCH_AFTER_S: Final = 0.02

@@ -26,7 +26,7 @@ from aenv_ray.serve.gateway.data.calls import Calls, DataCall
 from aenv_ray.serve.gateway.data.http import JSON, departing
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
-from aenv_ray.serve.gateway.routes.envelope import error_headers
+from aenv_ray.serve.gateway.envelope import error_headers
 
 FindTarget = Callable[[Request], Awaitable[Target]]
 

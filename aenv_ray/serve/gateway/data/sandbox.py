@@ -12,9 +12,9 @@ from starlette.responses import Response, StreamingResponse
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import ConfigError
 from aenv_ray.serve.gateway.data.targets import Target
+from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.limits import read_body
-from aenv_ray.serve.gateway.routes.envelope import success
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read from the sandbox at once; a reader that is slow holds no more in memory."""

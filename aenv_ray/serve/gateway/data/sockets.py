@@ -18,7 +18,7 @@ from websockets.uri import parse_uri
 
 from aenv_ray.errors import AenvError, PortUnreachable
 from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortDoor, PortStream, target_of
-from aenv_ray.serve.gateway.routes.envelope import failure
+from aenv_ray.serve.gateway.envelope import failure
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _NOT_SENT: Final = frozenset({1005, 1006, 1015})

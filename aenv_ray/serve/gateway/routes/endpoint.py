@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.serve.gateway.deps import Deps, Principal
+from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.limits import RequestRate, read_body
-from aenv_ray.serve.gateway.routes.envelope import success
 
 
 class Access(StrEnum):

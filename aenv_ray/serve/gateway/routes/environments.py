@@ -24,9 +24,9 @@ from aenv_ray.hub.records import (
 )
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.deps import Principal
+from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.routes.control import Control
 from aenv_ray.serve.gateway.routes.endpoint import Asked, Endpoint
-from aenv_ray.serve.gateway.routes.envelope import success
 from aenv_ray.serve.gateway.routes.shapes import (
     EnvironmentFilter,
     EnvironmentObject,

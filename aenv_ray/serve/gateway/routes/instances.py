@@ -34,10 +34,10 @@ from aenv_ray.hub.records import Lease, LeaseQuery, Role
 from aenv_ray.models import ExecResult, InstanceStatus
 from aenv_ray.serve.gateway.creation import Wish
 from aenv_ray.serve.gateway.deps import Principal
+from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.http import unless_left
 from aenv_ray.serve.gateway.routes.control import Control
 from aenv_ray.serve.gateway.routes.endpoint import Asked, Endpoint
-from aenv_ray.serve.gateway.routes.envelope import success
 from aenv_ray.serve.gateway.routes.shapes import (
     AgentTokenRequest,
     CreateManyRequest,
