@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aenv_ray.actors.controller.controller import CONTROL_DEADLINE_S, ensure_controller
-from aenv_ray.actors.fabric.ray_leases import MADE_BY_RAY, changes
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
@@ -29,6 +27,7 @@ from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import DEFAULT_PREFIX
 from aenv_ray.hub.leases import SWEEP_AT_ONCE
+from aenv_ray.hub.ray_leases import MADE_BY_RAY, changes
 from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
@@ -39,8 +38,8 @@ SWEEP_S: Final = 5.0
 """What is overdue is seen within this; so is a bundled Redis that died while nobody asked."""
 COMPARE_TURNS: Final = 6
 """Of so many sweeps one compares leases with what runs."""
-COMPARE_S: Final = CONTROL_DEADLINE_S + 10.0
-"""The controller tells of the hosts that answer when it has waited for those that do not."""
+COMPARE_S: Final = 40.0
+"""Deadline of the controller's answer; it waits up to 30 s for hosts that do not answer."""
 END_S: Final = 20.0
 """Redis writes what it has first."""
 START_S: Final = 120.0
@@ -106,7 +105,9 @@ class HubHost:
                 break
         if not any(lease.status is InstanceStatus.RUNNING for lease in leases):
             return
-        controller = ensure_controller()
+        controller = await asyncio.to_thread(ray_api.find_actor, ray_api.CONTROLLER_NAME)
+        if controller is None:
+            return  # nothing tells which instances run
         with ray_api.translated("listing instances"):
             async with asyncio.timeout(COMPARE_S):
                 ids = [lease.id for lease in leases]

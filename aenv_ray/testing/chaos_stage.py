@@ -59,15 +59,9 @@ class Stage:
         if self._docker_host is not None:
             os.environ |= {"DOCKER_HOST": self._docker_host, "AENV_DOCKER_IMAGE": self._image or ""}
         settings.cache_clear()
-        import ray
-
         from aenv_ray.actors.ray_shell import ray_api
 
-        context: Any = ray.init(
-            address="local", num_cpus=4, namespace=ray_api.NAMESPACE, include_dashboard=False,
-            log_to_driver=False, _system_config=dict(ray_api.SYSTEM_CONFIG),
-        )  # fmt: skip
-        self.address = context.address_info["gcs_address"]
+        self.address = ray_api.start_local(num_cpus=4)
         os.environ["RAY_ADDRESS"] = self.address  # for drivers that join
         aenv_ray.init()
         self._node_dir = node_directory(settings().runtime_dir, ray_api.session_scope())
@@ -75,10 +69,10 @@ class Stage:
 
     def close(self) -> list[str]:
         """End Ray, and return what is left of it and of the engines, in words."""
-        import ray
+        from aenv_ray.actors.ray_shell import ray_api
 
         aenv_ray.shutdown()
-        ray.shutdown()
+        ray_api.leave()
         left = await_empty(lambda: [*self._processes().values(), *self._docker_things()], END_S)
         for pid in self._processes():
             kill(pid)

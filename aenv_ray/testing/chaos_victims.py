@@ -50,7 +50,7 @@ def _kill_host(scene: Scene) -> None:
 
 
 def _kill_controller(scene: Scene) -> None:
-    from aenv_ray.actors.controller.controller import CONTROLLER_NAME
+    from aenv_ray.actors.ray_shell.ray_api import CONTROLLER_NAME
 
     kill(scene.stage.actor_pid(CONTROLLER_NAME))
 

@@ -17,13 +17,13 @@ from aenv_ray.actors.controller.admission_queue import Backlog, Grant, Ticket, b
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import (
     HostLoad,
-    NodeFacts,
     may_grow,
     needed,
     shared_host_names,
     usable,
 )
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec

@@ -32,8 +32,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER_NAME: Final = "aenv-controller"
-_NO_HOSTS: Final = frozenset({CONTROLLER_NAME, ray_api.HUB_NAME})
+_NO_HOSTS: Final = frozenset({ray_api.CONTROLLER_NAME, ray_api.HUB_NAME})
 LOOK_S: Final = 1.0
 """The instances of a job, or of a host that was killed for good, end about this long after it."""
 JOB_RETELL_S: Final = 120.0
@@ -64,7 +63,7 @@ class Controller:
 
     async def ping(self) -> str:
         """Answer, so that a caller knows that the fabric is up."""
-        return CONTROLLER_NAME
+        return ray_api.CONTROLLER_NAME
 
     # --- creating ---------------------------------------------------------------------------
 
@@ -387,7 +386,7 @@ def ensure_controller() -> Any:
     return (
         controller_actor()
         .options(
-            name=CONTROLLER_NAME,
+            name=ray_api.CONTROLLER_NAME,
             namespace=ray_api.NAMESPACE,
             lifetime="detached",
             get_if_exists=True,

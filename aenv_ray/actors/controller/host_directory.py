@@ -11,9 +11,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from aenv_ray.actors.controller.placement import HostLoad, NodeFacts, shared_host_names
+from aenv_ray.actors.controller.placement import HostLoad, shared_host_names
 from aenv_ray.actors.host.host_actor import host_actor
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.models import ActorDensity

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
-
-HOST_CAPACITY: Final = 4096
-"""Instances that one shared host holds; measured at 4,000 live ones on 24 GB."""
 
 DEDICATED_PER_NODE: Final = 1024
 """Dedicated instances of one group for each node: an actor has 50 MB and 22 threads, and a node's
@@ -21,51 +20,21 @@ CORES_PER_HOST: Final = 8
 """One shared host serves about two thousand calls a second, more than eight cores make."""
 
 
-SLOT: Final = "env_slot"
-"""Ray resource of which a node declares as many as it takes instances."""
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """A node that is up, as Ray tells of it.
-
-    Attributes:
-        cores: That Ray gives tasks.
-        slots: Instances that it takes, where it declares that; None: it declares nothing.
-        is_head: Ray's head is there.
-        machine: The name of the machine; several nodes of tests are on one.
-    """
-
-    cores: int
-    slots: int | None = None
-    is_head: bool = False
-    machine: str = ""
-
-    @property
-    def takes_instances(self) -> bool:
-        """Whether instances may be there; not on a head that gives tasks no core either."""
-        return bool(self.slots) if self.slots is not None else not (self.is_head and not self.cores)
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether it has hosts only while it has instances, and so may come and go with demand."""
-        return bool(self.slots)
-
-    def host_capacities(self) -> list[int]:
-        """Return how many instances each of its shared hosts holds."""
-        if not self.takes_instances:
-            return []
-        hosts = max(1, self.cores // CORES_PER_HOST)
-        if self.slots is None:
-            return [HOST_CAPACITY] * hosts
-        hosts = min(hosts, self.slots)
-        each, more = divmod(self.slots, hosts)
-        return [each + (n < more) for n in range(hosts)]
+def host_capacities(node: NodeFacts) -> list[int]:
+    """Return how many instances each shared host of a node holds; one entry for each host."""
+    if not node.takes_instances:
+        return []
+    hosts = max(1, node.cores // CORES_PER_HOST)
+    if node.slots is None:
+        return [HOST_CAPACITY] * hosts
+    hosts = min(hosts, node.slots)
+    each, more = divmod(node.slots, hosts)
+    return [each + (n < more) for n in range(hosts)]
 
 
 def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
     """Return the names of the shared hosts that a node has, with how many instances each holds."""
-    capacities = facts.host_capacities()
+    capacities = host_capacities(facts)
     return {f"{SHARED_PREFIX}{node[:12]}-{n}": capacity for n, capacity in enumerate(capacities)}
 
 
@@ -97,7 +66,7 @@ def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
         if missing <= 0:
             break
         chosen.append(node)
-        missing -= sum(facts.host_capacities())
+        missing -= sum(host_capacities(facts))
     return chosen
 
 

@@ -44,9 +44,7 @@ def init(address: str | None = None) -> Fabric:
 def _connected(address: str | None) -> Fabric:
     """Return the connection, made when there is none; the caller holds the lock."""
     global _fabric
-    import ray
-
-    if _fabric is None or not ray.is_initialized():
+    if _fabric is None or not _fabric.ray.is_connected():
         _fabric = Fabric(address)
     return _fabric
 
@@ -83,9 +81,7 @@ def shutdown() -> None:
         if not fabric.gate.close(LEAVE_S):
             logger.warning("a thread still uses the fabric that is shut down")
         if fabric.owns_ray:
-            import ray
-
-            ray.shutdown()
+            fabric.ray.leave()
 
 
 def create(

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.ray_leases import lease_of
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError, QuotaExceeded
 from aenv_ray.hub.client import RemoteHub, blocking
 from aenv_ray.hub.leases import label_subject
+from aenv_ray.hub.ray_leases import lease_of
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec, InstanceStatus
 

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.calls.wire import encode_specs
 from aenv_ray.actors.controller.placement import (
-    HOST_CAPACITY,
     HostLoad,
     check_capacity,
     on_nodes,
     spread,
 )
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
 from aenv_ray.project import project

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.actors.controller.placement import HOST_CAPACITY
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
-from aenv_ray.actors.host.host_capacity import Places
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, Places
 from aenv_ray.actors.host.instance import EndReason
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.host.projects import HostProjects

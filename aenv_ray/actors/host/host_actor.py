@@ -17,7 +17,7 @@ from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_specs, en
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.actors.ray_shell.ray_results import write_results_directly
+from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
@@ -93,7 +93,7 @@ class HostShell:
         self._opening = asyncio.Lock()
         self._followed = FollowedCalls()
         self._carried = CarriedCalls()
-        write_results_directly(ray_api.serialization_context())
+        write_directly(ray_api.serialization_context(), WireResult)
         # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
         # over at once, though nobody may call for long. Should it fail, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())

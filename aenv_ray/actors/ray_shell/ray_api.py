@@ -22,9 +22,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
-from aenv_ray.actors.controller.placement import SLOT, NodeFacts
-from aenv_ray.actors.ray_shell import main_thread_executor as lasting_thread
-from aenv_ray.actors.ray_shell import ray_cleanup as begun_ray
+from aenv_ray.actors.ray_shell import main_thread_executor, ray_cleanup
+from aenv_ray.actors.ray_shell.nodes import SLOT, NodeFacts
 from aenv_ray.actors.ray_shell.ray_address import await_listener, short_directory, way_out
 from aenv_ray.actors.ray_shell.ray_token import carry_token, use_token
 from aenv_ray.config import settings
@@ -32,8 +31,8 @@ from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLo
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
+CONTROLLER_NAME: Final = "aenv-controller"
 HUB_NAME: Final = "aenv-hub"
-"""Name of the hub actor."""
 _HEAD: Final = "node:__internal_head__"
 """Resource by which Ray marks its head."""
 _SHARE_OF_HEAD: Final = 0.001
@@ -72,14 +71,14 @@ def ensure_ray(address: str | None = None) -> bool:
         carry_token()
     else:
         await_listener(address)
-    before = begun_ray.children()
+    before = ray_cleanup.children()
     try:
-        lasting_thread.run(lambda: _init_ray(address))
+        main_thread_executor.run(lambda: _init_ray(address))
     except KeyboardInterrupt:
-        begun_ray.end_since(before)
+        ray_cleanup.end_since(before)
         raise
     except Exception as exc:  # Ray raises a bare one where its processes are slow to start
-        begun_ray.end_since(before)
+        ray_cleanup.end_since(before)
         if address is None:
             raise FabricUnavailable(
                 f"a local Ray cannot be started: {exc}",
@@ -103,6 +102,32 @@ def _init_ray(address: str | None) -> None:
         _system_config=dict(SYSTEM_CONFIG) if address is None else None,
         _temp_dir=short_directory() if address is None else None,
     )
+
+
+def start_local(num_cpus: int) -> str:
+    """Start a Ray of this process with that many CPUs, join it, and return its address."""
+    context: Any = ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        namespace=NAMESPACE,
+        include_dashboard=False,
+        log_to_driver=False,
+        _system_config=dict(SYSTEM_CONFIG),
+    )
+    return str(context.address_info["gcs_address"])
+
+
+def all_processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
+    """Yield pid, command and environment of each process that this user may inspect.
+
+    For systems without ``/proc``; psutil comes with Ray.
+    """
+    import psutil
+
+    listing: Any = psutil.process_iter
+    for process in listing():
+        with contextlib.suppress(psutil.Error):
+            yield process.pid, process.cmdline(), process.environ()
 
 
 def _of_aenv_up(address: str | None) -> str | None:

@@ -1,11 +1,11 @@
-"""Results without a pickler: what Ray makes of a `WireResult`, at a fifth of the cost.
+"""Serialize actor results without Ray's pickler, at a fifth of the cost.
 
-Ray pickles every object that is no plain data by a pickler written in Python, made anew for each.
-For a call's result, which is one reference to a function and one bytes object, that was a quarter
-of all Python time of a busy host. The caller gets the same object and unpickles it as any other.
+Ray pickles each object that is not plain data with a pickler written in Python, created anew for
+each object. For the result of a call, which is a reference to one function and one bytes object,
+that took a quarter of all Python time of a busy host. The receiver gets the same object and
+unpickles it like any other.
 
-This uses names that Ray keeps to itself, of the one minor version that we are pinned to; the tests
-of calls fail when a version does without them.
+This relies on private names of Ray; the tests of calls fail if a Ray version lacks them.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Final
 
-from aenv_ray.actors.calls.wire import WireResult
-
 _METADATA: Final = b"PYTHON"
-"""Ray's word for a value that holds pickled objects."""
+"""Ray's marker of a value that contains pickled objects."""
 
 
-def write_results_directly(context: Any) -> None:
-    """Let a serialization context of Ray's write each `WireResult` by itself.
+def write_directly(context: Any, kind: type) -> None:
+    """Make a serialization context of Ray write the instances of one class directly.
 
     Args:
-        context: This process's, for its job. Other values it serializes as before.
+        context: From `ray_api.serialization_context`.
+        kind: Exactly this class, without subclasses. Other values are serialized as before.
     """
-    context.serialize = _writer(context.serialize)
+    context.serialize = _writer(context.serialize, kind)
 
 
-def _writer(others: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _writer(serialize_others: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:
     from ray import _raylet
 
     raylet: Any = _raylet
-    # A value that is nothing but the first of the pickled objects.
+    # A value that consists of the first pickled object alone.
     reference = raylet.MessagePackSerializer.dumps(object(), lambda _: 0)
 
     def serialize(value: Any) -> Any:
-        if type(value) is not WireResult:
-            return others(value)
+        if type(value) is not kind:
+            return serialize_others(value)
         pickled = pickle.dumps([value], protocol=5)
         objects = raylet.Pickle5SerializedObject(_METADATA, pickled, raylet.Pickle5Writer(), [])
         return raylet.MessagePackSerializedObject(_METADATA, reference, [], objects)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from aenv_ray.actors.controller.placement import SLOT
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.nodes import SLOT
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
 T = TypeVar("T")

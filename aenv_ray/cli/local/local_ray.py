@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
@@ -208,13 +208,8 @@ def _all_processes() -> Iterable[tuple[int, bytes, bytes]]:
 
 
 def _all_processes_elsewhere() -> Iterable[tuple[int, bytes, bytes]]:
-    import ray  # noqa: F401  # it brings psutil
+    from aenv_ray.actors.ray_shell import ray_api
 
-    import psutil  # isort: skip
-
-    listing: Any = psutil.process_iter
-    for process in listing():
-        with contextlib.suppress(psutil.Error):
-            pairs = [f"{name}={value}" for name, value in process.environ().items()]
-            command = "\0".join(process.cmdline())
-            yield process.pid, command.encode(), "\0".join(pairs).encode()
+    for pid, command, variables in ray_api.all_processes():
+        pairs = [f"{name}={value}" for name, value in variables.items()]
+        yield pid, "\0".join(command).encode(), "\0".join(pairs).encode()

@@ -6,14 +6,13 @@ through its proxies; each replica listens on both ports (see `listener`).
 
 from __future__ import annotations
 
-import logging
 import time
 import urllib.error
 import urllib.request
 from typing import Any, Final
 
 from aenv_ray.actors.fabric import entrance
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -45,30 +44,26 @@ def deploy(settings: GatewaySettings | None = None) -> None:
     settings = settings or GatewaySettings()
     entrance.init()
     ensure_hub()
-    from ray import serve
-    from ray.serve.config import ProxyLocation
-
     if not is_deployed():
         for port in (settings.port, settings.mcp_port):
             listen(settings.host, port, shared=False).close()
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is not ours to tell
-    serve.start(proxy_location=ProxyLocation.Disabled)
-    deployment = serve.deployment(
-        name="gateway",
-        num_replicas=settings.replicas,
-        max_ongoing_requests=settings.max_ongoing_requests,
-        max_constructor_retry_count=_CONSTRUCTOR_TRIES,
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=_GRACE_S,
-        ray_actor_options={"num_cpus": 0} | (ray_api.on_head() if settings.on_head else {}),
-    )(GatewayReplica)
-    # A replica's process has the variables of its node, not those of whoever deploys.
-    application = deployment.bind(
-        settings.model_dump(mode="json"), process_settings().artifacts_url
-    )
+    ray_serve.start()
     try:
-        serve.run(application, name=APP_NAME, route_prefix=None)
+        ray_serve.deploy(
+            GatewayReplica,
+            settings.model_dump(mode="json"),
+            # A replica has the environment variables of its node, not those of this process.
+            process_settings().artifacts_url,
+            app=APP_NAME,
+            name="gateway",
+            num_replicas=settings.replicas,
+            max_ongoing_requests=settings.max_ongoing_requests,
+            max_constructor_retry_count=_CONSTRUCTOR_TRIES,
+            health_check_period_s=_HEALTH_PERIOD_S,
+            health_check_timeout_s=_HEALTH_TIMEOUT_S,
+            graceful_shutdown_timeout_s=_GRACE_S,
+            ray_actor_options={"num_cpus": 0} | (ray_api.on_head() if settings.on_head else {}),
+        )
     except RuntimeError as exc:
         raise FabricUnavailable(
             f"the gateway did not start: {exc}", hint="the logs of its replica say why"
@@ -78,19 +73,15 @@ def deploy(settings: GatewaySettings | None = None) -> None:
 
 def undeploy() -> None:
     """End the gateway; instances live on. Does nothing where there is none."""
-    from ray import serve
-
     if is_deployed():
-        serve.delete(APP_NAME)
+        ray_serve.delete(APP_NAME)
 
 
 def is_deployed() -> bool:
     """Whether the cluster that this process is connected to has a gateway."""
-    from ray import serve
-
     if not ray_api.is_connected():
         return False
-    return APP_NAME in serve.status().applications
+    return APP_NAME in ray_serve.applications()
 
 
 def _await_answer(settings: GatewaySettings) -> None:

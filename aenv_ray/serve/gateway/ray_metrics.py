@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ray.util import metrics
-
+from aenv_ray.actors.ray_shell import ray_metrics
 from aenv_ray.serve.gateway.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 _BOUNDARIES = [0.002, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0]
@@ -18,11 +17,11 @@ class RayTwin:
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}
         for name, (text, labels) in COUNTERS.items():
-            self._metrics[name] = metrics.Counter(name, description=text, tag_keys=labels)
+            self._metrics[name] = ray_metrics.Counter(name, description=text, tag_keys=labels)
         for name, (text, labels) in GAUGES.items():
-            self._metrics[name] = metrics.Gauge(name, description=text, tag_keys=labels)
+            self._metrics[name] = ray_metrics.Gauge(name, description=text, tag_keys=labels)
         for name, (text, labels) in HISTOGRAMS.items():
-            self._metrics[name] = metrics.Histogram(
+            self._metrics[name] = ray_metrics.Histogram(
                 name, description=text, boundaries=_BOUNDARIES, tag_keys=labels
             )
 

@@ -11,7 +11,6 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors.controller.controller import CONTROLLER_NAME
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import InstanceExpired
 from aenv_ray.hub.store import FileInstanceStore
@@ -35,14 +34,14 @@ def test_the_fabric_survives_the_death_of_its_controller(
 ) -> None:
     """Calls go on meanwhile; create, get, list and release work after."""
     handle = told(actor=density)
-    kill(actor_pid(ray_api.find_actor(CONTROLLER_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME)))
     assert ray.get(handle.call_tool.remote("count")).data == 1
     another = told(actor=density)
     found = aenv_ray.get(handle.instance_id)
     assert ray.get([h.call_tool.remote("count") for h in (found, another)])[0].data == 2
     listed = {i.id for i in aenv_ray.list_instances()}
     assert {handle.instance_id, another.instance_id} <= listed
-    kill(actor_pid(ray_api.find_actor(CONTROLLER_NAME)))
+    kill(actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME)))
     ray.get([h.release.remote() for h in (handle, another)], timeout=60)
     assert not {handle.instance_id, another.instance_id} & {i.id for i in aenv_ray.list_instances()}
 
@@ -58,7 +57,7 @@ def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
     )
     job = other.said()
     cluster.appeared(before)
-    controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
+    controller = actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME))
     stop(controller)
     try:
         other.kill()
@@ -115,7 +114,7 @@ def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
     """Invariant 3: a controller that is back looks for what was left meanwhile."""
     before = cluster.sandboxes()
     handle = told(actor="dedicated")
-    controller = actor_pid(ray_api.find_actor(CONTROLLER_NAME))
+    controller = actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME))
     stop(controller)
     try:
         ray.kill(handle._host, no_restart=True)

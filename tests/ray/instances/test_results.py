@@ -9,7 +9,7 @@ import ray
 
 from aenv_ray.actors.calls.wire import WireResult, decode_json
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.actors.ray_shell.ray_results import write_results_directly
+from aenv_ray.actors.ray_shell.ray_results import write_directly
 from tests.ray.cluster import Cluster
 
 TOOL_RESULT = b'{"content":[{"type":"text","text":"\xc3\xa4"}],"isError":false}'
@@ -29,7 +29,7 @@ class _Host:
             return by_ray(value)
 
         context.serialize = counting
-        write_results_directly(context)
+        write_directly(context, WireResult)
 
     async def result(self, method: str, data: bytes) -> WireResult:
         return WireResult(method, data)

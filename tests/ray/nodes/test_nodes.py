@@ -193,11 +193,11 @@ def test_the_loss_of_a_node(
             "from aenv_ray.actors.controller import controller\n"
             "from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Near\n"
             "aenv_ray.shutdown()\n"
-            "old = ray_api.find_actor(controller.CONTROLLER_NAME)\n"
+            "old = ray_api.find_actor(ray_api.CONTROLLER_NAME)\n"
             "if old is not None:\n"
             "    ray.kill(old, no_restart=True)\n"
             f"near = Near(node_id={node.node_id!r}, soft=True)\n"
-            "controller.controller_actor().options(name=controller.CONTROLLER_NAME,"
+            "controller.controller_actor().options(name=ray_api.CONTROLLER_NAME,"
             " namespace=ray_api.NAMESPACE, lifetime='detached', get_if_exists=True,"
             " scheduling_strategy=near).remote()\n"
         )

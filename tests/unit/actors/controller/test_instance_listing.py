@@ -7,8 +7,8 @@ from typing import Any
 from ray import exceptions as ray_exceptions
 
 from aenv_ray.actors.controller.instance_listing import survey
-from aenv_ray.actors.fabric.ray_leases import changes
 from aenv_ray.errors import FabricUnavailable
+from aenv_ray.hub.ray_leases import changes
 from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import (

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv_ray.actors.controller.placement import (
-    HOST_CAPACITY,
     HostLoad,
-    NodeFacts,
     check_capacity,
     emptiest,
+    host_capacities,
     may_grow,
     needed,
     shared_host_names,
@@ -19,6 +18,8 @@ from aenv_ray.actors.controller.placement import (
     usable,
 )
 from aenv_ray.actors.fabric.shared_hosts import SharedHosts
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded
 
 HOSTS = st.lists(
@@ -116,10 +117,10 @@ def test_a_node_has_a_shared_host_for_each_eight_cores(cores: int, hosts: int) -
 
 
 def test_a_node_holds_what_it_declares_divided_among_its_hosts() -> None:
-    assert NodeFacts(16, slots=5).host_capacities() == [3, 2]
-    assert NodeFacts(64, slots=2).host_capacities() == [1, 1]
-    assert NodeFacts(2).host_capacities() == [HOST_CAPACITY]
-    assert NodeFacts(16, slots=0).host_capacities() == []
+    assert host_capacities(NodeFacts(16, slots=5)) == [3, 2]
+    assert host_capacities(NodeFacts(64, slots=2)) == [1, 1]
+    assert host_capacities(NodeFacts(2)) == [HOST_CAPACITY]
+    assert host_capacities(NodeFacts(16, slots=0)) == []
 
 
 def test_a_head_without_cores_leaves_instances_to_others() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_ray.actors.controller.placement import HostLoad, NodeFacts, on_nodes
+from aenv_ray.actors.controller.placement import HostLoad, on_nodes
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.clock import FakeClock
 from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.errors import CatalogConflict, ConfigError, FabricUnavailable
