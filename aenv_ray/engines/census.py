@@ -72,9 +72,10 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         FabricUnavailable: The daemon does not answer, so that nobody can say what it runs.
         ConfigError: `address` is no Unix socket.
     """
-    from aenv_ray.engines.docker.files import INSTANCE_LABEL, SCOPE_LABEL, docker_scope
+    from aenv_ray.engines.docker.files import docker_scope
     from aenv_ray.engines.docker.janitor import Daemon
     from aenv_ray.engines.node.docker_client import socket_path
+    from aenv_ray.engines.node.docker_labels import INSTANCE_LABEL, SCOPE_LABEL
 
     if not node_path(runtime_dir, docker_scope(scope)).exists():
         return []

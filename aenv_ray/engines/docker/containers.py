@@ -13,8 +13,9 @@ from aenv_ray.engines.docker import files as docker_files
 from aenv_ray.engines.docker import logs as docker_logs
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.link import Link
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.node.shielded import until_answered
+from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 
@@ -97,7 +98,7 @@ class Containers:
         Cancelled, it ends once the daemon has answered: that goes on making what its asker gave up,
         and whoever removes it then has to find it.
         """
-        return await until_answered(self._create(name, body))
+        return await shielded(self._create(name, body))
 
     async def _create(self, name: str, body: dict[str, Any]) -> str:
         params = {"name": name}
@@ -142,8 +143,8 @@ class Containers:
         """
         filters = {
             "label": [
-                f"{docker_files.SCOPE_LABEL}={self._scope}",
-                f"{docker_files.HOST_LABEL}={self._host_id}",
+                f"{docker_labels.SCOPE_LABEL}={self._scope}",
+                f"{docker_labels.HOST_LABEL}={self._host_id}",
                 kind,
             ]
         }
@@ -156,10 +157,10 @@ class Containers:
     async def running(self) -> list[RunningSandbox]:
         """Return this host's instances whose first container runs."""
         found = []
-        for row in await self.rows(docker_files.INSTANCE_LABEL, running_only=True):
+        for row in await self.rows(docker_labels.INSTANCE_LABEL, running_only=True):
             labels, name = row["Labels"], row["Names"][0].lstrip("/")
-            deadline = self._files.deadline(name, labels[docker_files.DEADLINE_LABEL])
-            instance_id = InstanceId(labels[docker_files.INSTANCE_LABEL])
+            deadline = self._files.deadline(name, labels[docker_labels.DEADLINE_LABEL])
+            instance_id = InstanceId(labels[docker_labels.INSTANCE_LABEL])
             found.append(RunningSandbox(instance_id, self._host_id, deadline))
         return found
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.docker.files import DEADLINE_LABEL
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL
 
 _ABLE: Final = ("overlay2", "xfs")
 """Storage driver and file system that can, where that is mounted with project quotas; the limits of

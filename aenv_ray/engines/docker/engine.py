@@ -29,6 +29,7 @@ from aenv_ray.engines.docker.presence import Presence
 from aenv_ray.engines.docker.sidecar import SecondContainers
 from aenv_ray.engines.docker.surroundings import Surroundings
 from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.local_storage import LocalStorage
@@ -234,9 +235,9 @@ class DockerEngine(Engine):
             instance.container_id = details["Id"]
             instance.started.add(name)
             row_labels = details["Config"]["Labels"]
-            if row_labels[docker_files.HOST_LABEL] != self._host_id:
+            if row_labels[docker_labels.HOST_LABEL] != self._host_id:
                 raise lost(instance_id, "it belongs to another host")
-            instance.has_second = docker_files.VOLUME_LABEL in row_labels
+            instance.has_second = docker_labels.VOLUME_LABEL in row_labels
             instance.links[name] = self._links.link(name, details["Config"], details["Id"])
             cause = await self._seconds.find(instance) if instance.has_second else None
             if not details["State"]["Running"]:
@@ -247,7 +248,7 @@ class DockerEngine(Engine):
             return await self._connect(
                 instance,
                 specs.listed_isolation(row_labels),
-                row_labels[docker_files.START_MODE_LABEL],
+                row_labels[docker_labels.START_MODE_LABEL],
             )
         except DaemonRefused as exc:
             self._instances.untrack(instance)
@@ -276,7 +277,7 @@ class DockerEngine(Engine):
                 raise lost(instance_id, "it does not run") from exc
             if not details["State"]["Running"]:
                 raise lost(instance_id, "it does not run")
-            has_second = docker_files.VOLUME_LABEL in details["Config"]["Labels"]
+            has_second = docker_labels.VOLUME_LABEL in details["Config"]["Labels"]
         self._files.move_deadline(name, deadline)
         if has_second:
             self._files.move_deadline(second_name(name), deadline)

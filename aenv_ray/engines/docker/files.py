@@ -16,26 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.node.directory import remove_tree, short_name
+from aenv_ray.files import is_locked
 
 START_SLOTS: Final = 8
 """Containers that are made at once on a node; a daemon makes no more of them the faster."""
 
-SCOPE_LABEL: Final = "aenv.scope"
-HOST_LABEL: Final = "aenv.host"
-INSTANCE_LABEL: Final = "aenv.instance"
-DEADLINE_LABEL: Final = "aenv.deadline"
-DIRECTORY_LABEL: Final = "aenv.directory"
-ISOLATION_LABEL: Final = "aenv.isolation"
-START_MODE_LABEL: Final = "aenv.start-mode"
-LINK_LABEL: Final = "aenv.link"
-"""On a container with a kernel of its own: how its host speaks with it."""
-SECOND_LABEL: Final = "aenv.second-of"
-STORAGE_LABEL: Final = "aenv.storage-bytes"
-CHAIN_LABEL: Final = "aenv.chain"
-"""On a second container: the instance, whose own container has the other label."""
-VOLUME_LABEL: Final = "aenv.volume"
-"""On both containers of an instance: the volume that goes with the last of them."""
-USER_LABEL_PREFIX: Final = "aenv.label."
 _SECOND: Final = "-second"
 ETC_FILES: Final = ("hostname", "hosts", "resolv.conf")
 
@@ -293,30 +278,3 @@ def _share(path: Path) -> int:
             if path.stat().st_ino == os.fstat(fd).st_ino:
                 return fd
         os.close(fd)  # the janitor removed the file between the two calls
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a live process holds the lock of a file."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file; blocks until it is free."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = _open(path)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aenv_ray.engines.docker.files import CHAIN_LABEL, SCOPE_LABEL
+from aenv_ray.engines.node.docker_labels import CHAIN_LABEL, SCOPE_LABEL
 
 NOT_PUBLIC: Final = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from aenv_ray.engines.docker import files as docker_files
 from aenv_ray.engines.docker import janitor as docker_janitor
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, REMOVED, Containers
 from aenv_ray.engines.docker.files import DockerFiles, second_name
 from aenv_ray.engines.docker.instance import Instance, with_log
 from aenv_ray.engines.docker.sidecar import SECOND
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import InstanceId
@@ -64,8 +64,8 @@ class Instances:
     def on_event(self, event: dict[str, Any]) -> None:
         """Take in what the daemon tells."""
         attributes = event["Actor"]["Attributes"]
-        of_first = attributes.get(docker_files.INSTANCE_LABEL, "")
-        instance = self._instances.get(of_first or attributes.get(docker_files.SECOND_LABEL, ""))
+        of_first = attributes.get(docker_labels.INSTANCE_LABEL, "")
+        instance = self._instances.get(of_first or attributes.get(docker_labels.SIDECAR_LABEL, ""))
         own = {"": ""} if instance is None else {
             instance.container_id: instance.name,
             instance.second_id: second_name(instance.name),
@@ -85,7 +85,7 @@ class Instances:
 
     async def find_ended(self) -> None:
         """End what ended while the daemon, or its events, were away."""
-        labels = (docker_files.INSTANCE_LABEL, docker_files.SECOND_LABEL)
+        labels = (docker_labels.INSTANCE_LABEL, docker_labels.SIDECAR_LABEL)
         rows = {
             row["Names"][0].lstrip("/"): row
             for label in labels

@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.docker import files as docker_files
 from aenv_ray.engines.docker import firewall as docker_network
-from aenv_ray.engines.docker.files import DockerFiles, first_name, is_locked
+from aenv_ray.engines.docker.files import DockerFiles, first_name
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import remove_stale, remove_tree
+from aenv_ray.files import is_locked
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
@@ -150,7 +151,7 @@ class Janitor:
         grace_s: float = ADOPTION_GRACE_S,
     ) -> None:
         self._scope = scope
-        self._label = f"{docker_files.SCOPE_LABEL}={scope}"
+        self._label = f"{docker_labels.SCOPE_LABEL}={scope}"
         self._files = files
         self._daemon = daemon
         self._now = (clock or SystemClock()).now
@@ -176,7 +177,7 @@ class Janitor:
         self._clean_up(names, now)
         self._look_at = {name: at for name, at in self._look_at.items() if name in names}
         self._ended = {name: since for name, since in self._ended.items() if name in names}
-        hosts = {row["Labels"].get(docker_files.HOST_LABEL, "") for row in rows}
+        hosts = {row["Labels"].get(docker_labels.HOST_LABEL, "") for row in rows}
         self._away = {host: since for host, since in self._away.items() if host in hosts}
         if now >= self._foreign_at:
             self._foreign_at = now + _FOREIGN_SWEEP_S
@@ -195,21 +196,21 @@ class Janitor:
     def _due(self, row: dict[str, Any], now: float, alive: set[str]) -> str | None:
         """Return why a container is to be ended now; "" when its end needs no word, None if not."""
         name, labels = _name(row), row["Labels"]
-        if now >= self._files.deadline(name, labels[docker_files.DEADLINE_LABEL]):
+        if now >= self._files.deadline(name, labels[docker_labels.DEADLINE_LABEL]):
             return TTL_PASSED
-        host = labels[docker_files.HOST_LABEL]
+        host = labels[docker_labels.HOST_LABEL]
         if self._files.is_present(host):
             self._away.pop(host, None)
         elif now - self._away.setdefault(host, now) > self._grace_s:
             return HOST_GONE
-        is_left = docker_files.SECOND_LABEL in labels and first_name(name) not in alive
+        is_left = docker_labels.SIDECAR_LABEL in labels and first_name(name) not in alive
         if row["State"] not in ("exited", "dead") and not is_left:
             return self._overflow(row, now)
         return "" if now - self._ended.setdefault(name, now) > BURIAL_GRACE_S else None
 
     def _overflow(self, row: dict[str, Any], now: float) -> str | None:
         """Return what is to be said of a container that wrote more than it may; None if not."""
-        limit, name = int(row["Labels"].get(docker_files.STORAGE_LABEL, 0)), _name(row)
+        limit, name = int(row["Labels"].get(docker_labels.STORAGE_LABEL, 0)), _name(row)
         if not limit or now < self._look_at.get(name, 0.0):
             return None
         written = self._daemon.written_bytes(row["Id"])
@@ -228,14 +229,14 @@ class Janitor:
         if not self._remove(row):
             return  # the next sweep tries again
         self._ended.pop(name, None)
-        if not self._files.is_present(row["Labels"][docker_files.HOST_LABEL]):
+        if not self._files.is_present(row["Labels"][docker_labels.HOST_LABEL]):
             self._files.clean(name)  # else its host wants to know the cause, and cleans up
 
     def _remove(self, row: dict[str, Any]) -> bool:
         """Remove a container, and the volume that it shared if it was the last; False if not."""
         is_gone = self._daemon.remove(row["Id"])
-        if is_gone and docker_files.VOLUME_LABEL in row["Labels"]:
-            self._daemon.remove_volume(row["Labels"][docker_files.VOLUME_LABEL])
+        if is_gone and docker_labels.VOLUME_LABEL in row["Labels"]:
+            self._daemon.remove_volume(row["Labels"][docker_labels.VOLUME_LABEL])
         return is_gone
 
     def _remove_unused_volumes(self) -> None:
@@ -248,7 +249,7 @@ class Janitor:
     def _remove_unused_networks(self) -> None:
         """Remove networks of allow-lists, and their rules, that nobody is on: there may be many."""
         for network in self._daemon.networks(self._label):
-            chain = network["Labels"].get(docker_files.CHAIN_LABEL)
+            chain = network["Labels"].get(docker_labels.CHAIN_LABEL)
             if chain is None:
                 continue
             with self._files.unheld_network(chain) as is_unheld:
@@ -267,9 +268,9 @@ class Janitor:
         self._files.forget_absent_hosts()
 
     def _end_overdue_strangers(self, now: float) -> None:
-        for row in self._daemon.containers(docker_files.SCOPE_LABEL):
-            directory = Path(row["Labels"].get(docker_files.DIRECTORY_LABEL, "/nowhere"))
-            deadline = float(row["Labels"].get(docker_files.DEADLINE_LABEL, "inf"))
+        for row in self._daemon.containers(docker_labels.SCOPE_LABEL):
+            directory = Path(row["Labels"].get(docker_labels.DIRECTORY_LABEL, "/nowhere"))
+            deadline = float(row["Labels"].get(docker_labels.DEADLINE_LABEL, "inf"))
             if now >= deadline and not is_locked(DockerFiles(directory).janitor_lock):
                 self._remove(row)
 

@@ -23,9 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from aenv_ray.engines.docker.files import LINK_LABEL, DockerFiles
+from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.stream import Stream, hijack
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.node.docker_labels import LINK_LABEL
 from aenv_ray.engines.node.host_key import HostKey, prove
 from aenv_ray.runtime.container.process_one import HOME
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker.files import SCOPE_LABEL
+from aenv_ray.engines.node.docker_labels import SCOPE_LABEL
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import SHARED_STORAGE_LOCK, STORAGE_LOCK

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from aenv_ray.engines.docker import firewall as docker_network
-from aenv_ray.engines.docker.files import DockerFiles, locked
+from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge, Opening, RulesRefused
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import ConfigError, SandboxStartFailed
+from aenv_ray.files import FileLock
 from aenv_ray.project import destinations
 from aenv_ray.project.config import NetworkMode
 from aenv_ray.project.destinations import Destination, parse_destination
@@ -23,6 +24,7 @@ RESOLVE_DEADLINE_S: Final = 10.0
 RESOLVED_FOR_S: Final = 30.0
 """A burst of starts asks once for each name."""
 _EXISTS: Final = 409
+_LOCK_DEADLINE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Networks:
     async def _set_rules(self, bridge: Bridge, openings: Collection[Opening]) -> None:
         try:
             await asyncio.to_thread(self._add_rules, bridge, openings)
-        except RulesRefused as exc:
+        except (RulesRefused, TimeoutError) as exc:
             kind = "allowlist" if bridge.allow else "internet"
             raise ConfigError(
                 f'network "{kind}" cannot be had on this node: {exc}',
@@ -108,7 +110,7 @@ class Networks:
 
     def _add_rules(self, bridge: Bridge, openings: Collection[Opening]) -> None:
         """Set a bridge's rules; what its sandboxes reach already, they go on to reach."""
-        with locked(self._files.network_lock):
+        with FileLock.acquire(self._files.network_lock, _LOCK_DEADLINE_S):
             known = self._files.openings(bridge.chain) if bridge.allow else set()
             wanted = known | {(opening.block, opening.port) for opening in openings}
             if not bridge.allow or wanted != known or not docker_network.has_hooks(bridge):

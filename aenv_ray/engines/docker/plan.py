@@ -21,6 +21,7 @@ from aenv_ray.engines.images import serving as docker_serving
 from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.node_images import DockerImages, Image
 from aenv_ray.engines.images.serving import Serving
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
@@ -62,9 +63,9 @@ class Planner:
         self._default_image = image
         self._default_runtime = runtime
         own_labels = {
-            docker_files.SCOPE_LABEL: scope,
-            docker_files.HOST_LABEL: host_id,
-            docker_files.DIRECTORY_LABEL: str(files.directory),
+            docker_labels.SCOPE_LABEL: scope,
+            docker_labels.HOST_LABEL: host_id,
+            docker_labels.DIRECTORY_LABEL: str(files.directory),
         }
         credentials = Credentials(docker_config.expanduser())
         self._images = DockerImages(client, credentials, own_labels, cache_dir)

@@ -8,9 +8,9 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from aenv_ray.engines.docker import files as docker_files
 from aenv_ray.engines.docker import janitor as docker_janitor
-from aenv_ray.engines.docker.files import DockerFiles, is_locked
+from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import (
     REQUEST_DEADLINE_S,
     DaemonRefused,
@@ -18,6 +18,7 @@ from aenv_ray.engines.node.docker_client import (
     socket_path,
 )
 from aenv_ray.errors import FabricUnavailable
+from aenv_ray.files import is_locked
 from aenv_ray.ids import HostId
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,8 @@ class Presence:
         filters = {
             "type": ["container"],
             "event": ["die", "oom", "destroy"],
-            "label": [f"{docker_files.SCOPE_LABEL}={self._scope}",
-                      f"{docker_files.HOST_LABEL}={self._host_id}"],
+            "label": [f"{docker_labels.SCOPE_LABEL}={self._scope}",
+                      f"{docker_labels.HOST_LABEL}={self._host_id}"],
         }  # fmt: skip
         while True:
             try:

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker import files as labels
 from aenv_ray.engines.docker import mounts as docker_kept
+from aenv_ray.engines.docker.files import ETC_FILES, volume_name
 from aenv_ray.engines.docker.surroundings import SecondSurroundings, Surroundings
 from aenv_ray.engines.images import node_python as docker_python
-from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
+from aenv_ray.engines.images.serving import PUBLIC_PORT, SHARED, Serving
+from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.variables import instance_variables
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
@@ -31,8 +32,6 @@ _FIRST_HOST: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tm
 """Of the ``HostConfig``: what the second container does not get, or has by the first's network."""
 _FIRST_ONLY: Final = frozenset({"Hostname", "NetworkDisabled"})
 """With these the daemon would not have the second container join the first's network."""
-SHARED: Final = "/shared"
-"""Where the two containers of an instance share files, as in AEnvironment."""
 _BOOT: Final = (
     # The libraries last: what the image has of them is what the environment wants.
     f"import sys; sys.path.insert(0, '{HOME}/runtime'); sys.path.append('{HOME}/lib'); "
@@ -134,7 +133,7 @@ def second_body(
         # What lies in it belongs to its own user, mostly root, which has no capability here.
         "User": second.image_user or "0:0",
         "WorkingDir": second.image_directory or "/",
-        "Labels": own | {labels.SECOND_LABEL: spec.instance_id},
+        "Labels": own | {labels.SIDECAR_LABEL: spec.instance_id},
         "HostConfig": host,
     }
     return {key: value for key, value in body.items() if key not in _FIRST_ONLY} | second_only
@@ -184,7 +183,7 @@ def _mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
         parts = _kit_mounts(around.kit)
         mounts += parts if around.serving is not Serving.RUNTIME else parts[:2]
     if around.second is not None:
-        volume = labels.volume_name(around.name)
+        volume = volume_name(around.name)
         size = storage_bytes(deploy)
         mounts.append(docker_kept.shared_volume(volume, around.scope, SHARED, size))
     return mounts
@@ -200,7 +199,7 @@ def _etc_mounts(around: Surroundings, deploy: DeployConfig) -> list[dict[str, An
     is_writable = not deploy.container.read_only_root
     return [
         _bind(around.etc_directory / file, f"/etc/{file}", writable=is_writable)
-        for file in labels.ETC_FILES
+        for file in ETC_FILES
     ]
 
 
@@ -264,7 +263,7 @@ def _labels(spec: SandboxSpec, around: Surroundings, facts: Isolation) -> dict[s
     if around.has_own_kernel:
         own[labels.LINK_LABEL] = "program"
     if around.second is not None:
-        own[labels.VOLUME_LABEL] = labels.volume_name(around.name)
+        own[labels.VOLUME_LABEL] = volume_name(around.name)
     users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}
     return {**users, **own}
 

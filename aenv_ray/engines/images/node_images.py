@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.docker import files as labels
-from aenv_ray.engines.docker.files import locked
 from aenv_ray.engines.images import node_python as docker_python
 from aenv_ray.engines.images import registry as docker_registry
 from aenv_ray.engines.images import runtime_kit as docker_kit
@@ -24,8 +22,10 @@ from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.node.singleflight import Flights
+from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL
+from aenv_ray.engines.node.singleflight import SingleFlight
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
+from aenv_ray.files import FileLock
 from aenv_ray.project.config import EnvironmentConfig
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 RUNTIME_LABEL: Final = "aenv.runtime"
 """On images of ``aenv build``: which runtime they carry."""
 ARTIFACT_TYPE: Final = "image"
+PULL_DEADLINE_S: Final = 3600.0
+"""How long a host waits for another one that pulls the same image."""
 TOOL_DEADLINE_S: Final = 120.0
 """A container that looks into an image, or compiles for it, has done so within this."""
 _LOOK: Final = """
@@ -113,7 +115,7 @@ class DockerImages:
         self._cache_dir = cache_dir
         self._clock = clock or SystemClock()
         self._known: dict[str, Image] = {}
-        self._finding: Flights[Image] = Flights()
+        self._lookups: SingleFlight[Image] = SingleFlight()
 
     async def find(self, reference: str) -> Image:
         """Return an image, pulling it where it is missing: once for all on this node who ask.
@@ -125,7 +127,7 @@ class DockerImages:
             FabricUnavailable: The daemon does not answer.
         """
         if reference not in self._known:
-            self._known[reference] = await self._finding.join(
+            self._known[reference] = await self._lookups.run(
                 reference, lambda: self._look(reference)
             )
         return self._known[reference]
@@ -165,11 +167,9 @@ class DockerImages:
         with contextlib.suppress(DaemonRefused):
             return dict(await self._client.request("GET", path))
         name = hashlib.sha256(reference.encode()).hexdigest()[:16]
-        lock = contextlib.ExitStack()
-        await asyncio.to_thread(
-            lock.enter_context, locked(self._cache_dir / "pulls" / f"{name}.lock")
-        )
-        with lock:
+        locks = self._cache_dir / "pulls"
+        await asyncio.to_thread(locks.mkdir, parents=True, exist_ok=True)
+        with await _pull_lock(locks / f"{name}.lock", reference):
             with contextlib.suppress(DaemonRefused):  # another host of this node pulled it
                 return dict(await self._client.request("GET", path))
             if reference.startswith("sha256:"):
@@ -260,7 +260,7 @@ class DockerImages:
             "User": user,
             "WorkingDir": "/",
             "NetworkDisabled": True,
-            "Labels": {**self._labels, labels.DEADLINE_LABEL: repr(deadline)},
+            "Labels": {**self._labels, DEADLINE_LABEL: repr(deadline)},
             "HostConfig": {
                 "NetworkMode": "none", "Mounts": binds, "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"], "LogConfig": {"Type": "local"},
@@ -281,6 +281,17 @@ class DockerImages:
                 await self._client.request(
                     "DELETE", f"/containers/{name}", params={"force": 1, "v": 1}
                 )
+
+
+async def _pull_lock(path: Path, reference: str) -> FileLock:
+    try:
+        return await FileLock.acquire_async(path, PULL_DEADLINE_S)
+    except TimeoutError as exc:
+        raise SandboxStartFailed(
+            f"image {reference} was not pulled: another process of this node has been pulling it "
+            f"for {PULL_DEADLINE_S:g} s",
+            hint=f"look at the daemon, or try on that node: docker pull {reference}",
+        ) from exc
 
 
 def _write(path: Path, text: str) -> None:

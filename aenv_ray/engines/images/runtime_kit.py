@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import compileall
-import contextlib
 import hashlib
 import importlib.metadata
 import platform
@@ -23,11 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.docker.files import locked
 from aenv_ray.engines.images import node_python as docker_python
 from aenv_ray.engines.node.installer import failure_of
 from aenv_ray.engines.node.pip_sources import uv_options, uv_variables
 from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.files import FileLock
 
 LIBRARIES: Final = (
     "pydantic", "pydantic_core", "typing_extensions", "annotated_types", "typing_inspection",
@@ -36,6 +35,7 @@ LIBRARIES: Final = (
 OLDEST: Final = (3, 11)
 """The first Python that the runtime runs on."""
 _INSTALL_DEADLINE_S: Final = 600.0
+_LOCK_DEADLINE_S: Final = _INSTALL_DEADLINE_S + 120.0
 _PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
 
 
@@ -118,8 +118,14 @@ def _fill_carried(kit: Path) -> None:
 
 
 async def _make_locked(target: Path, fill: Callable[[Path], Awaitable[None]]) -> Path:
-    lock = contextlib.ExitStack()
-    await asyncio.to_thread(lock.enter_context, locked(target.with_suffix(".lock")))
+    await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+    try:
+        lock = await FileLock.acquire_async(target.with_suffix(".lock"), _LOCK_DEADLINE_S)
+    except TimeoutError as exc:
+        raise SandboxStartFailed(
+            f"the runtime for containers is not ready: {exc}",
+            hint="another process of this node is building it, or hangs",
+        ) from exc
     with lock:
         if not await asyncio.to_thread(target.is_dir):
             partial = Path(tempfile.mkdtemp(prefix=".kit-", dir=target.parent))

@@ -16,6 +16,8 @@ from aenv_ray.project.config import DeployConfig, NetworkMode
 PUBLIC_PORT: Final = "8081/tcp"
 PUBLIC_SERVER: Final = ("python3", "-m", "aenv.main", "/app/src", "--port", "8081")
 """What AEnvironment itself starts in an image that has its package and names no command of it."""
+SHARED: Final = "/shared"
+"""Where an instance's container and its sidecar share files, as in AEnvironment."""
 
 
 class Serving(StrEnum):

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker.spec import SHARED
 from aenv_ray.engines.images import runtime_kit as docker_kit
 from aenv_ray.engines.images.runtime_kit import ImagePython
-from aenv_ray.engines.images.serving import PUBLIC_SERVER, Serving
+from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
 from aenv_ray.engines.kubernetes.causes import Unfitting
 from aenv_ray.engines.kubernetes.door import reach
 from aenv_ray.engines.kubernetes.spec import Surroundings

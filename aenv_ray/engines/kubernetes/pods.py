@@ -10,7 +10,7 @@ from typing import Any, Final
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.node.shielded import until_answered
+from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Pods:
             return await self._make(body)
 
     async def _make(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await until_answered(self._client.request(Access.CREATE_POD, body=body))
+        return await shielded(self._client.request(Access.CREATE_POD, body=body))
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """Return a pod; None when there is none of that name."""

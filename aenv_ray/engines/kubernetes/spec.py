@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker.spec import SHARED
 from aenv_ray.engines.images import node_python as docker_python
-from aenv_ray.engines.images.serving import Serving
+from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.namespace import Owner, Place
 from aenv_ray.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Requests that are not given up within: what is asked goes on making what its asker gave up."""
+"""Shield a create request from cancellation until the server has answered it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def until_answered(asking: Coroutine[Any, Any, T]) -> T:
-    """Return what a request gives; cancelled, end once it is answered.
+async def shielded(request: Coroutine[Any, Any, T]) -> T:
+    """Run a create request to its end and return its result.
 
-    Else what it makes may come after its removal, and stay.
+    If the caller is cancelled, wait for the answer first, then raise `CancelledError`: otherwise
+    the server could create the object after the caller's cleanup has deleted it.
     """
-    task = asyncio.create_task(asking)
+    task = asyncio.create_task(request)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.exception()  # told to nobody: its asker is gone
+        task.exception()  # retrieved, so that asyncio does not log it: the caller is gone
         raise

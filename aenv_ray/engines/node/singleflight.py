@@ -1,4 +1,4 @@
-"""One making for all who ask at once."""
+"""Deduplicate concurrent work by key."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ class _Flight:
     waiting: int = 0
 
 
-class Flights(Generic[T]):
-    """Makes one thing for each key at a time, and gives it, or its failure, to all who wait.
+class SingleFlight(Generic[T]):
+    """Runs at most one task per key; concurrent callers share its result or its exception.
 
-    Nothing is kept: who asks after its end has it made anew.
+    Results are not cached: a call after the task has finished starts a new one.
     """
 
     def __init__(self) -> None:
         self._flights: dict[str, _Flight] = {}
 
-    async def join(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
-        """Return what `make` gives, or what the making of the same key under way gives.
+    async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`, or of the task that is already running for this key.
 
-        Cancelling one who waits leaves the others their making; cancelling the last ends it.
+        Cancelling one caller does not affect the others; cancelling the last one cancels the task.
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._make(key, make)))
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._work(key, work)))
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                self._forget(key, flight.task)  # who asks now must not join what is ending
+                self._forget(key, flight.task)  # later callers must not join a cancelled task
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
 
-    async def _make(self, key: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def _work(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         task = asyncio.current_task()
         try:
-            return await make()
+            return await work()
         finally:
             self._forget(key, task)
 

@@ -1,4 +1,4 @@
-"""Requests that are not given up within."""
+"""Create requests that outlive the cancellation of their caller."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from aenv_ray.engines.kubernetes.client import KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.pods import Pods
-from aenv_ray.engines.node.shielded import until_answered
+from aenv_ray.engines.node.shielded import shielded
 
 
 class Slow(KubernetesClient):
-    """An API that answers when it is told to."""
+    """An API that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked, self.answers = asyncio.Event(), asyncio.Event()
@@ -26,8 +26,8 @@ class Slow(KubernetesClient):
         return {}
 
 
-async def test_a_pods_creation_that_is_cancelled_ends_when_the_api_has_answered() -> None:
-    """Invariant 3: removed before, the pod would come after its removal and stay."""
+async def test_a_cancelled_pod_creation_waits_for_the_answer() -> None:
+    """Invariant 3: otherwise the API could create the pod after its deletion."""
     client = Slow()
     creating = asyncio.create_task(Pods(client, "", lambda *_: None).create({}))
     await client.asked.wait()
@@ -40,14 +40,14 @@ async def test_a_pods_creation_that_is_cancelled_ends_when_the_api_has_answered(
         await creating
 
 
-async def test_what_fails_after_it_was_given_up_is_no_failure() -> None:
+async def test_an_error_after_the_cancellation_is_not_logged_as_unhandled() -> None:
     go = asyncio.Event()
 
     async def refused() -> None:
         await go.wait()
         raise ValueError
 
-    asking = asyncio.create_task(until_answered(refused()))
+    asking = asyncio.create_task(shielded(refused()))
     await asyncio.sleep(0)
     asking.cancel()
     go.set()
@@ -55,10 +55,10 @@ async def test_what_fails_after_it_was_given_up_is_no_failure() -> None:
         await asking
 
 
-async def test_what_is_answered_is_passed_on() -> None:
+async def test_results_and_errors_are_passed_on() -> None:
     async def refused() -> None:
         raise ValueError("no")
 
-    assert await until_answered(asyncio.sleep(0, "yes")) == "yes"
+    assert await shielded(asyncio.sleep(0, "yes")) == "yes"
     with pytest.raises(ValueError, match="no"):
-        await until_answered(refused())
+        await shielded(refused())

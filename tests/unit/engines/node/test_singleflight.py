@@ -1,4 +1,4 @@
-"""One making for all who ask at once."""
+"""Concurrent work is deduplicated by key."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from aenv_ray.engines.node.singleflight import Flights
+from aenv_ray.engines.node.singleflight import SingleFlight
 
 
-class Making:
-    """Counts how often it is begun, and ends when it is told."""
+class Work:
+    """Counts its calls and returns when the test says so."""
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0
@@ -28,42 +28,42 @@ class Making:
         return self.begun
 
 
-async def ask(flights: Flights[int], make: Making, times: int = 1) -> list[asyncio.Task[int]]:
-    tasks = [asyncio.create_task(flights.join("x", make)) for _ in range(times)]
+async def ask(flights: SingleFlight[int], make: Work, times: int = 1) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(flights.run("x", make)) for _ in range(times)]
     await make.has_begun.wait()
     return tasks
 
 
-async def test_who_asks_at_once_gets_the_same_and_who_asks_later_a_new_one():
-    flights, make = Flights[int](), Making()
+async def test_concurrent_callers_share_one_call_and_later_ones_start_another():
+    flights, make = SingleFlight[int](), Work()
     tasks = await ask(flights, make, 3)
     make.end.set()
     assert [await task for task in tasks] == [1, 1, 1]
-    assert await flights.join("x", make) == 2
+    assert await flights.run("x", make) == 2
 
 
-async def test_a_failure_is_everybodys_and_is_not_kept():
-    flights = Flights[int]()
+async def test_concurrent_callers_share_an_exception_that_is_not_cached():
+    flights = SingleFlight[int]()
     release = asyncio.Event()
 
     async def fail() -> int:
         await release.wait()
         raise ValueError("no")
 
-    tasks = [asyncio.create_task(flights.join("x", fail)) for _ in range(2)]
+    tasks = [asyncio.create_task(flights.run("x", fail)) for _ in range(2)]
     await asyncio.sleep(0)
     release.set()
     for task in tasks:
         with pytest.raises(ValueError, match="no"):
             await task
-    make = Making()
+    make = Work()
     make.end.set()
-    assert await flights.join("x", make) == 1
+    assert await flights.run("x", make) == 1
 
 
-async def test_one_who_leaves_takes_nothing_from_the_others():
+async def test_cancelling_one_caller_does_not_affect_the_others():
     """Invariant 11."""
-    flights, make = Flights[int](), Making()
+    flights, make = SingleFlight[int](), Work()
     first, second = await ask(flights, make, 2)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -73,13 +73,13 @@ async def test_one_who_leaves_takes_nothing_from_the_others():
     assert await second == 1
 
 
-async def test_the_last_who_leaves_ends_it_and_the_next_begins_anew():
+async def test_cancelling_the_last_caller_cancels_the_work():
     """Invariant 11."""
-    flights, make = Flights[int](), Making()
+    flights, make = SingleFlight[int](), Work()
     tasks = await ask(flights, make, 2)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert (make.begun, make.cancelled) == (1, 1)
     make.end.set()
-    assert await flights.join("x", make) == 2
+    assert await flights.run("x", make) == 2
