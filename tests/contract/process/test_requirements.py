@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from aenv_ray.engines.images import runtime_kit as docker_kit
 from aenv_ray.engines.process import virtual_environment
-from aenv_ray.engines.process.virtual_environment import read_requirements
-from aenv_ray.errors import ConfigError, SandboxStartFailed
+from aenv_ray.engines.process.virtual_environment import Requirements, read_requirements
+from aenv_ray.errors import ConfigError, DeadlineExceeded, SandboxStartFailed
+from aenv_ray.files import FileLock
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, evaluate, value_of
 from tests.contract.process.node import Node
@@ -61,7 +63,7 @@ async def test_hosts_that_ask_at_once_build_once(
     built: list[Path] = []
     build = virtual_environment._build
 
-    async def counted(project_dir: Path, requirements: list[str], target: Path) -> None:
+    async def counted(project_dir: Path, requirements: Requirements, target: Path) -> None:
         built.append(target)
         await build(project_dir, requirements, target)
 
@@ -106,17 +108,135 @@ async def test_requirements_that_are_no_text_are_refused(bench: Bench) -> None:
         await bench.start(project)
 
 
-def test_what_the_runtime_stands_in_for_is_not_installed(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text(
-        "# comment\n\naenvironment>=0.1  # theirs\nAENV-ray[x]\n  numpy>=2 ; python_version>'3'\n"
-        "six # note\n"
+async def test_a_cancelled_start_leaves_the_environment_unlocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled while another builds must not block every later one."""
+    (tmp_path / "requirements.txt").write_text("six\n")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    lock_path = cache / f"{read_requirements(tmp_path).key}.lock"
+
+    with FileLock.acquire(lock_path, 1.0):
+        waiting = asyncio.create_task(virtual_environment.ensure(tmp_path, cache))
+        await asyncio.sleep(0)  # now it waits for the lock
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    started = asyncio.Event()
+
+    async def build(*_: object) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(virtual_environment, "_build", build)
+    building = asyncio.create_task(virtual_environment.ensure(tmp_path, cache))
+    async with asyncio.timeout(10):
+        await started.wait()
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    lock = FileLock.try_acquire(lock_path)
+    assert lock is not None
+    lock.close()
+
+
+async def test_a_lock_that_is_not_released_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9."""
+    (tmp_path / "requirements.txt").write_text("six\n")
+    lock_path = tmp_path / f"{read_requirements(tmp_path).key}.lock"
+    monkeypatch.setattr(virtual_environment, "LOCK_DEADLINE_S", 0.01)
+    with (
+        FileLock.acquire(lock_path, 1.0),
+        pytest.raises(DeadlineExceeded, match=re.escape(str(lock_path))),
+    ):
+        await virtual_environment.ensure(tmp_path, tmp_path)
+
+
+def write_files(directory: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+
+
+def test_packages_that_the_runtime_replaces_are_not_installed(tmp_path: Path) -> None:
+    write_files(tmp_path, {
+        "requirements.txt": "# comment\n\naenvironment>=0.1  # theirs\nAENV-ray[x]\n"
+        "  numpy>=2 ; python_version>'3'\nsix # note\nidna \\\n  --hash=sha256:00\n"
+    })  # fmt: skip
+    assert read_requirements(tmp_path).packages == [
+        "numpy>=2 ; python_version>'3'", "six", "idna    --hash=sha256:00",
+    ]  # fmt: skip
+    assert read_requirements(tmp_path / "nowhere") == Requirements()
+
+
+def test_included_files_are_read_relative_to_the_including_file(tmp_path: Path) -> None:
+    write_files(tmp_path, {
+        "requirements.txt": "-r deps/base.txt\n--constraint=deps/limits.txt\nsix\n",
+        "deps/base.txt": "--requirement more.txt\nidna\n-c limits.txt\naenv-ray\n",
+        "deps/more.txt": "-rbase.txt\n-r ../requirements.txt\n-r https://host/list.txt\n",
+        "deps/limits.txt": "idna<4\n-r more-limits.txt\n",
+        "deps/more-limits.txt": "six<2\n",
+    })  # fmt: skip
+    assert read_requirements(tmp_path) == Requirements(
+        ["-r https://host/list.txt", "idna", "six"], ["idna<4", "six<2"]
     )
-    assert read_requirements(tmp_path) == ["numpy>=2 ; python_version>'3'", "six # note"]
-    assert read_requirements(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("file", ["base.txt", "limits.txt"])
+def test_a_change_in_an_included_file_changes_the_environment(tmp_path: Path, file: str) -> None:
+    write_files(tmp_path, {
+        "requirements.txt": "-r base.txt\n-c limits.txt\n", "base.txt": "six\n", "limits.txt": "",
+    })  # fmt: skip
+    before = read_requirements(tmp_path).key
+    (tmp_path / file).write_text("six<2\n")
+    assert read_requirements(tmp_path).key != before
+
+
+@pytest.mark.parametrize("option", ["-r", "-c"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../secret.txt", "outside the project"),
+        ("/etc/hostname", "outside the project"),
+        ("link.txt", "outside the project"),
+        ("missing.txt", "does not exist"),
+        ("binary.txt", "cannot be read"),
+    ],
+)
+def test_an_included_file_that_cannot_be_used_is_refused(
+    tmp_path: Path, option: str, name: str, message: str
+) -> None:
+    """Invariant 13: the installer runs outside the sandbox and must not read the node's files."""
+    project = tmp_path / "project"
+    write_files(project, {"requirements.txt": f"six\n{option} {name}\n"})
+    (tmp_path / "secret.txt").write_text("six\n")
+    (project / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (project / "binary.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_requirements(project)
+    assert name in raised.value.message
+    assert not virtual_environment.may_be_installing(project)
+
+
+async def test_included_requirements_are_installed_within_their_constraints(
+    bench: Bench, own_node: Node
+) -> None:
+    project = bench.project({"tools.py": TOOLS})
+    write_files(project, {
+        "requirements.txt": "-r deps/base.txt\n", "deps/base.txt": "six\n-c limits.txt\n",
+        "deps/limits.txt": "six==1.16.0\n",
+    })  # fmt: skip
+    sandbox = await bench.start(project)
+    version = "import six; result = six.__version__"
+    assert await evaluate(sandbox, version) == "1.16.0"
 
 
 def test_a_file_without_requirements_installs_nothing(tmp_path: Path) -> None:
-    """Whoever waits for an instance is told of an installation only where there may be one."""
+    """A waiting create mentions an installation only where there may be one."""
     file = tmp_path / "requirements.txt"
     assert not virtual_environment.may_be_installing(tmp_path)
     for content, may in ((b"# none yet\naenv-ray\n", False), (b"six\n", True), (b"\xff", False)):
