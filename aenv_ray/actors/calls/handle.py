@@ -1,9 +1,19 @@
-"""The handle: a small picklable reference through which any Ray code uses an instance (D1)."""
+"""`EnvHandle`: a picklable reference to an instance, for any Ray driver, task or actor (D1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, ParamSpec
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
 
 from aenv_ray import units
 from aenv_ray.actors.calls.parameters import (
@@ -15,46 +25,78 @@ from aenv_ray.actors.calls.parameters import (
 )
 from aenv_ray.actors.calls.wire import call_message
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.errors import AenvError, ConfigError, ToolNotFound
 from aenv_ray.ids import InstanceId
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 
+if TYPE_CHECKING:
+    from ray import ObjectRef, ObjectRefGenerator
+
 P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 EXEC_TIMEOUT_S: Final = 60.0
 FILE_TIMEOUT_S: Final = 60.0
-BEHIND_S: Final = 0.0002
-"""A call sent this soon after the one before was not waited for: a round trip takes longer."""
+PIPELINED_WITHIN_S: Final = 0.0002
+"""Calls this close together are pipelined: a caller that awaits each result cannot be as fast."""
 LOG_PIECES_AHEAD: Final = 16
-"""Pieces of a log that wait for their reader, each at most some ten kB."""
+"""Log pieces of up to about 10 kB that Ray holds for a slow reader before it pauses the host."""
 
 
-class RemoteMethod(Generic[P]):
-    """A method of a handle: ``.remote(...)`` sends it and returns a Ray ``ObjectRef``."""
+class RemoteMethod(Generic[P, R_co]):
+    """A bound method of a handle; ``.remote(...)`` sends the call without waiting for it."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_handle", "_send")
 
-    def __init__(self, send: Callable[P, Any]) -> None:
+    def __init__(self, handle: EnvHandle, send: Callable[Concatenate[EnvHandle, P], R_co]) -> None:
+        self._handle = handle
         self._send = send
 
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Send the call; `ray.get` or ``await`` the returned reference for its result."""
-        return self._send(*args, **kwargs)
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Send the call; pass the returned reference to `ray.get`, or await it."""
+        return self._send(self._handle, *args, **kwargs)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Refuse a call that forgot ``.remote``."""
-        raise TypeError("methods of a handle are remote: write env.method.remote(...)")
+    if not TYPE_CHECKING:  # a type checker reports the call itself
+
+        def __call__(self, *args, **kwargs):
+            """Raise TypeError: the caller forgot ``.remote``."""
+            raise TypeError("methods of a handle are remote: write env.method.remote(...)")
+
+
+class remote_method(Generic[P, R_co]):
+    """Turn a method into an attribute that is called with ``.remote(...)``.
+
+    The method's parameters and return type are those of ``.remote``.
+    """
+
+    def __init__(self, send: Callable[Concatenate[EnvHandle, P], R_co]) -> None:
+        self._send = send
+        self.__doc__ = send.__doc__
+        self.__wrapped__ = send
+
+    @overload
+    def __get__(self, handle: None, owner: type[EnvHandle]) -> Self: ...
+    @overload
+    def __get__(self, handle: EnvHandle, owner: type[EnvHandle]) -> RemoteMethod[P, R_co]: ...
+    def __get__(
+        self, handle: EnvHandle | None, owner: type[EnvHandle]
+    ) -> Self | RemoteMethod[P, R_co]:
+        return self if handle is None else RemoteMethod(handle, self._send)
 
 
 class EnvHandle:
-    """An instance, as seen from any Ray driver, task or actor.
+    """An instance, reachable from any Ray driver, task or actor.
 
-    Every attribute below is called with ``.remote(...)`` and gives an ``ObjectRef``:
+    Every method is called with ``.remote(...)`` and returns an ``ObjectRef``:
 
         ray.get(env.call_tool.remote("echo", {"text": "hi"}))
 
-    What `ray.get` raises are the classes of `aenv_ray.errors`; after the death of a node or long
-    after a release it is Ray's own ``ActorDiedError`` or ``ActorUnschedulableError``.
+    ``.remote`` itself raises ToolInputInvalid or ConfigError when a parameter has the wrong type;
+    all other errors are raised by `ray.get` and ``await``. Every method that calls into the sandbox
+    can raise SandboxLost, InstanceExpired, InstanceReleased and CallOutcomeUnknown. After the death
+    of a node, or long after a release, Ray raises its own ``ActorDiedError`` or
+    ``ActorUnschedulableError`` instead.
 
     Attributes:
         instance_id: ``<name>-<suffix>``.
@@ -102,7 +144,7 @@ class EnvHandle:
     ) -> Any:
         message = self._message(method, params, timeout_s, call_id)
         if self._send_call is None:
-            self._send_call = self._host.call.remote  # Ray makes a method anew each time
+            self._send_call = self._host.call.remote  # Ray builds the method at every access
         return self._send_call(message)
 
     def _message(
@@ -114,250 +156,378 @@ class EnvHandle:
     ) -> bytes:
         seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         now = self._now()
-        sent_at = now if 0.0 <= now - self._last_sent_at < BEHIND_S else 0.0
+        sent_at = now if 0.0 <= now - self._last_sent_at < PIPELINED_WITHIN_S else 0.0
         self._last_sent_at = now
         return call_message(self.instance_id, method, params, call_id_of(call_id), seconds, sent_at)
 
     # --- tools, functions, rewards --------------------------------------------------------------
 
-    @property
-    def call_tool(self) -> RemoteMethod[...]:
-        """``(name, arguments=None, timeout_s=60, call_id=None)`` → `ToolResult`.
-
-        A tool that raises is a result with ``is_error``. Raises ToolNotFound, ToolInputInvalid,
-        ToolTimeout, SandboxLost, InstanceExpired, InstanceReleased, CallOutcomeUnknown.
-        """
-        return RemoteMethod(self._call_tool)
-
-    def _call_tool(
+    @remote_method
+    def call_tool(
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         call_id: str | None = None,
-    ) -> Any:
+    ) -> ObjectRef[ToolResult]:
+        """Call a tool.
+
+        Args:
+            name: ``tool``, or ``name@version/tool`` with the environment of this instance.
+            arguments: By parameter name. None means no arguments.
+            timeout_s: Seconds after which the runtime stops the tool. None means 60.
+            call_id: Calls with the same id run once and share one result. None makes a new id.
+
+        Returns:
+            The result. A tool that raises gives a result with ``is_error``.
+
+        Raises:
+            ToolNotFound: The environment has no tool of this name.
+            ToolInputInvalid: The arguments do not match the tool's schema.
+            ToolTimeout: The tool ran longer than `timeout_s`, and was stopped.
+        """
         bare = bare_tool_name(name, self.reference)
         params = {"name": bare, "arguments": object_of(bare, arguments)}
-        return self._call("tools/call", params, timeout_s, call_id)
+        sent: ObjectRef[ToolResult] = self._call("tools/call", params, timeout_s, call_id)
+        return sent
 
-    @property
-    def call_tools(self) -> RemoteMethod[...]:
-        """``(calls, parallel=False, timeout_s=60, call_id=None)`` → list of results.
-
-        `calls` are ``(name, arguments)`` pairs, run in order, or all at once when `parallel`. One
-        round trip for all. Each item is a `ToolResult` or the error that kept it from having one;
-        `timeout_s` bounds them together.
-        """
-        return RemoteMethod(self._call_tools)
-
-    def _call_tools(
+    @remote_method
+    def call_tools(
         self,
-        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        calls: Sequence[tuple[str, Mapping[str, Any] | None]],
         parallel: bool = False,
         timeout_s: float | None = None,
         call_id: str | None = None,
-    ) -> Any:
+    ) -> ObjectRef[list[ToolResult | AenvError]]:
+        """Call several tools in one round trip.
+
+        Args:
+            calls: ``(name, arguments)`` pairs.
+            parallel: Run all of them at once instead of one after another.
+            timeout_s: Seconds for all calls together. None means 60.
+            call_id: As for `call_tool`, for the batch as a whole.
+
+        Returns:
+            One item per call, in order: its result, or the error that prevented a result.
+
+        Raises:
+            ToolTimeout: The batch ran longer than `timeout_s`, and was stopped.
+        """
         items = [
             {"name": bare_tool_name(name, self.reference), "arguments": arguments}
             for name, arguments in call_pairs(calls)
         ]
-        return self._call(
-            "aenv/call_tools", {"calls": items, "parallel": parallel}, timeout_s, call_id
+        params = {"calls": items, "parallel": parallel}
+        sent: ObjectRef[list[ToolResult | AenvError]] = self._call(
+            "aenv/call_tools", params, timeout_s, call_id
         )
+        return sent
 
-    @property
-    def stream_tool(self) -> RemoteMethod[...]:
-        """``(name, arguments=None, timeout_s=60)`` → a generator of references.
-
-        It yields a ``(progress, total, message)`` tuple for every report that the tool makes, then
-        its `ToolResult`.
-        """
-        return RemoteMethod(self._stream_tool)
-
-    def _stream_tool(
+    @remote_method
+    def stream_tool(
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
-    ) -> Any:
+    ) -> ObjectRefGenerator:
+        """Call a tool and follow its progress.
+
+        Args:
+            name: As for `call_tool`.
+            arguments: By parameter name. None means no arguments.
+            timeout_s: Seconds after which the runtime stops the tool. None means 60.
+
+        Returns:
+            References to one ``(progress, total, message)`` tuple per progress report, and at the
+            end to the `ToolResult`.
+
+        Raises:
+            ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
+        """
         bare = bare_tool_name(name, self.reference)
         params = {"name": bare, "arguments": object_of(bare, arguments)}
-        return self._host.stream.remote(self._message("tools/call", params, timeout_s))
+        sent: ObjectRefGenerator = self._host.stream.remote(
+            self._message("tools/call", params, timeout_s)
+        )
+        return sent
 
-    @property
-    def list_tools(self) -> RemoteMethod[[]]:
-        """``()`` → list of MCP tool objects: ``name, description, inputSchema``."""
-        return RemoteMethod(lambda: self._call("tools/list", {}))
+    @remote_method
+    def list_tools(self) -> ObjectRef[list[dict[str, Any]]]:
+        """List the tools.
 
-    @property
-    def list_functions(self) -> RemoteMethod[[]]:
-        """``()`` → ``{"total", "functions", "reward", "health"}``, as AEnvironment lists them."""
-        return RemoteMethod(lambda: self._call("aenv/functions", {}))
-
-    @property
-    def call_function(self) -> RemoteMethod[...]:
-        """``(name, arguments=None, timeout_s=60, call_id=None)`` → what the function returned.
-
-        Raises FunctionFailed when the function raised, and the errors of `call_tool`.
+        Returns:
+            MCP tool objects: ``name``, ``description``, ``inputSchema``.
         """
-        return RemoteMethod(self._call_function)
+        sent: ObjectRef[list[dict[str, Any]]] = self._call("tools/list", {})
+        return sent
 
-    def _call_function(
+    @remote_method
+    def list_functions(self) -> ObjectRef[dict[str, Any]]:
+        """List functions, rewards and health checks.
+
+        Returns:
+            ``{"total", "functions", "reward", "health"}``, as AEnvironment lists them.
+        """
+        sent: ObjectRef[dict[str, Any]] = self._call("aenv/functions", {})
+        return sent
+
+    @remote_method
+    def call_function(
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         call_id: str | None = None,
-    ) -> Any:
-        params = {"name": name, "arguments": object_of(name, arguments)}
-        return self._call("aenv/function", params, timeout_s, call_id)
+    ) -> ObjectRef[Any]:
+        """Call a function of the environment.
 
-    @property
-    def call_reward(self) -> RemoteMethod[...]:
-        """``(arguments=None, name=None, timeout_s=60, call_id=None)`` → what the reward returned.
+        Args:
+            name: Of the function.
+            arguments: By parameter name. None means no arguments.
+            timeout_s: Seconds after which the runtime stops the function. None means 60.
+            call_id: As for `call_tool`.
 
-        `name` None is the default reward. A reward that raises, or returns NaN, is a FunctionFailed
-        and never a number.
+        Returns:
+            The function's return value.
+
+        Raises:
+            FunctionFailed: The function raised.
+            ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
         """
-        return RemoteMethod(self._call_reward)
+        params = {"name": name, "arguments": object_of(name, arguments)}
+        sent: ObjectRef[Any] = self._call("aenv/function", params, timeout_s, call_id)
+        return sent
 
-    def _call_reward(
+    @remote_method
+    def call_reward(
         self,
         arguments: Mapping[str, Any] | None = None,
         name: str | None = None,
         timeout_s: float | None = None,
         call_id: str | None = None,
-    ) -> Any:
-        params = {"name": name, "arguments": object_of(name or "reward", arguments)}
-        return self._call("aenv/reward", params, timeout_s, call_id)
+    ) -> ObjectRef[Any]:
+        """Compute a reward.
 
-    @property
-    def check_health(self) -> RemoteMethod[...]:
-        """``(arguments=None, timeout_s=60)`` → ``{"status": "healthy" | …, …}``."""
-        return RemoteMethod(
-            lambda arguments=None, timeout_s=None: self._call(
-                "aenv/health", {"arguments": object_of("health", arguments)}, timeout_s
-            )
-        )
+        Args:
+            arguments: By parameter name. None means no arguments.
+            name: Of the reward. None means the default reward.
+            timeout_s: Seconds after which the runtime stops the reward. None means 60.
+            call_id: As for `call_tool`.
+
+        Returns:
+            The reward's return value.
+
+        Raises:
+            FunctionFailed: The reward raised, or returned NaN.
+            ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
+        """
+        params = {"name": name, "arguments": object_of(name or "reward", arguments)}
+        sent: ObjectRef[Any] = self._call("aenv/reward", params, timeout_s, call_id)
+        return sent
+
+    @remote_method
+    def check_health(
+        self, arguments: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> ObjectRef[dict[str, Any]]:
+        """Run the environment's health check.
+
+        Args:
+            arguments: By parameter name. None means no arguments.
+            timeout_s: Seconds after which the runtime stops the check. None means 60.
+
+        Returns:
+            ``{"status": "healthy" | …, …}``.
+        """
+        params = {"arguments": object_of("health", arguments)}
+        sent: ObjectRef[dict[str, Any]] = self._call("aenv/health", params, timeout_s)
+        return sent
 
     # --- commands and files ---------------------------------------------------------------------
 
-    @property
-    def exec(self) -> RemoteMethod[...]:
-        """``(command, cwd=None, env=None, stdin=None, timeout_s=60)`` → `ExecResult`.
-
-        `command` is a list of arguments, or text for a shell. A failing or missing program is a
-        result. Raises ToolTimeout after `timeout_s`; everything the command started is then dead.
-        """
-        return RemoteMethod(self._exec)
-
-    def _exec(
+    @remote_method
+    def exec(
         self,
         command: str | Sequence[str],
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         timeout_s: float | None = None,
-    ) -> Any:
+    ) -> ObjectRef[ExecResult]:
+        """Run a command in the sandbox.
+
+        Args:
+            command: A list of arguments, or a string for the shell.
+            cwd: Working directory. None means the environment's.
+            env: Variables added to the environment's.
+            stdin: Input of the command. None means empty.
+            timeout_s: Seconds after which the command is killed. None means 60.
+
+        Returns:
+            Exit code and output. A program that fails or does not exist gives a result too.
+
+        Raises:
+            ToolTimeout: The command ran longer than `timeout_s`; its processes were killed.
+        """
         arguments = exec_arguments(command, cwd, env, stdin)
         seconds = EXEC_TIMEOUT_S if timeout_s is None else timeout_s
-        return self._call("aenv/exec", {"arguments": arguments}, seconds)
+        sent: ObjectRef[ExecResult] = self._call("aenv/exec", {"arguments": arguments}, seconds)
+        return sent
 
-    @property
-    def read_file(self) -> RemoteMethod[...]:
-        """``(path, offset=0, length=None)`` → bytes. Raises FileAccessError."""
-        return RemoteMethod(
-            lambda path, offset=0, length=None: self._call(
-                "aenv/read_file",
-                {"arguments": {"path": path, "offset": offset, "length": length}},
-                FILE_TIMEOUT_S,
-            )
-        )
+    @remote_method
+    def read_file(self, path: str, offset: int = 0, length: int | None = None) -> ObjectRef[bytes]:
+        """Read a file of the sandbox.
 
-    @property
-    def write_file(self) -> RemoteMethod[...]:
-        """``(path, data, append=False, mode=None)`` → size in bytes. Raises FileAccessError.
+        Args:
+            path: Absolute, or relative to the environment's working directory.
+            offset: First byte to read.
+            length: Number of bytes. None means up to the end.
 
-        `data` is bytes or text. Directories are made; the file is replaced whole.
+        Returns:
+            The bytes.
+
+        Raises:
+            FileAccessError: The file cannot be read.
         """
-        return RemoteMethod(self._write_file)
+        arguments = {"path": path, "offset": offset, "length": length}
+        sent: ObjectRef[bytes] = self._call(
+            "aenv/read_file", {"arguments": arguments}, FILE_TIMEOUT_S
+        )
+        return sent
 
-    def _write_file(
+    @remote_method
+    def write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
-    ) -> Any:
-        arguments = write_arguments(path, data, append, mode, self.instance_id)
-        return self._call("aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S)
+    ) -> ObjectRef[int]:
+        """Write a file of the sandbox, creating missing directories.
 
-    @property
-    def list_files(self) -> RemoteMethod[...]:
-        """``(path=".")`` → list of `FileEntry`. Raises FileAccessError."""
-        return RemoteMethod(
-            lambda path=".": self._call(
-                "aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S
-            )
-        )
+        Args:
+            path: Absolute, or relative to the environment's working directory.
+            data: Bytes, or text that is encoded as UTF-8.
+            append: Append to the file instead of replacing it as a whole.
+            mode: Permission bits, such as ``0o755``. None means those of the existing file.
 
-    @property
-    def logs(self) -> RemoteMethod[...]:
-        """``(tail=None, follow=False)`` → a generator of references to pieces of text.
+        Returns:
+            The size of the file in bytes.
 
-        What the instance printed: the last `tail` lines, or all that is kept, and with `follow`
-        what it prints from then on, until it ends. Raises SandboxLost, InstanceExpired and
-        InstanceReleased when it has ended. After the death of its host, pieces may be missing.
+        Raises:
+            FileAccessError: The file cannot be written, or the data exceed one call.
         """
-        return RemoteMethod(self._logs)
+        arguments = write_arguments(path, data, append, mode, self.instance_id)
+        sent: ObjectRef[int] = self._call(
+            "aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S
+        )
+        return sent
 
-    def _logs(self, tail: Any = None, follow: bool = False) -> Any:
-        if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
-            raise ConfigError(f"tail {tail!r} is not a number of lines, 0 or more")
-        # A reader that is slow holds its generator back, not the node's memory.
+    @remote_method
+    def list_files(self, path: str = ".") -> ObjectRef[list[FileEntry]]:
+        """List a directory of the sandbox.
+
+        Args:
+            path: Absolute, or relative to the environment's working directory.
+
+        Returns:
+            Its entries.
+
+        Raises:
+            FileAccessError: The directory cannot be read.
+        """
+        sent: ObjectRef[list[FileEntry]] = self._call(
+            "aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S
+        )
+        return sent
+
+    @remote_method
+    def logs(self, tail: int | None = None, follow: bool = False) -> ObjectRefGenerator:
+        """Read the output of the instance.
+
+        Args:
+            tail: Number of last lines to begin with. None means all that is retained.
+            follow: Continue with new output until the instance ends.
+
+        Returns:
+            References to pieces of text. A slow reader pauses the producer. After the death of the
+            host, pieces may be missing.
+
+        Raises:
+            SandboxLost, InstanceExpired, InstanceReleased: The instance has ended.
+        """
+        _check_tail(tail)
         method = self._host.logs.options(_generator_backpressure_num_objects=LOG_PIECES_AHEAD)
-        return method.remote(self.instance_id, tail, follow)
+        sent: ObjectRefGenerator = method.remote(self.instance_id, tail, follow)
+        return sent
 
     # --- life -----------------------------------------------------------------------------------
 
-    @property
-    def info(self) -> RemoteMethod[[]]:
-        """``()`` → `InstanceInfo`; renews nothing."""
-        return RemoteMethod(lambda: self._host.control.remote("info", self.instance_id))
+    @remote_method
+    def info(self) -> ObjectRef[InstanceInfo]:
+        """Return the state of the instance; does not extend its deadline.
 
-    @property
-    def renew(self) -> RemoteMethod[...]:
-        """``(ttl="30m")`` → `InstanceInfo` with the deadline moved to `ttl` from now."""
-        return RemoteMethod(
-            lambda ttl="30m": self._host.control.remote(
-                "renew", self.instance_id, units.parse_duration_s(ttl, what="ttl")
-            )
+        Raises:
+            InstanceNotFound: The instance ended long ago.
+        """
+        sent: ObjectRef[InstanceInfo] = self._host.control.remote("info", self.instance_id)
+        return sent
+
+    @remote_method
+    def renew(self, ttl: str | float = "30m") -> ObjectRef[InstanceInfo]:
+        """Extend the deadline of the instance to `ttl` from now.
+
+        Args:
+            ttl: ``"30m"`` or seconds. A `ttl` that ends before the current deadline does nothing.
+
+        Returns:
+            The state of the instance, with the new deadline.
+
+        Raises:
+            SandboxLost, InstanceExpired, InstanceReleased: The instance has ended.
+        """
+        seconds = units.parse_duration_s(ttl, what="ttl")
+        sent: ObjectRef[InstanceInfo] = self._host.control.remote(
+            "renew", self.instance_id, seconds
         )
+        return sent
 
-    @property
-    def release(self) -> RemoteMethod[[]]:
-        """``()`` → None, once the sandbox is gone. From every state, any number of times."""
-        return RemoteMethod(lambda: self._controller.release.remote([self.instance_id]))
+    @remote_method
+    def release(self) -> ObjectRef[None]:
+        """End the instance. Works in every state, any number of times.
+
+        Returns:
+            None, once the sandbox is gone.
+        """
+        sent: ObjectRef[None] = self._controller.release.remote([self.instance_id])
+        return sent
+
+
+def _check_tail(tail: object) -> None:
+    if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
+        raise ConfigError(
+            f"invalid tail {tail!r}: expected a number of lines, 0 or more",
+            hint="leave it out to read all lines",
+        )
 
 
 def host_of(handle: EnvHandle) -> Any:
-    """Return the Ray actor that has the instance, for callers that pass JSON on, as the gateway."""
+    """Return the Ray actor that hosts the instance, for callers that exchange JSON with it."""
     return handle._host
 
 
 def bare_tool_name(name: str, reference: str) -> str:
-    """Return a tool's own name from ``env@version/tool`` or ``tool``.
+    """Return the tool's own name, given ``env@version/tool`` or ``tool``.
 
     Raises:
         ToolNotFound: The prefix names another environment.
-        ConfigError: The name is no text.
+        ConfigError: The name is not a string.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"tool name {name!r} is not text")
+        raise ConfigError(f"invalid tool name {name!r}: expected a string")
     prefix, slash, rest = name.partition("/")
     if not slash or "@" not in prefix:
-        # A tool's own name may hold a slash; a prefix without version is the environment's name.
+        # A tool's own name may contain a slash; a prefix without a version is an environment name.
         return rest if slash and prefix == reference.partition("@")[0] else name
-    # An environment may have been named without its version.
+    # The instance may have been created without naming a version.
     if reference not in (prefix, prefix.partition("@")[0]):
         raise ToolNotFound(
-            f"tool {name!r} is not of environment {reference!r}",
+            f"tool {name!r} does not belong to environment {reference!r}",
             tool_name=name,
             hint=f"write {reference}/{rest} or just {rest}",
         )
