@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 import aenv_ray
-from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.calls.handle import EnvHandle, remote_method
 from aenv_ray.cli.main import COMMANDS, app, load_command
 from aenv_ray.config import Settings
 from aenv_ray.errors import ERRORS, INFRASTRUCTURE
@@ -133,7 +133,7 @@ def test_rollouts_documents_every_error_and_which_ones_void_an_episode():
 
 def test_rollouts_documents_every_method_of_a_handle():
     page = text_of("docs/rollouts.md")
-    methods = [n for n, v in vars(EnvHandle).items() if isinstance(v, property)]
+    methods = [n for n, v in vars(EnvHandle).items() if isinstance(v, remote_method)]
     assert methods
     for name in methods:
         assert re.search(rf"`{name}[(`]", page), name
