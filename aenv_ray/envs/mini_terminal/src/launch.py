@@ -26,6 +26,10 @@ _NULL: Final = 59
 
 # A function of the user's named `builtin` would be called here in place of the real one: it is
 # taken away, by `unset`, which no function hides in POSIX mode, and that an assignment switches on.
+#
+# The lone `)` is a deliberate syntax error. After an unterminated `$(`, the parser of bash 5.2 keeps
+# a count of open delimiters of -1, and the next quote it reads corrupts the heap. Any ordinary
+# syntax error resets that count.
 START: Final = r"""
 builtin set +o history +H; builtin shopt -u checkwinsize; builtin shopt -s execfail
 builtin unset -v HISTFILE MAILCHECK; builtin export -n PS1 PS2 PROMPT_COMMAND
@@ -33,7 +37,8 @@ __aenv_text= __aenv_next= __aenv_now= __aenv_code=0 __aenv_options= __aenv_has=
 __aenv_begin() { __aenv_code=$1; [[ $__aenv_next ]] && __aenv_now=$__aenv_next __aenv_next=; }
 __aenv_go() { __aenv_text=; command exec >&56 56>&- || :
 command exec 2>&57 57>&- || :; builtin return "$1"; }
-__aenv_quiet() { __aenv_code=$1 __aenv_options=$-; __aenv_has=; builtin eval __aenv_has=1 >&59
+__aenv_quiet() { __aenv_code=$1 __aenv_options=$-; __aenv_has=
+builtin eval $'__aenv_has=1\n)' >&59 || :
 if [[ ! $__aenv_has ]]; then POSIXLY_CORRECT=; unset -f builtin; unset -v POSIXLY_CORRECT; fi
 builtin set +xv; }
 __aenv_end() { if [[ $__aenv_now ]]; then command exec 57>&2 2>&59 || :

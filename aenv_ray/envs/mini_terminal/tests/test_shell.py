@@ -64,26 +64,47 @@ def test_a_command_that_says_nothing_does_not_fail_for_the_one_before(
     assert text(execute, "echo $?") == "7\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo 'open",
-        'echo "open',
+INCOMPLETE = [
+    *("echo $(", "echo $(ls", 'echo "$(', "echo $(echo $(", "x=$(", "x=(1 $(", "echo $( # c"),
+    *("echo ${x:-$(", "echo $((1+", "echo $(( $(", "echo $[1", "echo `x", "echo ${x", "cat <(ls"),
+    *("echo 'open", 'echo "open', "echo $'open", 'echo $"open', "echo $(echo 'x", 'echo $(echo "x'),
+    *("(", "(echo hi", "((", "((1", "{", "{ echo hi", "f() {", "f()", "f() { echo $(", "x=(1 2"),
+    *(
+        "if",
         "if true; then",
-        "echo $(",
-        "a )",
-        "f() {",
+        "while",
+        "until",
         "for",
-        "echo `x",
-        "&&",
-    ],
-)
+        "for i in a; do",
+        "for ((",
+        "select",
+        "time (",
+    ),
+    *("case", "case x in", "case x in a)", "case $(", "echo $(case x in", "[[", "[[ -n", "coproc"),
+    *("echo $(cat <<X", "echo $(cat <<X\na", "a &&", "a |", "true\necho $(", "eval 'echo $('"),
+]
+WRONG = ["a )", "}", "&&", ";;", "|", "done", "fi", "esac"]
+TOLERATED = ["cat <<X", "cat <<X\nabc", "cat <<X\n$(", "echo a \\", "\\", "!", "time"]
+"""Commands that end too early, and that bash runs nevertheless."""
+
+
+@pytest.mark.parametrize("command", INCOMPLETE + WRONG)
 def test_syntax_error_is_bashs_text_and_not_a_hang(execute: Execute, command: str) -> None:
     result = execute(command, 5)
     assert result["output"][1]
     assert result["returncode"] != 0
     assert "bash: " in result["output"][0]
-    assert text(execute, "echo next") == "next\n"
+
+
+@pytest.mark.parametrize("command", INCOMPLETE + WRONG + TOLERATED)
+def test_incomplete_command_does_not_break_the_next(execute: Execute, command: str) -> None:
+    execute("state=kept")
+    for _ in range(2):
+        assert execute(command, 5)["output"][1]
+        assert execute('echo "next" \'$state\' "$(echo "$state")"') == {
+            "output": ["next $state kept\n", True],
+            "returncode": 0,
+        }
 
 
 def test_directory_variables_functions_options_and_code_persist(
