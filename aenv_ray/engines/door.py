@@ -32,6 +32,7 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer one is ended: its host serves others too."""
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
+_LAST_ERROR_CHARACTERS: Final = 500
 _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 
 
@@ -87,6 +88,7 @@ class DoorSandbox(Sandbox):
         self._on_end: list[Callable[[str], None]] = []
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
+        self._last_error = ""
         self.requests = RuntimeRequests(self._send)
         """What the runtime asks of this side."""
 
@@ -181,6 +183,9 @@ class DoorSandbox(Sandbox):
                 waiting.future.set_result(line[id_end + 1 : -1])
             return
         message = pydantic_core.from_json(line)
+        if message.get("id", 0) is None:  # an error of no request: why it closes the connection
+            self._last_error = str(message["error"]["message"])[:_LAST_ERROR_CHARACTERS]
+            return
         if self.requests.take(message):
             return
         params = message.get("params") or {}
@@ -194,7 +199,7 @@ class DoorSandbox(Sandbox):
             async with asyncio.timeout(self._cause_wait_s):
                 cause = await self._find_cause()
         except TimeoutError:
-            cause = f"the connection to it broke ({exc or 'closed'})"
+            cause = f"the connection to it broke ({self._last_error or exc or 'closed'})"
         self.end(cause)
 
     # --- Sandbox ------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def fault_outcome(fault: Fault) -> Outcome:
 LOST: Final = fault_outcome(
     Fault(
         "call_outcome_unknown",
-        "the call ran, but its result is no longer remembered",
-        "the call was repeated after many later ones; it was not run again",
+        "the call ran, but its result is no longer stored",
+        "results are stored for 5 minutes and up to 32 MiB; the call was not run again",
     )
 )
 """For a repeated id whose outcome was dropped."""

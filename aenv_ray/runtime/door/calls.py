@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import math
 import os
 import select
 import signal
@@ -288,19 +289,24 @@ def _children_by_parent(pid: int) -> list[int]:
 class Watchdog:
     """Stops calls whose deadline has passed.
 
-    It wakes for the earliest deadline it knew when it last slept, so a call whose deadline is later
-    costs no wake-up: at a usual timeout of a minute it wakes about once a minute, and an idle
-    instance not at all.
+    It wakes for the earliest deadline that was known when it last slept, so a call with a later
+    deadline wakes nothing: with the usual timeout of a minute it wakes about once a minute, and in
+    an idle instance it soon sleeps for good.
 
     Args:
-        on_expired: Told each expired call, in the watchdog's thread.
+        on_expired: Called with each expired call, in the watchdog's thread.
+        sweep: Called at every wake-up; returns when it wants to be called again at the latest, on
+            `time.monotonic`.
     """
 
-    def __init__(self, on_expired: Callable[[Call], None]) -> None:
+    def __init__(
+        self, on_expired: Callable[[Call], None], sweep: Callable[[], float] = lambda: math.inf
+    ) -> None:
         self._on_expired = on_expired
+        self._sweep = sweep
         self._condition = threading.Condition()
         self._calls: dict[int, Call] = {}
-        self._wakes_at = float("inf")
+        self._wakes_at = math.inf
         self._has_thread = False
 
     def add(self, call: Call) -> None:
@@ -321,16 +327,16 @@ class Watchdog:
     def _run(self) -> None:
         while True:
             now = time.monotonic()
-            calls = list(self._calls.values())
-            for call in calls:
+            for call in list(self._calls.values()):
                 if call.deadline <= now:
                     self.remove(call)
                     self._on_expired(call)
+            sweep_at = self._sweep()
             with self._condition:
-                # Before the calls are looked at: one that comes later sees it and wakes us.
-                self._wakes_at = float("inf")
-                deadlines = [c.deadline for c in list(self._calls.values())]
-                self._wakes_at = min(deadlines, default=float("inf"))
+                # Set before the calls are read: a call added after that sees it and notifies.
+                self._wakes_at = math.inf
+                deadlines = [call.deadline for call in list(self._calls.values())]
+                self._wakes_at = min([*deadlines, sweep_at])
                 wait_s = self._wakes_at - time.monotonic()
                 if wait_s > 0:
-                    self._condition.wait(None if wait_s == float("inf") else wait_s)
+                    self._condition.wait(None if wait_s == math.inf else wait_s)

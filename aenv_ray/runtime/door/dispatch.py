@@ -75,7 +75,7 @@ class Dispatcher:
         self.registry = registry
         self.load_error = load_error
         self._outcomes = Outcomes()
-        self._watchdog = Watchdog(self._expire)
+        self._watchdog = Watchdog(self._expire, self._outcomes.expire)
         self._calls: dict[str, Call] = {}
         self._batches: dict[str, Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -27,7 +27,7 @@ from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.door.relief import Relief
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, unread
-from aenv_ray.runtime.system.threads import has_children, start_thread
+from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
 
 MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
@@ -86,6 +86,10 @@ class Connection:
         """Answer, in threads of its own, until the peer closes."""
         HOST.attach(self)  # before the first call, which may want it
         if not self._add_thread():
+            text = f"it cannot start a thread to serve this connection ({process_limits()})"
+            # With the id last, since the peer takes a line that begins with an id for a result.
+            error = {"jsonrpc": "2.0", "error": {"code": SERVER_ERROR, "message": text}, "id": None}
+            self._send(to_json(error) + b"\n")
             self._close()  # the peer may connect again
 
     def send(self, line: bytes) -> None:

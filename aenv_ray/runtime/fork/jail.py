@@ -33,6 +33,7 @@ from aenv_ray.runtime.fork.jail_spec import (
     JailSpec,
     JailUnavailable,
     StorageUnavailable,
+    limits_processes,
 )
 from aenv_ray.runtime.fork.namespaces import Networks, close_high
 from aenv_ray.runtime.system import linux
@@ -290,7 +291,7 @@ def enter(spec: JailSpec) -> None:
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
     _map_ids(SANDBOX_ID, SANDBOX_ID)
     os.chdir(WORK)
-    lock(spec)
+    lock(spec, jailed=True)
 
 
 class LateCover:
@@ -338,9 +339,14 @@ _BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm
 _DEVPTS: Final = "newinstance,ptmxmode=0666,mode=620"
 
 
-def lock(spec: JailSpec) -> None:
-    """Set limits and give up every privilege, with or without namespaces around."""
-    set_limits(spec)
+def lock(spec: JailSpec, *, jailed: bool) -> None:
+    """Set limits and give up every privilege.
+
+    Args:
+        spec: The limits.
+        jailed: Whether this process is in a user namespace that the sandbox has for itself.
+    """
+    set_limits(spec, jailed=jailed)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
     # Children of the runtime cannot trace it or read its memory, where the graders are.
@@ -356,11 +362,12 @@ def _seccomp_filter() -> linux.SeccompFilter | None:
 
 
 def warm_up() -> None:
-    """Make, in the template, what its instances then need not make each for itself."""
+    """Compute in the template what all its instances need."""
     _seccomp_filter()
+    limits_processes(jailed=True)
 
 
-def set_limits(spec: JailSpec) -> None:
+def set_limits(spec: JailSpec, *, jailed: bool) -> None:
     """Set the resource limits of this process and its children."""
     if spec.memory_bytes:
         # Data, not address space: node, java and go reserve far more than they use.
@@ -372,7 +379,8 @@ def set_limits(spec: JailSpec) -> None:
         first = os.urandom(1)[0] % len(available)
         chosen = [available[(first + i) % len(available)] for i in range(count)]
         os.sched_setaffinity(0, chosen)
-    _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+    if limits_processes(jailed=jailed):
+        _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
     _limit(resource.RLIMIT_NOFILE, MAX_FILES)
     _limit(resource.RLIMIT_CORE, 0)
 

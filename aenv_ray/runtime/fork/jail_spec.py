@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from aenv_ray.runtime.fork import seccomp
@@ -20,7 +23,7 @@ STORAGE: Final = "/.storage"
 """Where a jail has what outlives it, besides the path that the instance sees."""
 DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
-"""Processes and threads of one sandbox, where the kernel counts per user namespace (5.14)."""
+"""Processes and threads of one sandbox; see `limits_processes`."""
 MAX_FILES: Final = 4096
 
 
@@ -73,6 +76,18 @@ class StorageUnavailable(Exception):
     """What is to outlive an instance is not there; the message says why."""
 
 
+@cache
+def limits_processes(*, jailed: bool) -> bool:
+    """Whether `MAX_PROCESSES` can be enforced for each sandbox.
+
+    Linux counts processes per user namespace since 5.14. Without a namespace of the sandbox, or on
+    an older kernel, RLIMIT_NPROC counts every thread of the user on the whole node, in other
+    containers too: a sandbox could then be unable to fork because of what others run.
+    """
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return jailed and version is not None and (int(version[1]), int(version[2])) >= (5, 14)
+
+
 def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
     """Return what holds for instances of a template.
 
@@ -81,25 +96,29 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
         jailed: Whether the namespaces are there.
         reason: Why not, when they are not.
     """
-    limits = {"processes": f"{MAX_PROCESSES} per sandbox", "open files": str(MAX_FILES)}
+    limits = {"open files": str(MAX_FILES)}
+    if limits_processes(jailed=jailed):
+        limits["processes"] = f"{MAX_PROCESSES} per sandbox"
+        unlimited: tuple[str, ...] = ()
+    else:
+        unlimited = ("processes: no limit per sandbox",)
     if spec.memory_bytes:
         limits["memory"] = f"{spec.memory_bytes >> 20} MiB of data per process (rlimit)"
     if spec.cpu_cores:
         limits["cpu"] = f"{spec.cpu_cores:g} cores (affinity, rounded up)"
     if not jailed:
         unjailed = (f"no namespaces: {reason}", "the node's files are readable", "network: host")
-        limits["processes"] = f"{MAX_PROCESSES} per user"
         return Facts(
             "none", network="host", seccomp=seccomp.is_supported() and sys.platform == "linux",
-            no_new_privileges=sys.platform == "linux", limits=limits, missing=unjailed,
+            no_new_privileges=sys.platform == "linux", limits=limits, missing=unjailed + unlimited,
         )  # fmt: skip
     limits["storage"] = f"{(spec.storage_bytes or DEFAULT_STORAGE_BYTES) >> 20} MiB (tmpfs)"
     namespaces = ["user", "mount", "pid", "ipc", "uts"]
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = unlimited
     if spec.network == "none":
         namespaces.append("net")
     else:
-        missing = ("network: host, so it reaches the node's services, Ray included",)
+        missing += ("network: host, so it reaches the node's services, Ray included",)
     if spec.storage:
         missing += (unlimited_storage(spec.storage_path, spec.storage_size),)
     return Facts(

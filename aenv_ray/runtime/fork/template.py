@@ -27,6 +27,7 @@ between instances.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -65,6 +66,7 @@ from aenv_ray.runtime.fork.prefault import Rehearsal
 from aenv_ray.runtime.fork.preload import preload, variables_read
 from aenv_ray.runtime.system import linux, storage_lock
 from aenv_ray.runtime.system.reaper import Acceptor, children_of_main_thread, reap_adopted
+from aenv_ray.runtime.system.threads import process_limits
 
 PACKET_BYTES: Final = 1 << 20
 TEMPLATE_NAME: Final = "aenv-template"
@@ -194,7 +196,7 @@ class Template:
                     self._make_spare()
                 except OSError as exc:
                     # Out of processes, namespaces or descriptors: what runs must not suffer for it.
-                    self._send({"no_spare": str(exc)})
+                    self._send({"no_spare": _fork_failure(exc)})
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "spares" in message:
@@ -306,7 +308,7 @@ class Template:
             linux.die_with_parent()
             os.setsid()
             linux.become_subreaper()
-            jail.lock(self._spec)
+            jail.lock(self._spec, jailed=False)
             linux.die_with_parent()  # a change of credentials clears it
 
     def _wait_for_assignment(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -352,6 +354,11 @@ class Template:
         self._control.send(pydantic_core.to_json({"booted": assignment["id"]}))
         self._control.close()
         serve(Acceptor(listener).accept, dispatcher)
+
+
+def _fork_failure(exc: OSError) -> str:
+    """Return why a process could not be forked, naming the limit that was reached."""
+    return f"{exc} ({process_limits()})" if exc.errno == errno.EAGAIN else str(exc)
 
 
 def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
+import resource
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from aenv_ray.runtime.system import child_tracking as births
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
+
+_PIDS_MAX: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # v2, v1
 
 
 def start_thread(target: Callable[[], object]) -> None:
@@ -38,3 +44,15 @@ def has_children() -> bool:
         with open(path, "rb") as file:
             return bool(file.read(1))
     return False
+
+
+def process_limits() -> str:
+    """Return the limits that make a fork or a new thread fail, for an error message."""
+    limits = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(f"RLIMIT_NPROC of user {os.getuid()} is {soft}")
+    for path in _PIDS_MAX:
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(f"pids.max of the cgroup is {int(Path(path).read_text())}")
+    return " and ".join(limits) or "neither RLIMIT_NPROC nor a cgroup sets one: see kernel.pid_max"

@@ -128,3 +128,19 @@ async def test_the_end_of_the_connection_is_told_with_its_cause(peer: Peer) -> N
         await call
     with pytest.raises(SandboxLost):
         await peer.call()
+
+
+async def test_a_sandbox_that_says_why_it_hangs_up_is_quoted(peer: Peer) -> None:
+    async def never() -> str:
+        return str(await asyncio.get_running_loop().create_future())
+
+    peer.sandbox._find_cause = never  # the launcher knows of no end
+    peer.sandbox._cause_wait_s = 0.01
+    call = peer.call()
+    await peer.asked()
+    peer.sock.send(
+        b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"RLIMIT_NPROC is 1024"},"id":null}\n'
+    )
+    peer.sock.close()
+    with pytest.raises(SandboxLost, match="RLIMIT_NPROC is 1024"):
+        await call

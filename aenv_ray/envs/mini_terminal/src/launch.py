@@ -27,9 +27,9 @@ _NULL: Final = 59
 # A function of the user's named `builtin` would be called here in place of the real one: it is
 # taken away, by `unset`, which no function hides in POSIX mode, and that an assignment switches on.
 #
-# The lone `)` is a deliberate syntax error. After an unterminated `$(`, the parser of bash 5.2 keeps
-# a count of open delimiters of -1, and the next quote it reads corrupts the heap. Any ordinary
-# syntax error resets that count.
+# The lone `)` is a deliberate syntax error. After an unterminated `$(` the parser of bash 5.2 has
+# counted -1 open delimiters, and the next quote that it reads corrupts the heap. An ordinary syntax
+# error resets the count.
 START: Final = r"""
 builtin set +o history +H; builtin shopt -u checkwinsize; builtin shopt -s execfail
 builtin unset -v HISTFILE MAILCHECK; builtin export -n PS1 PS2 PROMPT_COMMAND

@@ -67,21 +67,20 @@ def test_a_command_that_says_nothing_does_not_fail_for_the_one_before(
 INCOMPLETE = [
     *("echo $(", "echo $(ls", 'echo "$(', "echo $(echo $(", "x=$(", "x=(1 $(", "echo $( # c"),
     *("echo ${x:-$(", "echo $((1+", "echo $(( $(", "echo $[1", "echo `x", "echo ${x", "cat <(ls"),
-    *("echo 'open", 'echo "open', "echo $'open", 'echo $"open', "echo $(echo 'x", 'echo $(echo "x'),
-    *("(", "(echo hi", "((", "((1", "{", "{ echo hi", "f() {", "f()", "f() { echo $(", "x=(1 2"),
+    *("echo 'open", 'echo "open', "echo $'open", 'echo $"open', "echo $(echo 'x"),
+    *('echo $(echo "x', "(", "(echo hi", "((", "((1", "{", "{ echo hi", "f() {", "f()", "x=(1 2"),
+    *("if", "if true; then", "while", "until", "for", "for i in a; do", "for ((", "select"),
     *(
-        "if",
-        "if true; then",
-        "while",
-        "until",
-        "for",
-        "for i in a; do",
-        "for ((",
-        "select",
         "time (",
+        "case",
+        "case x in",
+        "case x in a)",
+        "case $(",
+        "echo $(case x in",
+        "f() { echo $(",
     ),
-    *("case", "case x in", "case x in a)", "case $(", "echo $(case x in", "[[", "[[ -n", "coproc"),
     *("echo $(cat <<X", "echo $(cat <<X\na", "a &&", "a |", "true\necho $(", "eval 'echo $('"),
+    *("[[", "[[ -n", "coproc"),
 ]
 WRONG = ["a )", "}", "&&", ";;", "|", "done", "fi", "esac"]
 TOLERATED = ["cat <<X", "cat <<X\nabc", "cat <<X\n$(", "echo a \\", "\\", "!", "time"]

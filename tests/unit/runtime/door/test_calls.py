@@ -246,3 +246,18 @@ def test_a_child_that_a_stop_could_not_see_yet_is_ended() -> None:
         gate.release()
         assert left.result(10) == ""
     assert len(spawned) == 1
+
+
+def test_the_watchdog_sweeps_when_it_is_asked_to() -> None:
+    """An idle instance gives back the memory of old outcomes."""
+    swept = threading.Semaphore(0)
+    times = iter([time.monotonic(), time.monotonic() + 0.01, float("inf")])
+
+    def sweep() -> float:
+        swept.release()
+        return next(times)
+
+    watchdog = Watchdog(lambda _: None, sweep)
+    watchdog.add(Call("a", "a", time.monotonic()))
+    for _ in range(3):
+        assert swept.acquire(timeout=10)

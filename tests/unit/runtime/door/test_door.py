@@ -170,7 +170,9 @@ def test_no_call_is_lost_where_no_thread_can_be_started(
     bench.sock.close()
 
 
-def test_a_connection_without_any_thread_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_any_thread_names_the_limit_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def start(_: Callable[[], object]) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -179,7 +181,11 @@ def test_a_connection_without_any_thread_is_closed(monkeypatch: pytest.MonkeyPat
     with ours:
         Connection(theirs, Dispatcher(Registry())).start()
         ours.settimeout(WAIT_S)
-        assert ours.recv(1) == b""
+        with ours.makefile("rb") as lines:
+            error = json.loads(lines.readline())
+            assert error["id"] is None
+            assert "RLIMIT_NPROC" in error["error"]["message"]
+            assert lines.read() == b""
 
 
 @pytest.mark.parametrize(

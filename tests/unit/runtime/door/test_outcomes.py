@@ -56,6 +56,61 @@ def test_the_newest_outcome_is_kept_whatever_its_size() -> None:
     assert told == [b"x" * 1000] * 2
 
 
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_old_outcome_is_dropped_and_its_call_does_not_run_again() -> None:
+    """Invariant 1: the memory is bounded in time as well as in size."""
+    clock, told = Clock(), []
+    outcomes = Outcomes(max_age_s=300, clock=clock)
+    for name in ("old", "young"):
+        outcomes.begin(name, lambda _: None, LOST)
+        outcomes.finish(name, b"x" * 100)
+        clock.now += 200
+    again = outcomes.expire()
+    assert clock.now < again < clock.now + 300
+    assert not outcomes.begin("old", told.append, LOST)
+    assert not outcomes.begin("young", told.append, LOST)
+    assert told == [LOST, b"x" * 100]
+    clock.now = again
+    assert outcomes.expire() == float("inf")
+    assert outcomes._bytes == 0
+    assert not outcomes.begin("young", told.append, LOST)
+    assert told[2:] == [LOST]
+
+
+def test_outcomes_of_a_busy_minute_expire_together() -> None:
+    """An instance that has become idle is woken a few times, not once for each call."""
+    clock = Clock()
+    outcomes = Outcomes(max_age_s=300, clock=clock)
+    for number in range(600):
+        outcomes.begin(str(number), lambda _: None, LOST)
+        outcomes.finish(str(number), b"x")
+        clock.now += 0.1
+    wakes = 0
+    while (again := outcomes.expire()) < float("inf"):
+        clock.now, wakes = again, wakes + 1
+    assert wakes <= 2
+
+
+def test_a_pending_call_does_not_expire() -> None:
+    clock, told = Clock(), []
+    outcomes = Outcomes(max_age_s=300, clock=clock)
+    outcomes.begin("slow", told.append, LOST)
+    clock.now += 10_000
+    outcomes.expire()
+    assert outcomes.pending == 1
+    outcomes.finish("slow", b"late")
+    assert told == [b"late"]
+
+
 def test_ids_are_forgotten_oldest_first() -> None:
     outcomes = Outcomes(max_ids=3)
     for name in "abcd":
@@ -63,6 +118,7 @@ def test_ids_are_forgotten_oldest_first() -> None:
         outcomes.finish(name, name.encode())
     assert not outcomes.begin("b", lambda _: None, LOST)
     assert outcomes.begin("a", lambda _: None, LOST)
+    assert outcomes._bytes == 3
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
