@@ -27,7 +27,6 @@
 | ``AENV_STORAGE_ACCESS`` | ``many``: several sandboxes may write to a storage at once | ``one`` |
 | ``AENV_KUBERNETES_STORAGE_CLASS`` | of services' claims | the cluster's |
 | ``DOCKER_CONFIG`` | directory of Docker's ``config.json``: logins for registries | ``~/.docker`` |
-| ``DOCKER_BUILDKIT`` | ``0``: ``aenv build`` does without BuildKit | used where it is there |
 | ``AENV_SYSTEM_URL`` | gateway that `Environment` talks to instead of Ray | none |
 | ``AENV_API_KEY`` | token for that gateway | the config file's, else ``aenv up``'s |
 | ``DUMMY_INSTANCE_IP`` | address of one ``aenv run`` server that `Environment` talks to | none |
@@ -83,7 +82,6 @@ class Settings(BaseModel):
     kubernetes_storage_class: str | None = None
     docker_config: Path
     """The directory of Docker's own ``config.json``, with the logins for registries."""
-    docker_buildkit: bool = True
     """Whether ``aenv build`` uses BuildKit where it is there."""
     system_url: str | None = None
     api_key: str | None = Field(default=None, repr=False)
@@ -128,7 +126,6 @@ def read_settings() -> Settings:
             storage_access=environment.get("AENV_STORAGE_ACCESS") or "one",
             kubernetes_storage_class=environment.get("AENV_KUBERNETES_STORAGE_CLASS") or None,
             docker_config=Path(environment.get("DOCKER_CONFIG") or Path.home() / ".docker"),
-            docker_buildkit=environment.get("DOCKER_BUILDKIT") not in ("0", "false"),
             system_url=environment.get("AENV_SYSTEM_URL") or None,
             api_key=environment.get("AENV_API_KEY") or None,
             dummy_instance=environment.get("DUMMY_INSTANCE_IP") or None,

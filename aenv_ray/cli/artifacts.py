@@ -1,66 +1,51 @@
-"""What a command made of a project, noted in its config.json."""
+"""Records what a command built in the project's config.json."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 
 
 def check_writable(config: Path) -> None:
-    """Look whether a note can be made, before hours are spent on what it would be about.
+    """Check that `record_image` will be able to write, before a long build.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The directory of the file is read-only.
     """
     directory = config.resolve().parent
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{directory} cannot be written to, and the image is noted in {config.name} there",
-            hint="let this user write there, or build from a copy",
+            f"{directory} is not writable, and the image is recorded in {config.name} there",
+            hint="make it writable, or build from a copy",
         )
 
 
-def note_image(config: Path, reference: str, digest: str) -> None:
-    """Put an image among the artifacts of a config.json, in place of an earlier one.
-
-    The file is replaced as a whole, or stays as it is.
+def record_image(config: Path, reference: str, digest: str) -> None:
+    """Record an image in the artifacts of a config.json, in place of an earlier one.
 
     Args:
-        config: The file.
+        config: The file; replaced atomically, with its permissions.
         reference: The image's name and tag.
-        digest: Its id, or the repository and digest that was pushed.
+        digest: The image's id, or its name by digest in the registry.
 
     Raises:
-        ConfigError: The file cannot be read or written any more; nothing was changed.
+        ConfigError: The file cannot be read or written any more; it is unchanged.
     """
-    config = config.resolve()  # a link to it stays one
+    config = config.resolve()  # a symbolic link stays one
     try:
         data = json.loads(config.read_text(encoding="utf-8"))
         others = [a for a in data.get("artifacts") or [] if a.get("type") != "image"]
-        made = {"type": "image", "content": reference, "digest": digest}
-        data["artifacts"] = [*others, made]
-        _replace(config, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        built = {"type": "image", "content": reference, "digest": digest}
+        data["artifacts"] = [*others, built]
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(config, text, mode=config.stat().st_mode & 0o777, durable=True)
     except (OSError, ValueError, AttributeError) as exc:
         raise ConfigError(
-            f"{reference} is built, and cannot be noted in {config}: {exc}",
-            hint=f'put it among "artifacts" there: {{"type": "image", "content": "{reference}", '
+            f"{reference} was built, but cannot be recorded in {config}: {exc}",
+            hint=f'add it to "artifacts" there: {{"type": "image", "content": "{reference}", '
             f'"digest": "{digest}"}}',
         ) from exc
-
-
-def _replace(path: Path, text: str) -> None:
-    fd, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, path.stat().st_mode & 0o777)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise

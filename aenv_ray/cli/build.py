@@ -1,4 +1,4 @@
-"""``aenv build``: a project's image, with our runtime in it, and its digest in config.json."""
+"""``aenv build``: build the image of a project and record its digest in config.json."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.engines.images.build import BuiltImage
-    from aenv_ray.engines.images.build_plan import BuildPlan
+    from aenv_ray.engines.images.build import BuildPlan, BuiltImage
     from aenv_ray.engines.images.registry import Transfer
     from aenv_ray.project.project import Project
 
@@ -29,19 +28,24 @@ def build(
         Path, typer.Option("--work-dir", "-w", help="The project's directory.")
     ] = Path(),
     image_name: Annotated[
-        str | None, typer.Option("--image-name", "-n", help="Default: buildConfig, else its name.")
+        str | None,
+        typer.Option(
+            "--image-name", "-n", help="Default: buildConfig.image_name, or the project's name."
+        ),
     ] = None,
     image_tag: Annotated[
         list[str] | None,
-        typer.Option("--image-tag", "-t", help="Repeatable. Default: buildConfig, else version."),
+        typer.Option(
+            "--image-tag", "-t", help="Repeatable. Default: buildConfig.image_tag, or the version."
+        ),
     ] = None,
     registry: Annotated[
         str | None,
-        typer.Option("--registry", "-r", help="Default: the config file's, else docker.io."),
+        typer.Option("--registry", "-r", help="Default: the config file's, or docker.io."),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-s", help="Default: the config file's, else aenv."),
+        typer.Option("--namespace", "-s", help="Default: the config file's, or aenv."),
     ] = None,
     dockerfile: Annotated[
         Path | None, typer.Option("--dockerfile", "-f", help="Default: buildConfig.dockerfile.")
@@ -53,17 +57,17 @@ def build(
         list[str] | None, typer.Option("--build-arg", help="NAME=VALUE, repeatable.")
     ] = None,
     push: Annotated[
-        bool, typer.Option("--push/--no-push", help="Push it to the registry.")
+        bool, typer.Option("--push/--no-push", help="Push the image to the registry.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Build a project's image and note it in config.json.
+    """Build the image of a project and record it in config.json.
 
-    The project's own Dockerfile is built, by BuildKit where it is there, then a
-    layer with aenv-ray's runtime is added. Instances in containers run exactly that
-    image, by its digest. Prints the image's name and digest.
+    BuildKit builds the project's Dockerfile, then a layer with aenv-ray's runtime is
+    added. Instances in containers run exactly this image, by its digest. Prints the
+    image's name and digest.
 
-    Registries are logged in to with: docker login
+    Log in to registries with `docker login`.
 
     Example:
       aenv build -w todo
@@ -82,16 +86,16 @@ def build(
                  build_arg or [])  # fmt: skip
     artifacts.check_writable(config)
     reference = plan.references[0]
-    image, pushed = asyncio.run(_make(plan, push=push))
+    image, pushed = asyncio.run(_build(plan, push=push))
     digest = pushed or image.id
-    artifacts.note_image(config, reference, digest)
+    artifacts.record_image(config, reference, digest)
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
     show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
 
 
-async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
-    """Build and push, and return the image, and by which digest it was pushed; "" for not."""
+async def _build(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
+    """Build and push; return the image, and its name by digest ("" if it was not pushed)."""
     from aenv_ray.config import settings
     from aenv_ray.engines.images.build import ImageBuilder
 
@@ -99,15 +103,14 @@ async def _make(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:
     with Progress() as progress:
         builder = ImageBuilder(
             chosen.docker_host, chosen.data_dir / "docker", chosen.docker_config,
-            wants_buildkit=chosen.docker_buildkit, say=progress.say, on_step=progress.step,
-            on_output=progress.output,
+            say=progress.say, on_step=progress.step, on_output=progress.output,
         )  # fmt: skip
         try:
             image = await builder.build(plan)
             digests = []
             for reference in plan.references if push else ():
                 progress.say(f"pushing {reference}")
-                digests.append(await builder.push(reference, progress.moved))
+                digests.append(await builder.push(reference, progress.transfer))
         finally:
             await builder.close()
     return image, digests[0] if digests else ""
@@ -123,7 +126,7 @@ def _plan(
     platform: str | None,
     build_args: list[str],
 ) -> BuildPlan:
-    from aenv_ray.engines.images.build_plan import BuildPlan
+    from aenv_ray.engines.images.build import BuildPlan
     from aenv_ray.engines.images.reference import compose
 
     config, root = loaded.config, loaded.path
@@ -132,7 +135,7 @@ def _plan(
     if chosen is not None and not _PLATFORM.fullmatch(chosen):
         raise ConfigError(
             f"platform {chosen!r} is not OS/ARCHITECTURE",
-            hint="one platform a build, for example linux/arm64: an instance runs one image",
+            hint="give one platform, for example linux/arm64: an instance runs one image",
         )
     arguments = dict(config.build.build_args)
     for item in build_args:
@@ -153,7 +156,7 @@ def _plan(
 
 
 class Progress:
-    """Shows how far a build is, on standard error: a bar on a terminal, lines elsewhere."""
+    """Progress of a build on standard error: a bar on a terminal, lines otherwise."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -172,7 +175,7 @@ class Progress:
         ]  # fmt: skip
         self._bar = Progress(*columns, console=terminal) if terminal.is_terminal else None
         self._task = self._bar.add_task("", total=None) if self._bar is not None else None
-        self._layers_moved = -1
+        self._layers_pushed = -1
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -184,30 +187,30 @@ class Progress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Print a line."""
         if self._bar is None:
             console.say(text)
         else:
             self._bar.console.print(text)
 
     def step(self, done: int, total: int, text: str) -> None:
-        """Show a step that begins."""
+        """Show that a step begins."""
         self._show(done - 1, total, text)
         if self._bar is None:
             console.say(f"{done}/{total} {text[:_STEP_LENGTH]}")
 
     def output(self, text: str) -> None:
-        """Show what a step prints: the last line of it, where there is a bar."""
+        """Show the last line of a step's output, if there is a bar."""
         if self._bar is not None and self._task is not None and text.strip():
             self._bar.update(self._task, description=text.strip()[:_STEP_LENGTH])
 
-    def moved(self, transfer: Transfer) -> None:
-        """Show how much of an image is pushed."""
+    def transfer(self, transfer: Transfer) -> None:
+        """Show how much of the image has been pushed."""
         done, layers = transfer.layers
         self._show(done, layers, f"pushing: {transfer}")
-        if self._bar is None and done != self._layers_moved:
+        if self._bar is None and done != self._layers_pushed:
             console.say(f"pushing: {transfer}")
-        self._layers_moved = done
+        self._layers_pushed = done
 
     def _show(self, done: int, total: int, text: str) -> None:
         if self._bar is not None and self._task is not None:

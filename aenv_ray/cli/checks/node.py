@@ -183,7 +183,7 @@ async def _process(settings: Settings) -> Finding:
 async def _docker(settings: Settings) -> list[Finding]:
     """Check the daemon, and the OCI runtimes of one that answers."""
     from aenv_ray.cli.checks import docker as checks_docker
-    from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+    from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient, daemon_hint
 
     try:
         client = DockerClient(settings.docker_host)
@@ -192,8 +192,7 @@ async def _docker(settings: Settings) -> list[Finding]:
         finally:
             await client.close()
     except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
-        mend = "start Docker, or set DOCKER_HOST: sudo systemctl start docker"
-        return [Finding(_DOCKER, Verdict.FAILED, _line(exc), mend)]
+        return [Finding(_DOCKER, Verdict.FAILED, _line(exc), daemon_hint(settings.docker_host))]
     runtimes = checks_docker.check(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
 

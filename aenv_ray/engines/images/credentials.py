@@ -72,21 +72,6 @@ class Credentials:
             logger.warning("no login for registry %s: %s", registry, exc)
             return Login(None, str(exc))
 
-    async def header_of_all(self) -> str:
-        """Return the value of ``X-Registry-Config``: every login, for a build's base images."""
-        try:
-            config = await asyncio.to_thread(self._read)
-        except _Unusable as exc:
-            logger.warning("no logins for base images: %s", exc)
-            return _encoded({})
-        registries = {_host(key) for key in (*config["auths"], *config["credHelpers"])}
-        found = {}
-        for registry in sorted(registries):
-            login = await self.login(registry)
-            if login.auth:
-                found[_HUB_KEY if registry == HUB else registry] = login.auth
-        return _encoded(found)
-
     def _read(self) -> dict[str, Any]:
         try:
             config = json.loads(self.path.read_text(encoding="utf-8"))

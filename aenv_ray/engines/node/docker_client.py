@@ -51,6 +51,18 @@ def socket_path(address: str) -> str:
     return path
 
 
+def daemon_hint(address: str) -> str:
+    """Return how to reach a Docker daemon, for a user whose `address` does not answer."""
+    from docker.context.api import ContextAPI
+    from docker.errors import DockerException
+
+    with contextlib.suppress(DockerException, OSError, ValueError, KeyError):
+        context = ContextAPI.get_current_context()  # type: ignore[no-untyped-call]
+        if context is not None and context.Host and context.Host != address:
+            return f"Docker's context {context.Name!r} is elsewhere: set DOCKER_HOST={context.Host}"
+    return "start Docker (sudo systemctl start docker), or set DOCKER_HOST=unix:///path"
+
+
 class DockerClient:
     """Speaks with one daemon. Every method is safe to use concurrently.
 

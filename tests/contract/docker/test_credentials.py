@@ -59,7 +59,6 @@ async def test_no_file_is_no_login_and_no_trouble(tmp_path):
     login = await Credentials(tmp_path / "nowhere").login("ghcr.io")
     assert (login.auth, login.trouble) == (None, "")
     assert decoded(login.header) == {}
-    assert decoded(await Credentials(tmp_path / "nowhere").header_of_all()) == {}
 
 
 async def test_a_helper_is_asked_for_its_registry_and_the_store_for_all_others(
@@ -130,19 +129,6 @@ async def test_a_helper_that_hangs_is_ended(tmp_path, monkeypatch):
     helper(tmp_path, monkeypatch, "exec sleep 600")
     login = await credentials(tmp_path, {"credsStore": "tests"}).login("ghcr.io")
     assert "does not answer within 0.2 s" in login.trouble
-
-
-async def test_a_build_gets_every_login_that_can_be_had(tmp_path, monkeypatch):
-    config = {
-        "auths": {HUB_KEY: {"auth": basic("me", "one")}, "https://ghcr.io": {}, "bad.io": {
-            "auth": "?"}},
-        "credHelpers": {"ghcr.io": "tests", "gone.io": "absent"},
-    }  # fmt: skip
-    helper(tmp_path, monkeypatch, 'echo \'{"Username":"you","Secret":"two"}\'')
-    found = decoded(await credentials(tmp_path, config).header_of_all())
-    assert {key: login["username"] for key, login in found.items()} == {
-        HUB_KEY: "me", "ghcr.io": "you",
-    }  # fmt: skip
 
 
 async def test_a_login_is_not_in_its_own_description(tmp_path):

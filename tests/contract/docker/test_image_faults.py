@@ -82,7 +82,7 @@ def test_a_daemon_that_is_killed_in_the_middle_of_a_build_is_no_mistake_of_the_p
     process = subprocess.Popen(
         [sys.executable, "-m", "aenv_ray.cli.main", "build", "-w", str(project)],
         stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "DOCKER_HOST": daemon.address, "DOCKER_BUILDKIT": "0"},
+        env={**os.environ, "DOCKER_HOST": daemon.address},
     )  # fmt: skip
     assert process.stderr is not None
     with process.stderr:

@@ -175,20 +175,15 @@ async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
     assert f"{closed_registry.name}/tests/" in (project / "config.json").read_text()
 
 
-@pytest.mark.parametrize("buildkit", ["0", "1"])
 async def test_a_small_image_is_pulled_with_the_login(
     tmp_path: Path,
     closed_registry: Registry,
     docker_config: Path,
     offer: Callable[[Registry], str],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    buildkit: str,
 ) -> None:
     """That image has no Python: the build of the project's own Dockerfile is what is looked at."""
     base = f"{closed_registry.name}/{offer(closed_registry)}"
-    monkeypatch.setenv("DOCKER_BUILDKIT", buildkit)
-    settings.cache_clear()
     project = write(tmp_path / "p", f"FROM {base}\n")
     assert await asyncio.to_thread(build, project, closed_registry) == 1
     err = capsys.readouterr().err

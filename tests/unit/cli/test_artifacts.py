@@ -1,4 +1,4 @@
-"""What `aenv build` notes in config.json: as a whole, or not at all."""
+"""`aenv build` records the image in config.json, atomically."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aenv_ray.cli import artifacts
 from aenv_ray.errors import ConfigError
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))  # as if the disk took no more
 try:
-    artifacts.note_image(Path(sys.argv[1]), "r:1", "sha256:00")
+    artifacts.record_image(Path(sys.argv[1]), "r:1", "sha256:00")
 except ConfigError as exc:
-    sys.exit(0 if "is built, and cannot be noted" in str(exc) and "sha256:00" in exc.hint else 2)
+    sys.exit(0 if "cannot be recorded" in str(exc) and "sha256:00" in exc.hint else 2)
 """
 
 
@@ -33,8 +33,8 @@ def config(tmp_path):
     return path
 
 
-def test_an_image_takes_the_place_of_an_earlier_one_and_the_rest_stays(config):
-    artifacts.note_image(config, "r:1", "r@sha256:00")
+def test_an_image_replaces_an_earlier_one_and_nothing_else(config):
+    artifacts.record_image(config, "r:1", "r@sha256:00")
     assert json.loads(config.read_text()) == {
         "name": "täglich",
         "artifacts": [
@@ -46,16 +46,16 @@ def test_an_image_takes_the_place_of_an_earlier_one_and_the_rest_stays(config):
     assert config.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_linked_config_stays_a_link(config, tmp_path):
+def test_a_symbolic_link_stays_one(config, tmp_path):
     link = tmp_path / "project" / "config.json"
     link.parent.mkdir()
     link.symlink_to(config)
-    artifacts.note_image(link, "r:1", "sha256:00")
+    artifacts.record_image(link, "r:1", "sha256:00")
     assert link.is_symlink()
     assert "sha256:00" in config.read_text()
 
 
-def test_a_full_disk_leaves_the_file_as_it_is(config):
+def test_a_full_disk_leaves_the_file_unchanged(config):
     before = config.read_bytes()
     done = subprocess.run(
         [sys.executable, "-c", _FULL, str(config)], capture_output=True, text=True, check=False
@@ -65,14 +65,14 @@ def test_a_full_disk_leaves_the_file_as_it_is(config):
     assert [path.name for path in config.parent.iterdir()] == ["config.json"]
 
 
-def test_a_config_that_was_broken_meanwhile_is_said(config):
+def test_a_config_that_became_invalid_is_reported(config):
     config.write_text("{")
-    with pytest.raises(ConfigError, match="is built, and cannot be noted"):
-        artifacts.note_image(config, "r:1", "sha256:00")
+    with pytest.raises(ConfigError, match="was built, but cannot be recorded"):
+        artifacts.record_image(config, "r:1", "sha256:00")
 
 
-def test_a_directory_that_cannot_be_written_to_is_said_before_the_build(monkeypatch, config):
+def test_a_read_only_directory_is_reported_before_the_build(monkeypatch, config):
     artifacts.check_writable(config)
     monkeypatch.setattr("os.access", lambda *_: False)  # nothing is closed to root
-    with pytest.raises(ConfigError, match="cannot be written to"):
+    with pytest.raises(ConfigError, match="is not writable"):
         artifacts.check_writable(config)
