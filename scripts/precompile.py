@@ -22,7 +22,7 @@ RAY = (
 OURS = (
     "aenv_ray.cli.quickstart", "aenv_ray.actors.controller.controller",
     "aenv_ray.actors.host.host_actor", "aenv_ray.actors.controller.janitor",
-    "aenv_ray.engines.process.launcher_daemon", "aenv_ray.engines.docker.engine",
+    "aenv_ray.engines.process.launcher", "aenv_ray.engines.docker.engine",
     "aenv_ray.runtime.fork.template", "aenv_ray.runtime.public.mcp", "aenv_ray.hub.hub_actor",
     "aenv_ray.serve.gateway.deployment", "aenv_ray.client", "rich.progress", "rich.table",
     "fastmcp.server.http", "redis.asyncio", "uvicorn.protocols.http.httptools_impl", "pytest",

@@ -1,20 +1,20 @@
 """The process engine: instances are processes, forked from a template by the node's launcher.
 
-The embedded default: no Docker, no root, milliseconds. `aenv_ray.engines.process.launcher` owns the
-processes, `aenv_ray.runtime.fork.template` forks them, `aenv_ray.runtime.fork.jail` builds their
-walls.
+The default: it needs neither Docker nor root and starts an instance in milliseconds.
+`aenv_ray.engines.process.launcher` owns the processes, `aenv_ray.runtime.fork.template` forks them,
+and `aenv_ray.runtime.fork.jail` isolates them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node.directory import node_directory, short_name
 from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.engines.node.variables import instance_variables
-from aenv_ray.engines.process import log_files, virtual_environment
+from aenv_ray.engines.process import logs, virtual_environment
+from aenv_ray.engines.process.launcher import HOST_GONE, TTL_PASSED
 from aenv_ray.engines.process.launcher_client import (
     ANSWER_DEADLINE_S,
     BOOT_DEADLINE_S,
@@ -36,7 +37,7 @@ from aenv_ray.engines.process.plan import (
     check_project,
     isolation_of,
     loaded,
-    own_at_import,
+    why_not_from_template,
     with_storage,
 )
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
@@ -44,17 +45,26 @@ from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.storage import StorageMount
 
 
+@dataclass(frozen=True)
+class _Connection:
+    """A running sandbox. Removed when its process ends; then the sandbox itself tells the cause."""
+
+    sandbox: DoorSandbox
+    exited: asyncio.Future[str]
+    """Done, with the cause, when the launcher reports the end of the process."""
+
+
 class ProcessEngine(Engine):
     """Sandboxes as processes of the node's launcher.
 
     Args:
-        host_id: Under which a restarted host finds its sandboxes.
-        runtime_dir: For sockets; short.
+        host_id: A restarted host finds its sandboxes by it.
+        runtime_dir: For sockets; a short path.
         data_dir: For virtual environments.
-        scope: One launcher serves each scope: a Ray node.
-        owner_pid: Process with which everything ends: the raylet.
+        scope: Name of the Ray node; each scope has its own launcher.
+        owner_pid: The raylet; the launcher and all sandboxes end with it.
         isolation: ``auto``, ``none`` or ``required``.
-        storage_dir: For what outlives sandboxes. None: in the data directory.
+        storage_dir: For storage that outlives sandboxes. None: in the data directory.
     """
 
     name = "process"
@@ -82,12 +92,10 @@ class ProcessEngine(Engine):
         self._launcher = LauncherClient(
             self._directory, host_id, owner_pid, self._on_exit, self._on_launcher_lost
         )
-        self._sandboxes: dict[str, DoorSandbox] = {}
-        self._ended: dict[str, str] = {}
-        self._end_events: dict[str, asyncio.Event] = {}
+        self._connections: dict[InstanceId, _Connection] = {}
         self._ready: dict[str, dict[str, Any]] = {}
         self._raised: dict[str, dict[str, Any]] = {}
-        """Reports of templates in which the project's code raised: they are not made again."""
+        """Reports of templates in which the project's code raised; they are not started again."""
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -96,7 +104,7 @@ class ProcessEngine(Engine):
     ) -> list[Sandbox | AenvError]:
         await self._launcher.connect()
         results = await self._start(specs)
-        # A template that was idle for long, or died, is made again: once.
+        # Start a template again that was idle or died: once.
         again = [spec for spec in specs if results[spec.instance_id] is None]
         if again:
             results |= await self._start(again)
@@ -105,7 +113,7 @@ class ProcessEngine(Engine):
     async def _start(
         self, specs: Sequence[SandboxSpec]
     ) -> dict[InstanceId, Sandbox | AenvError | None]:
-        """Start sandboxes; None is one whose template is gone."""
+        """Start sandboxes; None stands for one whose template is gone."""
         results: dict[InstanceId, Sandbox | AenvError | None] = {}
         items: list[dict[str, Any]] = []
         modes: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -181,26 +189,26 @@ class ProcessEngine(Engine):
     async def _choose_template(
         self, plan: Plan, spec: SandboxSpec
     ) -> tuple[str, str, dict[str, Any]]:
-        """Return template key, start mode in words, and the template's report."""
+        """Return the template's key, the start mode in words, and the template's report."""
         if spec.storage is not None:
-            # What is loaded once for all would not see what an earlier instance left there.
+            # Code that was loaded in the template has not seen the data of earlier instances.
             key, setup = plan.setup(preload=False)
             return key, "bare: it has storage", with_storage(await self._template(key, setup))
         key, setup = plan.setup(preload=True)
         report = self._raised.get(key) or await self._template(key, setup)
-        reason = report.get("bare_reason") or own_at_import(spec, setup["env"], report)
+        reason = report.get("bare_reason") or why_not_from_template(spec, setup["env"], report)
         if not reason and report.get("raised"):
-            # It may need what only an instance has: a directory to write to, a device, time.
+            # It may need something that only an instance has: a writable directory, a device, time.
             self._raised[key] = report
             reason = "its code does not load in a template"
         if not reason:
             return key, "template", loaded(report)
-        # Also when it did not load: it may miss just what this instance has.
+        # Try this even if the code did not load: it may need this instance's variables.
         key, setup = plan.setup(preload=False)
         return key, f"bare: {reason}", loaded(await self._template(key, setup))
 
     async def _template(self, key: str, setup: dict[str, Any]) -> dict[str, Any]:
-        """Return the template's report; one with ``failed`` when there is no template."""
+        """Return the template's report; it contains ``failed`` if there is no template."""
         known = self._ready.get(key)
         if known is not None:
             return known
@@ -213,7 +221,7 @@ class ProcessEngine(Engine):
         return dict(answer["ready"])
 
     def _runtime_path(self) -> Path:
-        """Return a directory that holds this package and no other, for virtual environments."""
+        """Return a directory with this package only, for the path of virtual environments."""
         package = Path(__file__).resolve().parents[2]
         name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
         directory = self._data_dir / "runtime" / name
@@ -227,35 +235,31 @@ class ProcessEngine(Engine):
     # --- running --------------------------------------------------------------------------------
 
     async def _connect(
-        self, instance_id: InstanceId, mode: str, ready: dict[str, Any]
+        self, instance_id: InstanceId, mode: str, report: dict[str, Any]
     ) -> Sandbox | AenvError:
-        self._ended.pop(instance_id, None)
-        event = self._end_events.setdefault(instance_id, asyncio.Event())
-
-        async def find_cause() -> str:
-            await event.wait()
-            return self._ended.get(instance_id, "unknown")
-
-        sandbox = DoorSandbox(instance_id, isolation_of(ready), mode, find_cause)
+        previous = self._connections.get(instance_id)
+        exited = previous.exited if previous else asyncio.get_running_loop().create_future()
+        sandbox = DoorSandbox(
+            instance_id, isolation_of(report), mode, lambda: asyncio.shield(exited)
+        )
         sock = socket.socket(socket.AF_UNIX)
         try:
-            # A connect to a listening Unix socket does not block: the backlog takes it.
+            # Connecting to a listening Unix socket does not block: the backlog accepts it.
             sock.connect(str(self._directory / "s" / short_name(instance_id)))
             await sandbox.connect(sock)
         except OSError as exc:
             sock.close()
             return lost(instance_id, f"its socket is gone ({exc.strerror})")
-        self._sandboxes[instance_id] = sandbox
-        sandbox.on_end(functools.partial(self._on_door_end, instance_id))
+        self._connections[instance_id] = _Connection(sandbox, exited)
+        sandbox.on_end(lambda _: self._on_door_end(instance_id))
         return sandbox
 
-    def _on_door_end(self, instance_id: InstanceId, cause: str) -> None:
-        """End a sandbox whose door failed while its process lives on."""
-        if self._sandboxes.pop(instance_id, None) is not None:
-            self._ended.setdefault(instance_id, cause)
+    def _on_door_end(self, instance_id: InstanceId) -> None:
+        """End a sandbox whose door failed while its process runs."""
+        if instance_id in self._connections:
             with contextlib.suppress(FabricUnavailable):
                 seq, _ = self._launcher.send("stop", ids=[instance_id])
-                self._launcher.forget(seq)
+                self._launcher.forget(seq)  # its exit is reported as an event
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._launcher.connect()
@@ -280,9 +284,11 @@ class ProcessEngine(Engine):
         self, instance_id: InstanceId, deadline: float
     ) -> None:
         await self._launcher.connect()
+        connection = self._connections.get(instance_id)
         answer = await self._launcher.ask("deadline", id=instance_id, deadline=deadline)
         if not answer["known"]:
-            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+            cause = connection.sandbox.end_cause if connection else None
+            raise lost(instance_id, cause or "it does not run")
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
         if not instance_ids:
@@ -297,9 +303,6 @@ class ProcessEngine(Engine):
                 self._on_exit(answer["id"], "it was released", "")
         finally:
             self._launcher.forget(seq)
-        for instance_id in instance_ids:
-            self._end_events.pop(instance_id, None)
-            self._ended.pop(instance_id, None)
 
     async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102
         await asyncio.to_thread(self._storage.delete, storage)
@@ -307,50 +310,49 @@ class ProcessEngine(Engine):
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        if instance_id not in self._sandboxes:
-            raise lost(instance_id, self._ended.get(instance_id, "it does not run"))
+        connection = self._connections.get(instance_id)
+        if connection is None:
+            raise lost(instance_id, "it does not run")
         path = self._directory / "log" / short_name(instance_id)
-        ended = self._end_events[instance_id] if follow else None
-        return log_files.read(path, tail_lines, ended)
+        return logs.read(path, tail_lines, connection.exited if follow else None)
 
     def _on_exit(self, instance_id: str, cause: str, log: str) -> None:
-        if log.strip() and cause not in ("its TTL passed", "its host is gone"):
+        connection = self._connections.pop(InstanceId(instance_id), None)
+        if connection is None:
+            return  # it was stopped, or never connected
+        if log.strip() and cause not in (TTL_PASSED, HOST_GONE):
             cause = f"{cause}; the end of its log:\n{log.strip()}"
-        self._ended.setdefault(instance_id, cause)
-        event = self._end_events.get(instance_id)
-        if event is not None:
-            event.set()
-        sandbox = self._sandboxes.pop(instance_id, None)
-        if sandbox is not None:
-            sandbox.end(self._ended[instance_id])
+        if not connection.exited.done():
+            connection.exited.set_result(cause)
+        connection.sandbox.end(cause)
 
     def _on_launcher_lost(self) -> None:
         self._ready.clear()
-        for instance_id in list(self._sandboxes):
+        for instance_id in list(self._connections):
             self._on_exit(instance_id, "the node's launcher died, and its sandboxes with it", "")
 
     async def close(self) -> None:  # noqa: D102
-        for sandbox in list(self._sandboxes.values()):
-            await sandbox.close()
-        self._sandboxes.clear()
+        for connection in list(self._connections.values()):
+            await connection.sandbox.close()
+        self._connections.clear()
         await self._launcher.close()
 
 
 def _template_gone(spec: SandboxSpec) -> AenvError:
     return SandboxStartFailed(
-        f"{spec.instance_id} did not start: its template ended twice meanwhile",
+        f"{spec.instance_id} did not start: its template ended twice during the start",
         instance_id=spec.instance_id,
-        hint="the node is short of memory, or somebody ends its processes",
+        hint="the node may be out of memory; see launcher.log in AENV_RUNTIME_DIR",
     )
 
 
 def _start_failure(instance_id: InstanceId, mode: str, reason: str) -> AenvError:
-    hint = "mend the project; `aenv run` shows the same error" if mode != "template" else None
+    hint = "correct the project; `aenv run` shows the same error" if mode != "template" else None
     return SandboxStartFailed(
         f"{instance_id} did not start: {reason}", instance_id=instance_id, hint=hint
     )
 
 
 def raylet_pid() -> int:
-    """Return the process that started this worker: the raylet, in a Ray worker."""
+    """Return the pid of the process that started this Ray worker: the raylet."""
     return os.getppid()

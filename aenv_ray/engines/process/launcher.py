@@ -1,29 +1,32 @@
-"""The node's launcher: a small process that owns the process engine's sandboxes.
+"""The node's launcher: a small process that owns the sandboxes of the process engine.
 
-``python -m aenv_ray.engines.process.launcher DIR [GRACE_S]`` runs in a session of its own, so that
-neither the death of a host actor nor Ray's killing of a worker's process group reaches it. It is
-single-threaded, imports little, and decides nothing but deadlines. Whoever starts sandboxes
-connects to its Unix socket and sends one JSON object a line:
+``python -m aenv_ray.engines.process.launcher DIR [GRACE_S]`` runs in its own session, so that
+neither the death of a host actor nor Ray killing a worker's process group reaches it. It is
+single-threaded, imports little, and decides only deadlines. Hosts connect to its Unix socket and
+send one JSON object a line:
 
     {"op": "hello", "host": id, "owner_pid": n}    claim the instances of that host
-    {"op": "template", "key": k, "setup": …}       make sure the template is there
+    {"op": "template", "key": k, "setup": …}       start the template unless it runs
     {"op": "start", "items": […]}                  fork instances
     {"op": "stop", "ids": […]}                     end instances
     {"op": "deadline", "id": i, "deadline": t}     move a deadline
-    {"op": "list"}                                 what runs
-    {"op": "find", "id": i}                        whether one runs
+    {"op": "list"}                                 list what runs
+    {"op": "find", "id": i}                        look up one instance
 
-Every message carries ``"seq"`` and gets one answer with it; ``{"event": "exited", …}`` comes
-unasked.
+Every message carries a ``"seq"``, which its answers repeat (one answer, or one for each item or
+id). ``{"event": "exited", …}`` is sent when an instance of the host ends.
 
-What it guarantees (design D8, invariant 3): an instance ends at its deadline; when its host stays
-away for `ADOPTION_GRACE_S`; when the process that owns this launcher (the raylet) is gone; and when
-the launcher itself dies, for its templates die with it and everything dies with them.
+Guarantees (design D8, invariant 3): an instance ends at its deadline; when its host stays away for
+`ADOPTION_GRACE_S`; when the owner of the launcher (the raylet) is gone; and when the launcher
+itself dies, because its templates die with it and their forks with them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -32,39 +35,97 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.node.directory import remove_stale, vacate
-from aenv_ray.engines.process.launcher_daemon import (
-    become_daemon,
-    become_subreaper,
-    kill_stragglers,
-    take_lock,
+from aenv_ray.daemon import detach
+from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
+from aenv_ray.engines.process.logs import Logs
+from aenv_ray.engines.process.peers import Peer, Peers
+from aenv_ray.engines.process.templates import (
+    InstanceProcess,
+    TemplateProcess,
+    Templates,
+    cause_of,
 )
-from aenv_ray.engines.process.launcher_files import InstanceFiles
-from aenv_ray.engines.process.launcher_logs import Logs
-from aenv_ray.engines.process.launcher_peers import Peer, Peers
-from aenv_ray.engines.process.launcher_records import Instance, Template, cause_of
-from aenv_ray.engines.process.launcher_templates import Templates
+from aenv_ray.files import FileLock
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
 IDLE_EXIT_S: Final = 60.0
-"""With no host connected and nothing running, the launcher ends after this long."""
+"""Without hosts and instances, the launcher exits after this long."""
 BOOT_DEADLINE_S: Final = 60.0
-"""A forked instance says that it is up within this, or is ended."""
+"""A forked instance that has not reported success within this is ended."""
 MAX_DEAD_SPARES: Final = 3
-"""So many processes may die before they become an instance; then its start has failed."""
+"""A start fails when this many processes died before they became the instance."""
 SPARE_PAUSE_S: Final = 5.0
 """No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
+TTL_PASSED: Final = "its TTL passed"
+HOST_GONE: Final = "its host is gone"
+_LOCK_DEADLINE_S: Final = 0.2
+"""A process that checks whether the lock is held holds it for a moment."""
+
+
+class InstanceFiles:
+    """A launcher's files for its instances: sockets, logs, work directories.
+
+    Args:
+        directory: The launcher's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._sockets = directory / "s"
+        self._logs = directory / "log"
+        self._work = directory / "work"
+        self._root = directory / "root"
+
+    def prepare(self) -> None:
+        """Create the directories."""
+        for path in (self._sockets, self._logs, self._work, self._root):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Remove the files of an earlier launcher that was killed; its instances died with it."""
+        for path in (self._sockets, self._logs, self._work):
+            for entry in path.iterdir():
+                if entry.is_dir():
+                    remove_tree(entry)
+                else:
+                    entry.unlink(missing_ok=True)
+
+    def listen(self, instance_id: str) -> socket.socket:
+        """Return a listening socket for an instance; clients can connect at once."""
+        path = self._sockets / short_name(instance_id)
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(path))
+            listener.listen(16)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def make_work_dir(self, instance_id: str) -> Path:
+        """Create the work directory of an instance without namespaces."""
+        path = self._work / short_name(instance_id)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def clean(self, instance_id: str) -> None:
+        """Remove an instance's socket and work directory."""
+        name = short_name(instance_id)
+        (self._sockets / name).unlink(missing_ok=True)
+        work = self._work / name
+        if work.exists():
+            remove_tree(work)
 
 
 class Launcher:
     """The event loop.
 
     Args:
-        directory: Where its socket, the instances' sockets and their logs are.
+        directory: For its socket, and for the sockets and logs of instances.
         clock: Wall-clock seconds; deadlines are compared across processes.
-        grace_s: How long instances wait for a host that went away.
+        grace_s: How long instances outlive the connection of their host.
     """
 
     def __init__(
@@ -74,7 +135,7 @@ class Launcher:
         self._grace_s = grace_s
         self._clock = (clock or SystemClock()).now
         self._selector = selectors.DefaultSelector()
-        self._instances: dict[str, Instance] = {}
+        self._instances: dict[str, InstanceProcess] = {}
         self._files = InstanceFiles(directory)
         self._logs = Logs(self._selector, directory / "log")
         self._peers = Peers(self._selector, self._on_message, self._on_away)
@@ -89,7 +150,7 @@ class Launcher:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until there is nobody left to serve."""
+        """Serve until idle, terminated, or without owner."""
         listener = socket.socket(socket.AF_UNIX)
         path = self._directory / "launcher.sock"
         path.unlink(missing_ok=True)
@@ -103,7 +164,7 @@ class Launcher:
         try:
             while not self._stopping:
                 for key, events in self._selector.select(self._templates.order_due(SWEEP_S)):
-                    # What an earlier event of this batch closed has no business here any more.
+                    # An earlier event of this batch may have closed it.
                     if self._selector.get_map().get(key.fd) is key:
                         key.data(key.fileobj, events)
                 if self._clock() >= next_sweep:
@@ -133,7 +194,7 @@ class Launcher:
             case "hello":
                 self._hello(peer, seq, message)
             case "template":
-                self._templates.want(peer, seq, message["key"], message["setup"])
+                self._templates.request(peer, seq, message["key"], message["setup"])
             case "start":
                 for item in message["items"]:
                     self._start(peer, seq, item)
@@ -166,56 +227,56 @@ class Launcher:
             except ProcessLookupError:
                 self._owner_gone()
             except OSError:
-                pass  # a kernel without them: host and deadline still end what runs here
+                pass  # a kernel without pidfds: instances still end with their host or deadline
         self._peers.send(peer, {"seq": seq, "pid": os.getpid()})
 
     def _owner_gone(self, *_: object) -> None:
         self._stopping = True
 
-    def _row(self, instance: Instance) -> dict[str, Any]:
+    def _row(self, instance: InstanceProcess) -> dict[str, Any]:
         return {
             "id": instance.id, "host": instance.host, "status": instance.status,
             "deadline": instance.deadline, "mode": instance.item["mode"],
             "isolation": self._isolation_of(instance),
         }  # fmt: skip
 
-    def _isolation_of(self, instance: Instance) -> dict[str, Any]:
+    def _isolation_of(self, instance: InstanceProcess) -> dict[str, Any]:
         template = self._templates.get(instance.template)
         return template.ready["isolation"] if template is not None and template.ready else {}
 
     # --- templates ----------------------------------------------------------------------------
 
-    def _on_spare(self, template: Template, number: int, channel: socket.socket) -> None:
+    def _on_spare(self, template: TemplateProcess, number: int, channel: socket.socket) -> None:
         template.ordered = max(0, template.ordered - 1)
         template.spares[number] = channel
-        self._pump(template)
+        self._assign_spares(template)
 
-    def _on_report(self, template: Template, message: dict[str, Any]) -> None:
+    def _on_report(self, template: TemplateProcess, message: dict[str, Any]) -> None:
         if "booted" in message or "boot_failed" in message:
             instance = self._instances.get(message.get("booted") or message["boot_failed"])
-            if instance is None or instance.template != template.key:  # its own ones only
-                return
+            if instance is None or instance.template != template.key:
+                return  # a template may report only its own instances
             if "booted" in message:
-                self._booted(instance.id, "")
+                self._answer_start(instance.id, "")
             else:
-                # Its host is told when it is gone: a start that failed has left nothing behind.
+                # The host is told once it is gone: a failed start leaves nothing behind.
                 instance.status, instance.cause = "failed", message["error"]
                 self._stop(instance.id, instance.cause)
         elif "no_spare" in message:
             template.ordered = max(0, template.ordered - 1)
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
             if template.queued:
-                self._could_not(template.queued.popleft(), f"fork: {message['no_spare']}")
+                self._fail_start(template.queued.popleft(), f"fork: {message['no_spare']}")
         elif "exited" in message:
             self._process_exited(template, message["exited"], cause_of(message["status"]))
 
-    def _process_exited(self, template: Template, number: int, cause: str) -> None:
+    def _process_exited(self, template: TemplateProcess, number: int, cause: str) -> None:
         instance = self._instances.get(template.instances.pop(number, ""))
-        if instance is not None and self._was_never_more_than_a_spare(template, instance):
+        if instance is not None and self._died_as_a_spare(template, instance):
             instance.dead_spares += 1
             self._logs.discard(instance.log)
             template.queued.appendleft(instance)
-            self._pump(template)
+            self._assign_spares(template)
             template.order(self._clock())
         elif instance is not None:
             if instance.status == "starting":
@@ -226,8 +287,8 @@ class Launcher:
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
 
     @staticmethod
-    def _was_never_more_than_a_spare(template: Template, instance: Instance) -> bool:
-        """Whether its process died before any code of the environment could run in it."""
+    def _died_as_a_spare(template: TemplateProcess, instance: InstanceProcess) -> bool:
+        """Return whether its process died before any code of the environment could run in it."""
         is_starting = instance.status == "starting" and not instance.cause
         is_loaded = bool(template.setup["preload"])
         return is_starting and is_loaded and instance.dead_spares < MAX_DEAD_SPARES
@@ -235,7 +296,7 @@ class Launcher:
     def _on_template_end(self, key: str, why: str) -> None:
         for instance in [i for i in self._instances.values() if i.template == key]:
             if instance.status == "starting":
-                self._booted(instance.id, why)
+                self._answer_start(instance.id, why)
             self._exited(instance.id, why)
 
     def _used_templates(self) -> set[str]:
@@ -244,12 +305,14 @@ class Launcher:
     # --- instances ----------------------------------------------------------------------------
 
     def _start(self, peer: Peer, seq: int, item: dict[str, Any]) -> None:
-        instance = Instance(
+        instance = InstanceProcess(
             id=item["id"], host=peer.host, template=item["template"], deadline=item["deadline"],
             item=item, boot_by=self._clock() + BOOT_DEADLINE_S, reply=(peer, seq),
         )  # fmt: skip
         if item["id"] in self._instances:
-            self._peers.send(peer, {"seq": seq, "id": item["id"], "failed": "it runs already"})
+            self._peers.send(
+                peer, {"seq": seq, "id": item["id"], "failed": "it is already running"}
+            )
             return
         template = self._templates.get(item["template"])
         if template is None or template.ready is None:
@@ -258,10 +321,10 @@ class Launcher:
         self._instances[instance.id] = instance
         template.used_at = self._clock()
         template.queued.append(instance)
-        self._pump(template)
+        self._assign_spares(template)
 
-    def _pump(self, template: Template) -> None:
-        """Give waiting instances to waiting processes."""
+    def _assign_spares(self, template: TemplateProcess) -> None:
+        """Assign waiting instances to spare processes."""
         while template.queued and template.spares:
             number, channel = template.take_spare()
             instance = template.queued[0]
@@ -269,17 +332,19 @@ class Launcher:
                 with channel:
                     self._assign(template, instance, channel)
             except (BrokenPipeError, ConnectionResetError):
-                continue  # the process died while it waited: the next one
+                continue  # the spare died while it waited: take the next
             except OSError as exc:
-                self._could_not(
+                self._fail_start(
                     template.queued.popleft(), f"the launcher could not start it: {exc}"
                 )
                 continue
             template.queued.popleft()
-            instance.process = number
+            instance.number = number
             template.instances[number] = instance.id
 
-    def _assign(self, template: Template, instance: Instance, channel: socket.socket) -> None:
+    def _assign(
+        self, template: TemplateProcess, instance: InstanceProcess, channel: socket.socket
+    ) -> None:
         assert template.ready is not None
         jailed = template.ready["isolation"]["kind"] == "namespaces"
         work_dir = "" if jailed else str(self._files.make_work_dir(instance.id))
@@ -288,16 +353,17 @@ class Launcher:
             with self._files.listen(instance.id) as listener:
                 instance.assign(channel, work_dir, listener, output)
         except OSError:
-            self._logs.discard(instance.log)  # another try makes another
+            self._logs.discard(instance.log)  # another attempt opens a new one
             raise
         finally:
             os.close(output)
 
-    def _could_not(self, instance: Instance, why: str) -> None:
-        self._booted(instance.id, why)
+    def _fail_start(self, instance: InstanceProcess, why: str) -> None:
+        self._answer_start(instance.id, why)
         self._exited(instance.id, why)
 
-    def _booted(self, instance_id: str, error: str) -> None:
+    def _answer_start(self, instance_id: str, error: str) -> None:
+        """Tell the host once whether an instance has started; an empty error means success."""
         instance = self._instances.get(instance_id)
         if instance is None or instance.reply is None:
             return
@@ -328,15 +394,16 @@ class Launcher:
             template.queued.remove(instance)
             self._exited(instance_id, cause)
         else:
-            template.end(instance.process)
+            template.end(instance.number)
 
     def _exited(self, instance_id: str, cause: str) -> None:
         instance = self._instances.get(instance_id)
         if instance is None:
             return
         cause = instance.cause or cause
-        is_told = instance.status == "failed"  # the project's own words
-        self._booted(instance_id, cause if is_told else f"it ended while it started: {cause}")
+        is_complete = instance.status == "failed"  # the project's own error message
+        error = cause if is_complete else f"it ended while it started: {cause}"
+        self._answer_start(instance_id, error)
         del self._instances[instance_id]
         tail = ""
         if instance.stoppers:
@@ -357,35 +424,76 @@ class Launcher:
         for instance in list(self._instances.values()):
             away_since = self._away.get(instance.host)
             if instance.deadline <= now:
-                self._stop(instance.id, "its TTL passed")
+                self._stop(instance.id, TTL_PASSED)
             elif instance.status == "starting" and instance.boot_by <= now:
                 why = f"it was not up after {BOOT_DEADLINE_S:g} s"
-                words = self._logs.tail(instance.log).strip()
-                self._booted(instance.id, f"{why}; the end of its log:\n{words}" if words else why)
+                output = self._logs.tail(instance.log).strip()
+                self._answer_start(
+                    instance.id, f"{why}; the end of its log:\n{output}" if output else why
+                )
                 self._stop(instance.id, "it did not come up")
             elif away_since is not None and now - away_since > self._grace_s:
-                self._stop(instance.id, "its host is gone")
+                self._stop(instance.id, HOST_GONE)
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
+        with_instances = {instance.host for instance in self._instances.values()}
+        self._away = {host: at for host, at in self._away.items() if host in with_instances}
         self._templates.sweep(now)
-        kill_stragglers({t.process.pid for t in self._templates.present()})
-        if self._peers.present or self._instances:
+        kill_stragglers({t.process.pid for t in self._templates.all()})
+        if self._peers.is_any_connected or self._instances:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
 
 
+# --- the process ----------------------------------------------------------------------------------
+
+
+def _raise_limits() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _become_subreaper() -> None:
+    """Adopt the orphans of dead templates, so that they can be ended; Linux only."""
+    if sys.platform == "linux":
+        # prctl(PR_SET_CHILD_SUBREAPER, 1); importing `aenv_ray.runtime` would load pydantic.
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def kill_stragglers(known: set[int] | None = None) -> None:
+    """Kill and reap the children of this process, which are orphans of dead templates.
+
+    Args:
+        known: Pids to leave alone: the templates.
+    """
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(OSError):
+        for pid in map(int, listing.read_text().split()):
+            if known is None or pid not in known:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
 def main() -> None:
-    """Run the launcher of a directory; a second one there ends at once."""
+    """Run the launcher of a directory; exit at once if it has one."""
     directory = Path(sys.argv[1])
     grace_s = float(sys.argv[2]) if len(sys.argv) > 2 else ADOPTION_GRACE_S
-    InstanceFiles(directory).prepare()
-    directory.chmod(0o711)  # a jail's builder runs as nobody when the launcher is root
-    become_daemon(directory)
-    if not take_lock(directory):
-        return
-    become_subreaper()
-    InstanceFiles(directory).clear()
+    files = InstanceFiles(directory)
+    files.prepare()
+    directory.chmod(0o711)  # when the launcher is root, a jail is built as nobody
+    detach(directory / "launcher.log")
+    _raise_limits()
+    try:
+        FileLock.acquire(directory / LOCK, _LOCK_DEADLINE_S)  # held until this process ends
+    except TimeoutError:
+        return  # another launcher runs
+    _become_subreaper()
+    files.clear()
     remove_stale(directory.parent)
     Launcher(directory, grace_s=grace_s).run()
     vacate(directory)

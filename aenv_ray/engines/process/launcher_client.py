@@ -1,4 +1,4 @@
-"""The host's side of the node's launcher: finds it, starts it, speaks with it."""
+"""A host's connection to the node's launcher, which it starts if needed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
 START_DEADLINE_S: Final = 20.0
 ANSWER_DEADLINE_S: Final = 60.0
-"""A launcher decides at once and ends what it stops with SIGKILL; a node may be very busy."""
+"""A launcher answers at once and ends processes with SIGKILL; a busy node may delay both."""
 TEMPLATE_DEADLINE_S: Final = 420.0
 """The launcher gives up on a template after 180 s, and may try once more without namespaces."""
 BOOT_DEADLINE_S: Final = 120.0
-"""The launcher gives up on an instance after 60 s; counted anew for each answer of a batch."""
+"""The launcher gives up on an instance after 60 s. Restarts with each answer of a batch."""
 _RETRY_S: Final = 0.005
 _RESPAWN_S: Final = 2.0
 
 
 class LauncherClient:
-    """A connection to the launcher of one directory; starts the launcher when there is none.
+    """A connection to the launcher of one directory; starts the launcher if none runs.
 
     Args:
         directory: From `node_directory`.
-        host_id: Whose instances these are.
-        owner_pid: Process with which the launcher and everything in it ends; the raylet.
-        on_exit: Told ``(instance id, cause, end of its log)``.
-        on_lost: Told when the launcher itself is gone.
+        host_id: The host that owns the instances.
+        owner_pid: The raylet; the launcher and its instances end with it.
+        on_exit: Called with ``(instance id, cause, end of its log)``.
+        on_lost: Called when the launcher itself is gone.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class LauncherClient:
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
-        """Connect, starting the launcher if need be; does nothing when connected.
+        """Connect, starting the launcher if needed; does nothing when connected.
 
         Raises:
-            FabricUnavailable: It did not come up.
-            DeadlineExceeded: It is there and does not answer.
+            FabricUnavailable: The launcher did not start.
+            DeadlineExceeded: The launcher runs and does not answer.
         """
         async with self._connecting:
             if self._writer is not None:
@@ -69,27 +69,29 @@ class LauncherClient:
                     while not await self._greet():
                         pass
             except DeadlineExceeded:
-                raise  # it is there and does not answer
+                raise  # it runs and does not answer
             except TimeoutError:
                 log = self.directory / "launcher.log"
-                words = log.read_text(errors="replace")[-1000:] if log.exists() else ""
+                output = log.read_text(errors="replace")[-1000:] if log.exists() else ""
                 raise FabricUnavailable(
-                    f"the node's launcher did not start within {START_DEADLINE_S:g} s: {words}",
-                    hint=f"look into {log}",
+                    f"the node's launcher did not start within {START_DEADLINE_S:g} s: {output}",
+                    hint=f"see {log}",
                 ) from None
 
     async def _greet(self) -> bool:
-        """Connect and say who we are; False when the launcher went meanwhile."""
+        """Connect and identify this host; False if the launcher exited meanwhile."""
         reader, self._writer = await self._open()
         self._reader_task = asyncio.create_task(self._read(reader))
         try:
             await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
         except FabricUnavailable:
-            # One that was killed takes connections until the kernel is through with it.
+            # A killed launcher accepts connections until the kernel has closed its socket.
             await asyncio.sleep(_RETRY_S)
             return False
         except BaseException:
-            await self.close()  # it does not know us: what we asked for later would be nobody's
+            await (
+                self.close()
+            )  # it does not know this host and would own later instances for nobody
             raise
         return True
 
@@ -100,7 +102,7 @@ class LauncherClient:
             try:
                 return await asyncio.open_unix_connection(path, limit=64 * 1024 * 1024)
             except (FileNotFoundError, ConnectionRefusedError):
-                # Again now and then: the first one may have met its predecessor on the way out.
+                # Repeat: the first one may have exited because its predecessor still held the lock.
                 if asyncio.get_running_loop().time() >= spawn_at:
                     spawn_at = asyncio.get_running_loop().time() + _RESPAWN_S
                     await self._spawn()
@@ -125,7 +127,7 @@ class LauncherClient:
                 if queue is not None:
                     queue.put_nowait(message)
         except (OSError, ValueError):
-            pass  # a broken connection ends like a closed one
+            pass  # handled like a closed connection
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -140,13 +142,13 @@ class LauncherClient:
         """Send one request and return its answer.
 
         Args:
-            op: One of those that `aenv_ray.engines.process.launcher` knows.
+            op: One that `aenv_ray.engines.process.launcher` lists.
             deadline_s: How long to wait for the answer.
-            fields: Of the request.
+            fields: Further fields of the request.
 
         Raises:
             FabricUnavailable: The launcher is gone.
-            DeadlineExceeded: There was no answer in time; the request may still be carried out.
+            DeadlineExceeded: There was no answer in time; the launcher may still act on it.
         """
         seq, queue = self.send(op, **fields)
         try:
@@ -155,7 +157,7 @@ class LauncherClient:
             self.forget(seq)
 
     def send(self, op: str, **fields: Any) -> tuple[int, asyncio.Queue[dict[str, Any]]]:
-        """Send a request that gets several answers; `forget` it when they are in.
+        """Send a request that gets several answers; `forget` it after the last.
 
         Raises:
             FabricUnavailable: The launcher is gone.
@@ -176,15 +178,15 @@ class LauncherClient:
 
         Args:
             queue: From `send`.
-            what: What the launcher is to tell, for the error.
-            deadline_s: How long to wait for this one.
+            what: Names the answer in the error.
+            deadline_s: How long to wait for this answer.
 
         Raises:
             FabricUnavailable: The launcher is gone.
-            DeadlineExceeded: It did not come in time.
+            DeadlineExceeded: There was no answer in time.
         """
         try:
-            answer = queue.get_nowait()  # of many that were asked for, most are there already
+            answer = queue.get_nowait()  # in a batch, most answers have arrived already
         except asyncio.QueueEmpty:
             try:
                 async with asyncio.timeout(deadline_s):
@@ -192,7 +194,7 @@ class LauncherClient:
             except TimeoutError:
                 raise DeadlineExceeded(
                     f"waited {deadline_s:g} s for the node's launcher and {what}",
-                    hint=f"the node may be overloaded; look into {self.directory}/launcher.log",
+                    hint=f"the node may be overloaded; see {self.directory}/launcher.log",
                 ) from None
         if answer.get("gone"):
             raise FabricUnavailable("the node's launcher died")
@@ -204,7 +206,7 @@ class LauncherClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the launcher is there."""
+        """Whether there is a connection to the launcher."""
         return self._writer is not None
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How the process engine makes instances of a project: interpreter, walls, variables, template."""
+"""How the process engine starts instances of a project: interpreter, isolation, variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATA
 
 
 class Plan:
-    """How instances of one project are made: interpreter, walls, base environment."""
+    """How instances of one project start; the same for all of them."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Plan:
         }
 
     def setup(self, *, preload: bool) -> tuple[str, dict[str, Any]]:
-        """Return the template's key and what the launcher makes it from."""
+        """Return the template's key and the data that the launcher starts it from."""
         if preload not in self._setups:
             setup = {**self._base, "preload": preload}
             key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:32]
@@ -79,10 +79,10 @@ class Plan:
 
 
 def check_project(config: EnvironmentConfig) -> None:
-    """Refuse a project that asks for what this engine does not have.
+    """Check that this engine has what a project asks for.
 
     Raises:
-        ConfigError: It does; the message says for what.
+        ConfigError: It has not; the message names the setting.
     """
     deploy = config.deploy
     check_os(config, sys.platform, "this node")
@@ -101,10 +101,10 @@ def check_project(config: EnvironmentConfig) -> None:
 
 
 def check_storage_path(mount_path: str, python: str) -> None:
-    """Refuse a storage over, or in, what the sandbox's Python needs of this machine.
+    """Check that a storage's mount path does not overlap this machine's Python.
 
     Raises:
-        ConfigError: It is there.
+        ConfigError: It does.
     """
     package = Path(__file__).resolve().parents[2]
     needed = {sys.prefix, sys.base_prefix, str(package), str(Path(python).parent.parent)}
@@ -112,58 +112,59 @@ def check_storage_path(mount_path: str, python: str) -> None:
     for path in needed:
         if f"{path}/".startswith(f"{mount_path}/") or mount_path.startswith(f"{path}/"):
             raise ConfigError(
-                f"mount path {mount_path} and {path}, where this machine's Python is, are in "
-                "each other's way",
+                f"mount path {mount_path} overlaps {path}, which this machine's Python needs",
                 hint="choose another mount path, such as /home/admin/data or /data",
             )
 
 
 def with_storage(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of a template whose instances have a storage.
+    """Return the report of a template whose instances have storage.
 
     Raises:
-        SandboxStartFailed: There is no template, or no storage in it.
+        SandboxStartFailed: The template failed, or it runs without namespaces.
     """
     if "failed" in report:
-        raise SandboxStartFailed(f"the sandbox cannot be made: {report['failed']}")
+        raise SandboxStartFailed(f"the sandbox cannot be started: {report['failed']}")
     if report["isolation"]["kind"] != "namespaces":
         raise SandboxStartFailed(
-            "the process engine has no storage without namespaces: "
+            "the process engine needs namespaces for storage: "
             f"{'; '.join(report['isolation']['missing'])}",
-            hint="use the docker engine, or let this user make namespaces",
+            hint="use the docker engine, or allow this user to create namespaces",
         )
     return report
 
 
 def loaded(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of a template that is there.
+    """Return the report of a template that has loaded the code.
 
     Raises:
-        SandboxStartFailed: It is not, because the code does not load.
+        SandboxStartFailed: The code does not load.
     """
     if "failed" in report:
         raise SandboxStartFailed(
             f"the environment's code does not load: {report['failed']}",
-            hint="mend the project; `aenv run` shows the same error",
+            hint="correct the project; `aenv run` shows the same error",
         )
     return report
 
 
-def own_at_import(spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]) -> str:
-    """Return why code that was imported once for all would not suit this instance; "" if it does.
+def why_not_from_template(
+    spec: SandboxSpec, shared: Mapping[str, str], report: Mapping[str, Any]
+) -> str:
+    """Return why an instance must import the code itself; empty if the template's import suits.
 
     Args:
         spec: The instance.
-        shared: The variables with which its template imported the code.
-        report: The template's, with ``env_reads``: what the code read then.
+        shared: The variables with which the template imported the code.
+        report: The template's; its ``env_reads`` are the variables that the code read then.
     """
     if spec.arguments:
-        return "it has arguments, which its code may read when it is imported"
+        return "it has arguments, which its code may read at import"
     seen = set(report["env_reads"])
     given = {**spec.config.deploy.variables, **spec.environment_variables}
     read = {n for n, v in given.items() if shared.get(n) != v and ("*" in seen or n in seen)}
     read |= seen & _OWN_VARIABLES
-    return f"its code reads {', '.join(sorted(read)[:3])} when it is imported" if read else ""
+    return f"its code reads {', '.join(sorted(read)[:3])} at import" if read else ""
 
 
 def _bytes(value: str | int | None) -> int | None:
@@ -171,5 +172,5 @@ def _bytes(value: str | int | None) -> int | None:
 
 
 def isolation_of(ready: Mapping[str, Any]) -> Isolation:
-    """Return the facts that a template reported of its instances."""
+    """Return the isolation that a template reported for its instances."""
     return Isolation.model_validate(ready["isolation"])

@@ -21,10 +21,10 @@ import pytest
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.engine import ProcessEngine
-from aenv_ray.engines.process.launcher_logs import LOG_LIMIT_BYTES
+from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
-from aenv_ray.testing.contract_bench import Bench, call, eventually, value_of
+from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
 from tests.contract.process.node import Node
 from tests.contract.processes import children, signal_all
 
@@ -326,10 +326,32 @@ async def test_a_template_that_dies_while_it_loads_tells_the_end_of_its_log(wall
         await walled.start(walled.project({"tools.py": source}))
 
 
+def _entries(engine: ProcessEngine) -> int:
+    return sum(len(value) for value in vars(engine).values() if isinstance(value, dict))
+
+
+async def test_an_engine_keeps_nothing_of_sandboxes_that_died(bench: Bench) -> None:
+    """A host serves millions of instances; whoever asked for one was told why it ended."""
+    engine = bench.engine
+    assert isinstance(engine, ProcessEngine)
+    entries: set[int] = set()
+    for _ in range(3):
+        sandboxes = await engine.start_many([bench.spec() for _ in range(20)])
+        for sandbox in sandboxes:
+            assert isinstance(sandbox, Sandbox)
+            with pytest.raises(SandboxLost, match="exited with code 7"):
+                await evaluate(sandbox, "import os; os._exit(7)")
+            assert "exited with code 7" in str(sandbox.end_cause)
+            with pytest.raises(SandboxLost):
+                await engine.set_deadline(sandbox.instance_id, bench.now())
+        entries.add(_entries(engine))
+    assert len(entries) == 1
+
+
 async def test_an_id_that_runs_is_not_started_twice(walled: Bench) -> None:
     spec = walled.spec()
     sandbox = await walled.engine.start(spec)
-    with pytest.raises(SandboxStartFailed, match="runs already"):
+    with pytest.raises(SandboxStartFailed, match="already running"):
         await walled.engine.start(spec)
     assert await value_of(sandbox, "echo", text="undisturbed") == "undisturbed"
     await walled.engine.stop([spec.instance_id])

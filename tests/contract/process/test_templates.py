@@ -17,7 +17,7 @@ import pytest
 import aenv_ray
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.node.directory import daemon_environment
-from aenv_ray.engines.process.launcher_records import SPARES
+from aenv_ray.engines.process.templates import SPARES
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, eventually, value_of
@@ -111,7 +111,7 @@ async def test_a_template_whose_code_hangs_ends_at_its_deadline(
     """Invariant 9: typed, and nothing of it is left."""
     start_launcher(
         own_node,
-        "from aenv_ray.engines.process import launcher_templates as t; t.TEMPLATE_DEADLINE_S = 1",
+        "from aenv_ray.engines.process import templates as t; t.TEMPLATE_DEADLINE_S = 1",
     )
     hanging = bench.project({"tools.py": "import threading\nthreading.Event().wait()\n"})
     with pytest.raises(SandboxStartFailed, match="not loaded after 1 s"):
@@ -125,7 +125,7 @@ async def test_a_template_that_hangs_is_ended_with_its_instances(
 ) -> None:
     """Invariant 3: what only it could end does not outlive its deadline."""
     start_launcher(
-        own_node, "from aenv_ray.engines.process import launcher_records as r; r.UNHEARD_SWEEPS = 2"
+        own_node, "from aenv_ray.engines.process import templates as t; t.SILENT_SWEEPS = 2"
     )
     sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
@@ -251,9 +251,9 @@ async def test_what_is_shown_again_below_tmp_shows_no_more_than_before(
     assert done.returncode == 0, done.stderr
     runtime, found = json.loads(done.stdout)
     assert runtime == str(package / "runtime" / "__init__.py")
-    views = {path for path in found if path.endswith("/runtime/jail.py")}
+    views = {path for path in found if path.endswith("/runtime/fork/jail.py")}
     assert len(views) == 2, views  # where it is, and what that is shown from
-    assert f"{package}/runtime/jail.py" in views
+    assert f"{package}/runtime/fork/jail.py" in views
     assert not [path for path in found if "/envs/" in path]
     private = (own_node.root / "beside", own_node.directory, own_node.data_dir / "environments")
     assert not [path for path in found if path.startswith(tuple(map(str, private)))]

@@ -12,7 +12,7 @@ import ray
 import aenv_ray
 from aenv_ray.client import Environment
 from aenv_ray.engines.node.directory import short_name
-from aenv_ray.engines.process.launcher_logs import LOG_LIMIT_BYTES
+from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import InstanceNotFound, ToolTimeout
 from tests.ray.cluster import Cluster
 from tests.ray.faults import GONE_S, Driver, Witness, eventually, without

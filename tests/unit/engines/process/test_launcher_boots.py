@@ -10,9 +10,8 @@ import pytest
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.engines.process import launcher as launcher_module
-from aenv_ray.engines.process.launcher import BOOT_DEADLINE_S, Launcher
-from aenv_ray.engines.process.launcher_files import InstanceFiles
-from aenv_ray.engines.process.launcher_records import Instance
+from aenv_ray.engines.process.launcher import BOOT_DEADLINE_S, InstanceFiles, Launcher
+from aenv_ray.engines.process.templates import InstanceProcess
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def test_an_instance_that_does_not_come_up_tells_the_end_of_its_log(
     launcher = Launcher(tmp_path, clock)
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(launcher._peers, "send", lambda _, message: sent.append(message))
-    instance = Instance(
+    instance = InstanceProcess(
         id="one", host="host", template="key", deadline=clock.now() + 600.0, item={},
         boot_by=clock.now() + BOOT_DEADLINE_S, reply=(Any, 1),
     )  # fmt: skip

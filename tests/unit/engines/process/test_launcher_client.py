@@ -103,7 +103,7 @@ async def test_a_launcher_that_does_not_know_us_is_not_used(
 
 async def test_the_launchers_own_deadlines_are_the_shorter_ones() -> None:
     """The launcher knows why something takes long, and says it; this side knows only that."""
-    from aenv_ray.engines.process import launcher, launcher_templates
+    from aenv_ray.engines.process import launcher, templates
 
     assert launcher_client.BOOT_DEADLINE_S > launcher.BOOT_DEADLINE_S
-    assert launcher_client.TEMPLATE_DEADLINE_S > 2 * launcher_templates.TEMPLATE_DEADLINE_S
+    assert launcher_client.TEMPLATE_DEADLINE_S > 2 * templates.TEMPLATE_DEADLINE_S

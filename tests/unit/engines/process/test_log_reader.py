@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.process.launcher_logs import LOG_KEEP_BYTES, LOG_LIMIT_BYTES, Logs
-from aenv_ray.engines.process.log_files import LogFile, last_lines, read
+from aenv_ray.engines.process.logs import LOG_KEEP_BYTES, LOG_LIMIT_BYTES, LogReader, Logs, read
+from aenv_ray.runtime.container.pod_log import last_lines
 
 LINE = 64
 
@@ -55,14 +55,14 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     assert list(tmp_path.iterdir()) == []
 
 
-def rest(log: LogFile) -> bytes:
+def rest(log: LogReader) -> bytes:
     return b"".join(iter(log.read, b""))
 
 
 def test_a_cut_between_two_looks_is_not_noticed(writer: Writer) -> None:
     """Invariant 12."""
     printed = writer.print(LOG_LIMIT_BYTES - 40_000)
-    log = LogFile(writer.path)
+    log = LogReader(writer.path)
     heard = log.tail(None)
     for _ in range(6):
         printed += writer.print(LOG_LIMIT_BYTES // 2)
@@ -75,7 +75,7 @@ def test_a_cut_between_two_looks_is_not_noticed(writer: Writer) -> None:
 def test_what_was_cut_before_it_was_read_is_marked(writer: Writer) -> None:
     """Invariant 12."""
     printed = writer.print(1000)
-    log = LogFile(writer.path)
+    log = LogReader(writer.path)
     assert log.tail(None) == printed
     later = writer.print(3 * LOG_LIMIT_BYTES)
     heard = rest(log)
@@ -90,7 +90,7 @@ def test_what_was_cut_before_it_was_read_is_marked(writer: Writer) -> None:
 
 
 def test_a_log_that_was_removed_is_read_to_its_end(writer: Writer) -> None:
-    log = LogFile(writer.path)
+    log = LogReader(writer.path)
     assert log.tail(None) == b""
     printed = writer.print(1000)
     writer.end()
@@ -100,16 +100,16 @@ def test_a_log_that_was_removed_is_read_to_its_end(writer: Writer) -> None:
 
 def test_a_log_that_was_cut_says_so_first(writer: Writer) -> None:
     writer.print(2 * LOG_LIMIT_BYTES)
-    log = LogFile(writer.path)
+    log = LogReader(writer.path)
     assert log.tail(None).startswith(b"[log cut: the first ")
     assert len(log.tail(3)) == 0  # all was read
     log.close()
 
 
 async def test_a_silent_log_that_was_followed_leaves_no_file(writer: Writer) -> None:
-    ended = asyncio.Event()
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     writer.end()
-    ended.set()
+    ended.set_result("released")
     assert [piece async for piece in read(writer.path, None, ended)] == []
     assert not writer.path.exists()
     assert [piece async for piece in read(writer.path, None, None)] == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.process.launcher_logs import LOG_LIMIT_BYTES, LOG_TAIL_BYTES, Logs
+from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES, LOG_TAIL_BYTES, Logs
 
 
 class Bench:
@@ -110,8 +110,8 @@ def test_a_log_that_cannot_be_written_stops_nobody(
     os.write(output, b"lost")
     assert bench.turn()
     (tmp_path / "one").rmdir()
-    monkeypatch.setattr("aenv_ray.engines.process.launcher_logs.LOG_LIMIT_BYTES", 8)
-    monkeypatch.setattr("aenv_ray.engines.process.launcher_logs.LOG_KEEP_BYTES", 4)
+    monkeypatch.setattr("aenv_ray.engines.process.logs.LOG_LIMIT_BYTES", 8)
+    monkeypatch.setattr("aenv_ray.engines.process.logs.LOG_KEEP_BYTES", 4)
     os.write(output, b"gone-kept")
     os.close(output)
     assert bench.logs.close("one") == "[log cut: the first 9 bytes are gone]\nkept"

@@ -1,4 +1,4 @@
-"""Who speaks with a launcher: hosts, over a Unix socket, one JSON object a line."""
+"""The hosts connected to a launcher: one JSON object a line over a Unix socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Peer:
 
     sock: socket.socket
     host: str = ""
-    """Its id, once it said hello."""
+    """Its id, after its ``hello``."""
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
 
@@ -31,8 +31,8 @@ class Peers:
 
     Args:
         selector: The launcher's.
-        on_message: Told each message.
-        on_away: Told a host's id when its last connection is gone.
+        on_message: Called with each message.
+        on_away: Called with a host's id when its last connection is closed.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Peers:
         self._on_away = on_away
         self._peers: dict[int, Peer] = {}
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """A descriptor to accept with when there is no other."""
+        """Closed to accept a connection when no other descriptor is free."""
 
     @property
-    def present(self) -> bool:
-        """Whether anybody is connected."""
+    def is_any_connected(self) -> bool:
+        """Whether a host is connected."""
         return bool(self._peers)
 
     def of(self, host: str) -> list[Peer]:
@@ -58,11 +58,12 @@ class Peers:
         return [peer for peer in self._peers.values() if peer.host == host]
 
     def accept(self, listener: Any, _: int) -> None:
-        """Take a new connection; one for which there is no descriptor is closed at once."""
+        """Accept a connection; if no descriptor is free for it, close it at once."""
         try:
             sock, _address = listener.accept()
         except OSError:
-            # Left in the queue it would wake the launcher for ever; closed, the host tries again.
+            # Left in the queue it would keep waking the launcher. A host whose
+            # connection is closed tries again.
             os.close(self._reserve)
             with contextlib.suppress(OSError):
                 listener.accept()[0].close()
@@ -73,7 +74,7 @@ class Peers:
         self._selector.register(sock, selectors.EVENT_READ, self._on_ready)
 
     def send(self, peer: Peer, message: dict[str, Any]) -> None:
-        """Send a message; one to a peer that is gone is dropped."""
+        """Send a message; drop it if the peer is gone."""
         if peer.sock.fileno() < 0:
             return
         peer.outbox += json.dumps(message).encode() + b"\n"
@@ -101,7 +102,7 @@ class Peers:
             for line in lines:
                 self._on_message(peer, json.loads(line))
         except (ValueError, KeyError, TypeError):
-            # Not one of ours, or not of this version: it must not take others' sandboxes with it.
+            # A peer of another version, or not a host: it must not end the sandboxes of others.
             traceback.print_exc()
             self._drop(peer)
 
