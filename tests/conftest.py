@@ -19,7 +19,6 @@ import pytest
 
 pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is imported
 
-from tests import lanes  # noqa: E402
 from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402
 from tests.verdicts import Verdicts  # noqa: E402
 
@@ -35,7 +34,11 @@ collect_ignore = ["fixtures"]  # projects with tests of their own, written for e
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails rather than skips: all of them, in CI."""
+_SERVE = ("ray/services", "ray/gateway")
+"""Where tests share a Ray that runs Serve; all others that need a Ray share a second one."""
 _LONG_FIRST = (
+    *_SERVE,
+    "ray/instances",
     "meta/test_linters.py",
     "ray/nodes/test_multi_machines.py",
     "e2e",
@@ -65,6 +68,9 @@ KNOWN = frozenset(
         "xfs",
     }
 )
+
+
+SHARES_RAY = pytest.StashKey[bool]()
 
 
 def require(name: str, available: bool, reason: str) -> None:
@@ -142,33 +148,36 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long modules first, so that no worker ends with one alone."""
+    """Group tests for xdist's ``loadgroup``, and run long groups first.
+
+    Starting a Ray takes four seconds of a core, so modules that can share one form a group, which
+    one process runs. Any other group is a module or a class, which shares its fixtures.
+    """
     here = Path(__file__).parent
-    lanes.check({item.path for item in items if "cluster" in fixtures_of(item)})
+    sharing = {item.path for item in items if "cluster" in fixtures_of(item)}
 
     @cache
-    def place(path: Path) -> tuple[int, int]:
-        shared = lanes.lane_of(path)
-        if shared is not None:
-            return shared
-        for index, name in enumerate(_LONG_FIRST):
-            if here / name in (path, *path.parents):
-                return len(lanes.LANES), index
-        return len(lanes.LANES) + 1, 0
+    def place(path: Path) -> tuple[bool, int]:
+        relative = path.relative_to(here).as_posix()
+        ranks = [n for n, prefix in enumerate(_LONG_FIRST) if relative.startswith(prefix)]
+        return path not in sharing, min(ranks, default=len(_LONG_FIRST))
 
     items.sort(key=lambda item: place(item.path))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes | None:
-    return lanes.Lanes(config, log) if config.getoption("dist") == "loadscope" else None
+    for item in items:
+        group = item.nodeid.rpartition("::")[0]
+        if item.path in sharing:
+            item.stash[SHARES_RAY] = True
+            relative = item.path.relative_to(here).as_posix()
+            group = "serve" if relative.startswith(_SERVE) else "ray"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """End the shared Ray of this process when its last module is done, not with the session."""
-    if lanes.lane_of(item.path) is None:
+    """End the shared Ray of this process once its last module is done, not with the session."""
+    if not item.stash.get(SHARES_RAY, False):
         SHARED.close()
 
 

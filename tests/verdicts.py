@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 
@@ -9,6 +10,8 @@ import pytest
 
 TIMEOUTS = 3
 """As many tests of a module reach their timeout; the rest of it waits for the same thing."""
+_GROUP = re.compile(r"@[^\]]*$")
+"""What xdist's ``loadgroup`` appends to a test's name."""
 _PART_LIMIT = 200
 _LAST_LINES = 12
 
@@ -39,7 +42,8 @@ class Verdicts:
         if hasattr(self._config, "workerinput"):
             return  # the process that started this one prints it
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        terminal.write(f"\n{report.nodeid} failed ({report.when}): {_reason(report)}\n", flush=True)
+        name = _GROUP.sub("", report.nodeid)
+        terminal.write(f"\n{name} failed ({report.when}): {_reason(report)}\n", flush=True)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self._broke = self._broke or str(excrepr)  # what follows is of the first

@@ -21,8 +21,7 @@ def use_token(*, make: bool = False) -> None:
 
     core: Any = _raylet
 
-    has_token = core.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
-    if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or has_token):
+    if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or _has_token(core)):
         os.environ[setup.AUTH_MODE_ENV_VAR] = "token"
         core.Config.initialize("")  # Ray read its settings when it was imported
     setup.ensure_token_if_auth_enabled(None, create_token_if_missing=make)
@@ -38,7 +37,7 @@ def carry_token() -> None:
 
     core: Any = _raylet
 
-    if core.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+    if _has_token(core):
         return
     try:
         directory = Path.home() / ".ray"
@@ -48,3 +47,20 @@ def carry_token() -> None:
         is_writable = False
     if not is_writable:
         os.environ[_TOKEN_VARIABLE] = generator.generate_new_authentication_token()
+
+
+def _has_token(core: Any) -> bool:
+    """Return whether Ray finds a token, whatever mode it is in."""
+    loader = core.AuthenticationTokenLoader.instance()
+    try:
+        return bool(loader.has_token(ignore_auth_mode=True))
+    except TypeError:  # Ray 2.52 looks for a token only in token mode
+        return _TOKEN_VARIABLE in os.environ or any(path.is_file() for path in _token_files())
+
+
+def _token_files() -> list[Path]:
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        return [Path(named)] if named else [Path.home() / ".ray" / "auth_token"]
+    except RuntimeError:  # the user has no home
+        return []

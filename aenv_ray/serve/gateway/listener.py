@@ -124,6 +124,7 @@ class Listener:
         config = uvicorn.Config(
             app,
             lifespan="off",
+            ws="websockets-sansio",  # the default before uvicorn 0.50 is deprecated by websockets
             access_log=False,
             log_config=None,
             proxy_headers=False,

@@ -50,7 +50,9 @@ def _serve(root: Path, ready: Callable[[Served], None], done: threading.Event) -
             await bench.gateway.open()
             sock = socket.create_server(("127.0.0.1", 0))
             server = uvicorn.Server(
-                uvicorn.Config(bench.gateway.app, log_level="warning", lifespan="off")
+                uvicorn.Config(
+                    bench.gateway.app, log_level="warning", lifespan="off", ws="websockets-sansio"
+                )
             )
             serving = asyncio.create_task(server.serve([sock]))
             admin = await bench.token(Role.ADMIN, "root")
