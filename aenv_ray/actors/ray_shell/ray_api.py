@@ -164,7 +164,11 @@ def node_id() -> str:
 def session_scope() -> str:
     """Return what tells this node of this Ray session from any other on the machine."""
     context = ray.get_runtime_context()
-    return f"{context.get_session_name()}/{context.get_node_id()}"
+    if hasattr(context, "get_session_name"):
+        session = context.get_session_name()
+    else:  # Ray below 2.54
+        session = ray._private.worker.global_worker.node.session_name
+    return f"{session}/{context.get_node_id()}"
 
 
 def serialization_context() -> Any:
