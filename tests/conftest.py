@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest

@@ -1,4 +1,4 @@
-"""The orientation pages match the tree: the paths that they name exist, and no package is missing."""
+"""The orientation pages match the tree: named paths exist, and no package is missing."""
 
 from __future__ import annotations
 
