@@ -167,7 +167,8 @@ def session_scope() -> str:
     if hasattr(context, "get_session_name"):
         session = context.get_session_name()
     else:  # Ray below 2.54
-        session = ray._private.worker.global_worker.node.session_name
+        worker: Any = ray._private.worker.global_worker
+        session = worker.node.session_name
     return f"{session}/{context.get_node_id()}"
 
 
