@@ -1,71 +1,104 @@
-"""Calls that come to a host many at a time, and whose results leave it as they are there.
+"""The batch protocol between a process with many calls and a host.
 
-A task of a Ray actor costs more than a tool call does. A caller with many calls under way brings
-those that it has in one task, which returns as soon as one of them has ended, with all that have.
-What is left it follows by later tasks, each together with its newest calls; so a slow call holds up
-no other. All state of a call is here, at its host, under a key that its caller chose.
+A task of a Ray actor costs more than most tool calls. A caller therefore sends all its new calls to
+a host in one task, `BatchServer.exchange`, which returns as soon as one call has ended or reported
+progress. The next task carries new calls, and the keys of those still running; a slow call delays
+no other. The host keeps the state of a call under a key that the caller chose.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pydantic_core
 
 from aenv_ray.actors.calls.wire import WireResult
+from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
 
 logger = logging.getLogger(__name__)
 
 Begin = list[Any]
-"""``[key, name, message]`` of a call: by `name`, unless it is empty, anybody may stop it."""
+"""``[key, name, wants_progress, message]``: the caller's unique key; a name by which any process
+can cancel the call, or ""; whether to send progress reports; a `wire.CallMessage` in bytes."""
 Answer = list[Any]
-"""``[key, kind, JSON text]``, of one of the three kinds below."""
+"""``[key, kind, JSON text]``, with one of the four kinds below."""
 RESULT: Final = 0
 ERROR: Final = 1
 UNKNOWN: Final = 2
-"""No such call is here, as after a restart of the host: its message must be sent again. The call's
-own id keeps it from running twice."""
-Run = Callable[[bytes], Coroutine[Any, Any, WireResult]]
+"""The host does not know the call, as after its restart. The caller sends the message again; the
+call id prevents a second run."""
+PROGRESS: Final = 3
+"""Reports since the last answer, as a list of ``[progress, total, message]``."""
+
+Report = tuple[float, float | None, str | None]
+"""Progress, total and message, as a tool reports them."""
+Reports = list[Report]
+Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
+Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]]
+"""`BatchServer.exchange` as its callers reach it: ``(begin, follow, cancel)``."""
 
 UNCLAIMED_S: Final = 60.0
-"""How long an outcome waits for a caller that may come back; then it is dropped."""
+"""How long an outcome is held for a caller that may come back."""
+MAX_REPORTS: Final = 1000
+"""Progress reports held for a slow reader; the oldest are dropped."""
 ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""What one task returns, beyond its first answer; further ones go with the next."""
+"""Size at which one task stops adding answers; the first answer may be larger."""
 _LINGER_S: Final = 0.0002
-"""For each call that still runs when one has ended, since others mostly end with it…"""
-_MOST_LINGERED: Final = 10
-"""…of so many."""
+"""Wait this long per running call before answering, since calls of a batch often end together."""
+_MAX_LINGERED: Final = 10
+
+_MAX_CALLS: Final = 64
+"""Calls per task. Bounds what one of many slow calls costs when another one ends."""
+_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Messages per task, in bytes; a larger message travels alone."""
+_GAP_S: Final = 0.0002
+"""Pause between two tasks per call in flight: batches grow with load, a single call never waits."""
+_MAX_GAPS: Final = 16
 
 
-class CarriedCalls:
-    """The calls of one host that somebody brought in a batch."""
+# --- the host's side -----------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._calls: dict[str, _Carried] = {}
+
+class BatchServer:
+    """The calls that batches brought to one host.
+
+    Args:
+        run: Runs a call, given its message and where to report progress.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._calls: dict[str, _RunningCall] = {}
 
     async def exchange(
-        self, begin: Sequence[Begin], follow: Sequence[str], run: Run
+        self, begin: Sequence[Begin], follow: Sequence[str], cancel: Sequence[str]
     ) -> list[Answer]:
-        """Begin calls; wait until one of these, or of those followed, has its outcome.
+        """Begin, follow and cancel calls; wait until one has ended or reported progress.
 
         Args:
-            begin: New calls; one whose key is known goes on.
-            follow: Keys of calls that earlier tasks began.
-            run: Runs a call, given its message.
+            begin: New calls. A known key continues its call.
+            follow: Keys of calls from earlier batches.
+            cancel: Keys and names of calls to cancel. Unknown ones are ignored.
 
         Returns:
-            The outcomes that are there, at least one, each of them once; and which keys of
-            `follow` are unknown.
+            Each outcome once, progress reports, and which keys of `follow` are unknown. Empty if
+            there is nothing to wait for, or another exchange took the outcomes.
 
-        Cancelling stops no call.
+        Cancelling this method cancels no call.
         """
+        if cancel:
+            self._cancel(frozenset(cancel) - {""})
         unknown: list[Answer] = [[key, UNKNOWN, b""] for key in follow if key not in self._calls]
         calls = [self._calls[key] for key in follow if key in self._calls]
-        calls += [self._begun(key, name, message, run) for key, name, message in begin]
+        calls += [self._started(*one) for one in begin]
         if unknown or not calls:
             return unknown
         news = asyncio.Event()
@@ -75,95 +108,102 @@ class CarriedCalls:
             await news.wait()
             running = sum(not call.task.done() for call in calls)
             if running:
-                await asyncio.sleep(min(running, _MOST_LINGERED) * _LINGER_S)
+                await asyncio.sleep(min(running, _MAX_LINGERED) * _LINGER_S)
             return self._taken(calls)
         finally:
             for call in calls:
                 if self._calls.get(call.key) is call:
                     call.unfollow(news)
 
-    def drop(self, keys: Sequence[str]) -> None:
-        """Stop calls whose callers went away; unknown keys do nothing."""
-        for key in keys:
-            if key in self._calls:
-                self._calls[key].task.cancel()
+    def _cancel(self, keys_or_names: frozenset[str]) -> None:
+        for call in self._calls.values():
+            if call.key in keys_or_names or call.name in keys_or_names:
+                call.task.cancel()
 
-    def cancel(self, name: str) -> bool:
-        """Stop the calls of a name; False when none runs."""
-        named = [c for c in self._calls.values() if c.name == name and not c.task.done()]
-        for call in named:
-            call.task.cancel()
-        return bool(named)
-
-    def _begun(self, key: str, name: str, message: bytes, run: Run) -> _Carried:
+    def _started(self, key: str, name: str, wants_progress: bool, message: bytes) -> _RunningCall:
         call = self._calls.get(key)
         if call is None:
-            task = asyncio.get_running_loop().create_task(run(message))
-            call = self._calls[key] = _Carried(key, name, task, self._forget)
+            call = self._calls[key] = _RunningCall(key, name, self._forget)
+            call.start(self._run(message, call.report if wants_progress else None))
         return call
 
-    def _taken(self, calls: Sequence[_Carried]) -> list[Answer]:
+    def _taken(self, calls: Sequence[_RunningCall]) -> list[Answer]:
         answers: list[Answer] = []
         size = 0
         for call in calls:
-            if call.task.done() and self._calls.get(call.key) is call:
-                answer = call.answer()
-                size += len(answer[2])
-                if answers and size > ANSWER_BYTES:
-                    break
-                answers.append(answer)
+            if self._calls.get(call.key) is not call:
+                continue  # another exchange took its outcome
+            found = call.answers()
+            size += sum(len(answer[2]) for answer in found)
+            if answers and size > ANSWER_BYTES:
+                break
+            answers += found
+            call.reports.clear()
+            if call.task.done():
                 del self._calls[call.key]
         return answers
 
-    def _forget(self, call: _Carried) -> None:
+    def _forget(self, call: _RunningCall) -> None:
         if call.news is None and self._calls.get(call.key) is call:
             del self._calls[call.key]
 
 
-class _Carried:
-    """One call that runs, or has ended and was not told to its caller."""
+class _RunningCall:
+    """One call, from its start until its caller has the outcome."""
 
-    def __init__(
-        self,
-        key: str,
-        name: str,
-        task: asyncio.Task[WireResult],
-        forget: Callable[[_Carried], None],
-    ) -> None:
+    task: asyncio.Task[WireResult]
+
+    def __init__(self, key: str, name: str, forget: Callable[[_RunningCall], None]) -> None:
         self.key = key
         self.name = name
-        self.task = task
         self.news: asyncio.Event | None = None
-        """Of whoever follows it; None: nobody does."""
+        """Wakes the exchange that follows the call; None if none does."""
+        self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._forget = forget
-        task.add_done_callback(self._end)
+
+    def start(self, run: Coroutine[Any, Any, WireResult]) -> None:
+        self.task = asyncio.get_running_loop().create_task(run)
+        self.task.add_done_callback(self._end)
 
     def follow(self, news: asyncio.Event) -> None:
         if self.news is not None:
-            self.news.set()  # whoever follows it now was sent again by Ray, and waits no more
+            self.news.set()  # Ray sent the task again: the first one need not wait any longer
         self.news = news
-        if self.task.done():
+        if self.reports or self.task.done():
             news.set()
 
     def unfollow(self, news: asyncio.Event) -> None:
         if self.news is news:
             self.news = None
             if self.task.done():
-                self._await_caller()
+                self._expire()
+
+    def report(self, progress: float, total: float | None, message: str | None) -> None:
+        self.reports.append((progress, total, message))
+        if self.news is not None:
+            self.news.set()
 
     def _end(self, task: asyncio.Task[WireResult]) -> None:
         if not task.cancelled():
-            task.exception()  # nobody may ever ask for it
+            task.exception()  # mark it as retrieved: the caller may never ask for it
         if self.news is None:
-            self._await_caller()
+            self._expire()
         else:
             self.news.set()
 
-    def _await_caller(self) -> None:
+    def _expire(self) -> None:
         asyncio.get_running_loop().call_later(UNCLAIMED_S, self._forget, self)
 
-    def answer(self) -> Answer:
-        """Return the outcome as it travels."""
+    def answers(self) -> list[Answer]:
+        """Return the reports and, if the call has ended, its outcome."""
+        found: list[Answer] = []
+        if self.reports:
+            found.append([self.key, PROGRESS, pydantic_core.to_json(list(self.reports))])
+        if self.task.done():
+            found.append(self._outcome())
+        return found
+
+    def _outcome(self) -> Answer:
         if self.task.cancelled():
             error: BaseException | None = CallCancelled(
                 "the caller cancelled the call", hint="its tool was told to stop"
@@ -178,6 +218,155 @@ class _Carried:
         return [self.key, ERROR, pydantic_core.to_json(to_wire(error), fallback=str)]
 
 
-def outcome_of(kind: int, text: bytes) -> bytes | AenvError:
-    """Return an outcome as its caller has it: a result's JSON text, or an error."""
-    return text if kind == RESULT else from_wire(pydantic_core.from_json(text))
+# --- the caller's side ---------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class BatchedCall:
+    """A call in flight."""
+
+    key: str
+    name: str
+    message: bytes
+    result: asyncio.Future[bytes]
+    """JSON text. Raises AenvError, or Ray's error if the host is gone."""
+    on_progress: Callable[[Reports], None] | None = None
+
+    def begin(self) -> Begin:
+        """Return the call as it travels."""
+        return [self.key, self.name, self.on_progress is not None, self.message]
+
+
+class BatchClient:
+    """The calls of this process to one host. Use it on one event loop.
+
+    Args:
+        exchange: The host's.
+
+    A restarted host gets its calls again; their ids prevent a second run.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._calls: dict[str, BatchedCall] = {}
+        self._new: list[BatchedCall] = []
+        self._running: list[str] = []
+        self._cancelled: list[str] = []
+        self._sent_at = 0.0
+        self._is_scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(
+        self,
+        message: bytes,
+        name: str = "",
+        on_progress: Callable[[Reports], None] | None = None,
+    ) -> BatchedCall:
+        """Send a call.
+
+        Args:
+            message: See `aenv_ray.actors.calls.wire.CallMessage`.
+            name: By which any process can cancel the call; "" if none can.
+            on_progress: Receives progress reports, in batches. None asks for none.
+        """
+        key = f"{self._prefix}-{next(self._numbers)}"
+        call = BatchedCall(key, name, message, self._loop.create_future(), on_progress)
+        self._calls[key] = call
+        self._new.append(call)
+        self._schedule()
+        return call
+
+    def cancel(self, call: BatchedCall) -> None:
+        """Cancel a call; its tool is told to stop."""
+        if self._calls.pop(call.key, None) is None:
+            return
+        if not call.result.done():
+            call.result.set_exception(CallCancelled("the caller cancelled the call"))
+            call.result.exception()  # mark it as retrieved: most callers do not ask for it
+        if call in self._new:
+            self._new.remove(call)
+        else:
+            self._cancelled.append(call.key)
+            self._schedule()
+
+    def forget(self, call: BatchedCall) -> None:
+        """Ignore a call's outcome from now on; the call itself goes on."""
+        self._calls.pop(call.key, None)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            gap_s = min(len(self._calls) - 1, _MAX_GAPS) * _GAP_S
+            at = self._sent_at + gap_s
+            if at <= self._loop.time():
+                self._loop.call_soon(self._flush)
+            else:
+                self._loop.call_at(at, self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        self._sent_at = self._loop.time()
+        running = [key for key in self._running if key in self._calls]
+        new, cancelled = self._new, self._cancelled
+        self._running, self._new, self._cancelled = [], [], []
+        while new or running or cancelled:
+            count = _batch_size(new)
+            begin, new = new[:count], new[count:]
+            follow, running = running[: _MAX_CALLS - count], running[_MAX_CALLS - count :]
+            task = self._loop.create_task(self._send_batch(begin, follow, cancelled))
+            cancelled = []
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send_batch(
+        self, begin: Sequence[BatchedCall], follow: Sequence[str], cancel: list[str]
+    ) -> None:
+        keys = [*follow, *(call.key for call in begin)]
+        try:
+            answers = await self._exchange([call.begin() for call in begin], list(follow), cancel)
+        except Exception as exc:  # noqa: BLE001  # Ray's: each call raises it to its caller
+            for key in keys:
+                self._fail(key, exc)
+            return
+        unknown = {key for key, kind, _ in answers if kind == UNKNOWN}
+        for key, kind, text in answers:
+            if kind != UNKNOWN:
+                self._take(key, kind, text)
+        for key in keys:
+            if key in unknown and key in self._calls:
+                self._new.append(self._calls[key])
+            elif key in self._calls:
+                self._running.append(key)
+        if self._running or self._new:
+            self._schedule()
+
+    def _take(self, key: str, kind: int, text: bytes) -> None:
+        if kind == ERROR:
+            self._fail(key, from_wire(pydantic_core.from_json(text)))
+        elif kind == PROGRESS:
+            call = self._calls.get(key)
+            if call is not None and call.on_progress is not None:
+                reports = pydantic_core.from_json(text)
+                call.on_progress([(done, total, message) for done, total, message in reports])
+        else:
+            call = self._calls.pop(key, None)
+            if call is not None and not call.result.done():
+                call.result.set_result(text)
+
+    def _fail(self, key: str, error: Exception) -> None:
+        call = self._calls.pop(key, None)
+        if call is not None and not call.result.done():
+            call.result.set_exception(error)
+
+
+def _batch_size(new: Sequence[BatchedCall]) -> int:
+    """Return how many of the calls travel in one task."""
+    size = 0
+    for count, call in enumerate(new[:_MAX_CALLS]):
+        size += len(call.message)
+        if count and size > _MAX_BYTES:
+            return count
+    return min(len(new), _MAX_CALLS)

@@ -465,7 +465,7 @@ class EnvHandle:
         Raises:
             InstanceNotFound: The instance ended long ago.
         """
-        sent: ObjectRef[InstanceInfo] = self._host.control.remote("info", self.instance_id)
+        sent: ObjectRef[InstanceInfo] = self._host.info.remote(self.instance_id)
         return sent
 
     @remote_method
@@ -482,9 +482,7 @@ class EnvHandle:
             SandboxLost, InstanceExpired, InstanceReleased: The instance has ended.
         """
         seconds = units.parse_duration_s(ttl, what="ttl")
-        sent: ObjectRef[InstanceInfo] = self._host.control.remote(
-            "renew", self.instance_id, seconds
-        )
+        sent: ObjectRef[InstanceInfo] = self._host.renew.remote(self.instance_id, seconds)
         return sent
 
     @remote_method

@@ -218,7 +218,7 @@ class Queue:
         try:
             with ray_api.translated(f"{operation} on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    count, capacity = await host.control.remote(operation, *args)
+                    count, capacity = await getattr(host, operation).remote(*args)
         except (AenvError, TimeoutError) as exc:
             logger.warning("left out of this turn: %s: %s", name, exc)
             return None
@@ -241,7 +241,7 @@ class Queue:
         try:
             with ray_api.translated(f"reserving places on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    return bool(await host.control.remote("reserve", ids, RESERVED_S))
+                    return bool(await host.reserve.remote(ids, RESERVED_S))
         except (AenvError, TimeoutError) as exc:
             logger.warning("no places on %s: %s", name, exc)
             return False

@@ -93,7 +93,7 @@ class Controller:
                 for spec in specs
             ]
         for _, host, ids in places:
-            host.control.remote("reserve", ids, 0.0)  # they count as dedicated from now on
+            host.reserve.remote(ids, 0.0)  # they count as dedicated from now on
         return [task.result() for task in tasks]
 
     async def _create_one(
@@ -104,10 +104,8 @@ class Controller:
         try:
             host = await self._dedicated_host(spec.instance_id, home)
             with ray_api.translated(f"creating {spec.instance_id}"):
-                if archive is not None and not await host.control.remote(
-                    "has_project", spec.digest
-                ):
-                    await host.control.remote("put_project", spec.digest, archive)
+                if archive is not None and not await host.has_project.remote(spec.digest):
+                    await host.put_project.remote(spec.digest, archive)
                 made = await host.start.remote(encode_specs([spec]))
                 (outcome,) = decode_outcomes(made)
             if spec.instance_id in self._doomed:
@@ -207,7 +205,7 @@ class Controller:
             with ray_api.translated(f"{operation} on host {name}"):
                 async with asyncio.timeout(CONTROL_DEADLINE_S):
                     if host is not None:
-                        return await host.control.remote(operation, *args)
+                        return await getattr(host, operation).remote(*args)
         except AenvError:
             raise
         except Exception as exc:  # one host's failure is not that of all

@@ -52,7 +52,7 @@ class HostDirectory:
         for name in names:
             if name not in self.actors:
                 actor = await asyncio.to_thread(ray_api.find_actor, name)
-                if actor is None or not hasattr(actor, "control"):
+                if actor is None or not hasattr(actor, "exchange"):
                     continue  # gone meanwhile, or an actor of the user's in our namespace
                 self.actors[name] = actor
             found.append(name)
@@ -183,7 +183,7 @@ class HostDirectory:
 
     async def _ask_load(self, name: str, node: str, host: Any) -> HostLoad:
         with ray_api.translated(f"asking host {name}"):
-            count, capacity = await host.control.remote("load")
+            count, capacity = await host.load.remote()
         return HostLoad(name, node, count, capacity)
 
 

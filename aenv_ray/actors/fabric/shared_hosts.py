@@ -176,7 +176,7 @@ class SharedHosts:
         name, host, _ = share
         if (name, source.digest) in self._shipped:
             return
-        if not self._wait(host.control.remote("has_project", source.digest), f"host {name}"):
-            reference = host.control.remote("put_project", source.digest, source.archive())
+        if not self._wait(host.has_project.remote(source.digest), f"host {name}"):
+            reference = host.put_project.remote(source.digest, source.archive())
             self._wait(reference, f"sending the project to {name}")
         self._shipped.add((name, source.digest))

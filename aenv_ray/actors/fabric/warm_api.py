@@ -85,6 +85,6 @@ def warm(
             fabric.shared.ship(Share(load.name, host, []), source)
         request = WarmRequest(spec=pattern, count=share, idle_timeout_s=idle_s)
         wait_s = CREATE_DEADLINE_S if wait and share else None
-        asked.append((load.name, host.control.remote("warm", request, wait_s)))
+        asked.append((load.name, host.warm.remote(request, wait_s)))
     deadline_s = _ANSWER_S + (CREATE_DEADLINE_S if wait else 0.0)
     return sum(fabric.wait(ref, f"warming {name}", deadline_s) for name, ref in asked)

@@ -1,11 +1,12 @@
-"""What callers do with the instances of a host: calls, streams and logs."""
+"""Calls, streams and logs: what callers do with the instances of a host."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncGenerator
+from typing import Final
 
+from aenv_ray.actors.calls.call_batching import Report
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
@@ -16,20 +17,20 @@ from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 
 CALL_GRACE_S: Final = 5.0
-"""How long after a call's own deadline its sandbox counts as not answering."""
-LATE_S: Final = 0.005
-"""A call that stood this long in Ray's queues, behind others of its caller's, is in no hurry."""
+"""A sandbox that does not answer this long after the call's deadline counts as lost."""
+DELAYED_S: Final = 0.005
+"""A pipelined call that waited this long in Ray's queues may wait for the calls behind it."""
 
 
 class HostCalls:
-    """Brings calls to the sandboxes of one host.
+    """Forwards calls to the sandboxes of one host.
 
     Args:
         host_id: Named in errors.
-        residents: Whose sandboxes they are.
-        engines: Which made them.
-        adopted: Set once what an earlier host of this id left is taken over: calls wait for it.
-        clock: For what counts as activity.
+        residents: The instances of the host, with their sandboxes.
+        engines: The engines that made the sandboxes.
+        adopted: Set once the host has adopted the sandboxes of an earlier host; calls wait for it.
+        clock: For idle times.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class HostCalls:
         self._clock = clock
 
     async def call(self, message: CallMessage, on_progress: OnProgress | None = None) -> WireResult:
-        """Run one call in an instance and return its result.
+        """Run one call in an instance and return the result.
 
         Raises:
             AenvError: See `InstanceLife.call_started` and `Sandbox.request_json`.
@@ -61,26 +62,26 @@ class HostCalls:
                 message.params,
                 deadline_s=message.timeout_s + CALL_GRACE_S,
                 on_progress=on_progress,
-                may_wait=self._is_late(message),
+                may_wait=self._is_delayed(message),
             )
             return WireResult(message.method, result)
         except SandboxLost as error:
-            # Released and expired instances lose their sandbox too: say which it was.
+            # A released or expired instance loses its sandbox too: raise the actual cause.
             raise (life.end_error() if life.ended else error) from None
         finally:
             life.call_finished(self._clock.now())
 
-    def _is_late(self, message: CallMessage) -> bool:
-        """Whether a call waited so long on its way that it may as well wait for those behind it.
+    def _is_delayed(self, message: CallMessage) -> bool:
+        """Whether a pipelined call already waited so long that it can wait for the next ones.
 
-        A caller that sends many and then waits for all wants them done, not each of them soon. Only
-        what was sent right behind another counts: clocks of two nodes may be that far apart.
+        A caller that pipelines wants all its calls done soon rather than each one. Calls that were
+        not pipelined carry no time, because the clocks of two nodes may differ by as much.
         """
-        return bool(message.sent_at) and self._clock.now() - message.sent_at > LATE_S
+        return bool(message.sent_at) and self._clock.now() - message.sent_at > DELAYED_S
 
-    async def stream(self, message: CallMessage) -> AsyncIterator[Any]:
-        """Run one call; yield ``(progress, total, message)`` tuples, then its result."""
-        reports: asyncio.Queue[Any] = asyncio.Queue()
+    async def stream(self, message: CallMessage) -> AsyncGenerator[Report | WireResult]:
+        """Run one call; yield ``(progress, total, message)`` tuples, then the result."""
+        reports: asyncio.Queue[Report | None] = asyncio.Queue()
         task = asyncio.create_task(self.call(message, lambda *report: reports.put_nowait(report)))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
@@ -93,15 +94,16 @@ class HostCalls:
     async def logs(
         self, instance_id: InstanceId, tail_lines: int | None, follow: bool
     ) -> AsyncGenerator[str, None]:
-        """Return what an instance printed, see `HostEngines.logs`; asking is no activity."""
+        """Return the output of an instance, see `HostEngines.logs`; does not count as activity."""
         life, _ = await self.enter(instance_id)
         return self._engines.logs(life.record.spec.engine, life.record.id, tail_lines, follow)
 
     async def enter(self, instance_id: InstanceId) -> tuple[InstanceLife, Sandbox]:
-        """Return a live instance and its sandbox, once what an earlier host left is taken over.
+        """Return a live instance and its sandbox, after adoption of an earlier host's instances.
 
         Raises:
-            AenvError: Why it has ended; InstanceNotFound where it was never here.
+            InstanceNotFound: This host has no such instance.
+            AenvError: The instance has ended; the error says why.
         """
         if not self._adopted.is_set():
             await self._adopted.wait()
@@ -110,7 +112,7 @@ class HostCalls:
             raise InstanceNotFound(
                 f"host {self._id} has no instance {instance_id}",
                 instance_id=instance_id,
-                hint="it was released long ago, or never created",
+                hint="it was released long ago, or never created; list_instances() shows live ones",
             )
         sandbox = self._sandboxes.get(life.record.id)
         if sandbox is None:

@@ -1,6 +1,6 @@
-"""The Ray actor around a `Host`: builds it in its own process and passes calls on.
+"""The Ray actor around a `Host`: builds it in its own process and forwards calls to it.
 
-The shell decides nothing; what it needs of Ray, this node and the settings it hands to `Host`.
+It contains no decisions; it passes what `Host` needs of Ray, the node and the settings.
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from aenv_ray.actors.calls.call_batching import Answer, Begin, CarriedCalls
-from aenv_ray.actors.calls.followed_calls import FollowedCalls, Reports
+from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
 from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_specs, encode_outcomes
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
-from aenv_ray.engines.base import Engine
+from aenv_ray.engines.base import Engine, OnProgress
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
 from aenv_ray.engines.node.directory import node_directory, set_owner
 from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
+from aenv_ray.hub.warm_requests import WarmRequest
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity
+from aenv_ray.models import ActorDensity, InstanceInfo
+from aenv_ray.project.storage import StorageMount
 
 
 def make_engine_factory(host_id: HostId) -> EngineFactory:
@@ -85,17 +86,22 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
 
 
 class HostShell:
-    """The Ray actor: builds a `Host` in its own process and passes every call on."""
+    """The Ray actor: builds a `Host` in its own process and forwards each method to it.
+
+    A handle calls `call`: one message, one result. Callers with many calls in flight use
+    `exchange`, which also carries progress and cancellation. `stream` and `logs` are Ray
+    generators, since only those return values one by one to an `ObjectRefGenerator`, and pause
+    their producer for a slow reader. All other methods are control operations of `Host`.
+    """
 
     def __init__(self, host_id: HostId, density: str, slots: int | None) -> None:
         self._args = (host_id, ActorDensity(density), slots)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
-        self._followed = FollowedCalls()
-        self._carried = CarriedCalls()
+        self._batches = BatchServer(self._run)
         write_directly(ray_api.serialization_context(), WireResult)
-        # Ray runs this on the actor's loop, after a restart too: what an earlier host left is taken
-        # over at once, though nobody may call for long. Should it fail, the next call tries again.
+        # Opens on the actor's loop, after a restart too, so that the sandboxes of an earlier host
+        # are adopted before anyone calls. If it fails, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> Host:
@@ -105,45 +111,30 @@ class HostShell:
             return self._host
 
     async def ready(self) -> str:
-        """Return the host's id once it answers for its earlier instances."""
+        """See `Host.ready`."""
         return await (self._host or await self._open()).ready()
 
-    async def start(self, specs: bytes) -> bytes:
-        """See `Host.start`, in the bytes of `wire`."""
-        host = self._host or await self._open()
-        return encode_outcomes(await host.start(decode_specs(specs)))
+    # --- calls ------------------------------------------------------------------------------
 
     async def call(self, message: bytes) -> WireResult:
         """See `HostCalls.call`."""
         host = self._host or await self._open()
         return await host.calls.call(CallMessage.decode(message))
 
-    async def exchange(self, begin: list[Begin], follow: list[str]) -> list[Answer]:
-        """See `CarriedCalls.exchange`."""
+    async def exchange(
+        self, begin: list[Begin], follow: list[str], cancel: list[str]
+    ) -> list[Answer]:
+        """See `BatchServer.exchange`."""
+        return await self._batches.exchange(begin, follow, cancel)
+
+    async def _run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:
         host = self._host or await self._open()
-        return await self._carried.exchange(
-            begin, follow, lambda message: host.calls.call(CallMessage.decode(message))
-        )
+        return await host.calls.call(CallMessage.decode(message), on_progress)
 
-    async def drop(self, keys: list[str]) -> None:
-        """See `CarriedCalls.drop`."""
-        self._carried.drop(keys)
-
-    async def follow_json(self, message: bytes, token: str, name: str) -> bytes | Reports:
-        """See `FollowedCalls.next`."""
-        host = self._host or await self._open()
-        return await self._followed.next(
-            token, name, lambda report: host.calls.call(CallMessage.decode(message), report)
-        )
-
-    async def cancel_named(self, name: str) -> bool:
-        """See `FollowedCalls.cancel` and `CarriedCalls.cancel`."""
-        return self._followed.cancel(name) | self._carried.cancel(name)
-
-    async def stream(self, message: bytes) -> AsyncIterator[Any]:
+    async def stream(self, message: bytes) -> AsyncIterator[Report | WireResult]:
         """See `HostCalls.stream`."""
         host = self._host or await self._open()
-        async with contextlib.aclosing(host.calls.stream(CallMessage.decode(message))) as reports:  # type: ignore[type-var]
+        async with contextlib.aclosing(host.calls.stream(CallMessage.decode(message))) as reports:
             async for report in reports:
                 yield report
 
@@ -158,30 +149,72 @@ class HostShell:
             async for piece in pieces:
                 yield piece
 
-    async def control(self, operation: str, *args: Any) -> Any:
-        """Run any other operation of `Host` by name."""
+    # --- instances --------------------------------------------------------------------------
+
+    async def start(self, specs: bytes) -> bytes:
+        """See `Host.start`; specs and outcomes are encoded as in `wire`."""
         host = self._host or await self._open()
-        method = _CONTROL[operation]
-        result = method(host, *args)
-        return await result if asyncio.iscoroutine(result) else result
+        return encode_outcomes(await host.start(decode_specs(specs)))
 
+    async def info(self, instance_id: InstanceId) -> InstanceInfo:
+        """See `Host.info`."""
+        return await (self._host or await self._open()).info(instance_id)
 
-_CONTROL: Final[Mapping[str, Callable[..., Any]]] = {
-    "count_processes": Host.count_processes,
-    "delete_storage": Host.delete_storage,
-    "has_project": Host.has_project,
-    "hold": Host.hold,
-    "info": Host.info,
-    "instances": Host.instances,
-    "load": Host.load,
-    "pools": Host.pools,
-    "put_project": Host.put_project,
-    "release": Host.release,
-    "release_jobs": Host.release_jobs,
-    "renew": Host.renew,
-    "reserve": Host.reserve,
-    "warm": Host.warm,
-}
+    async def renew(self, instance_id: InstanceId, ttl_s: float) -> InstanceInfo:
+        """See `Host.renew`."""
+        return await (self._host or await self._open()).renew(instance_id, ttl_s)
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
+        """See `Host.release`."""
+        return await (self._host or await self._open()).release(instance_ids)
+
+    async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
+        """See `Host.release_jobs`."""
+        return await (self._host or await self._open()).release_jobs(jobs)
+
+    async def instances(self) -> list[InstanceInfo]:
+        """See `Host.instances`."""
+        return await (self._host or await self._open()).instances()
+
+    # --- capacity and pools -----------------------------------------------------------------
+
+    async def load(self) -> tuple[int, int]:
+        """See `Host.load`."""
+        return (self._host or await self._open()).load()
+
+    async def hold(self, seconds: float) -> tuple[int, int]:
+        """See `Host.hold`."""
+        return (self._host or await self._open()).hold(seconds)
+
+    async def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
+        """See `Host.reserve`."""
+        return (self._host or await self._open()).reserve(ids, seconds)
+
+    async def warm(self, request: WarmRequest, wait_s: float | None) -> int:
+        """See `Host.warm`."""
+        return await (self._host or await self._open()).warm(request, wait_s)
+
+    async def pools(self) -> dict[str, int]:
+        """See `Host.pools`."""
+        return (self._host or await self._open()).pools()
+
+    # --- the node ---------------------------------------------------------------------------
+
+    async def has_project(self, digest: str) -> bool:
+        """See `Host.has_project`."""
+        return (self._host or await self._open()).has_project(digest)
+
+    async def put_project(self, digest: str, archive: bytes) -> None:
+        """See `Host.put_project`."""
+        await (self._host or await self._open()).put_project(digest, archive)
+
+    async def delete_storage(self, engine: str, storage: StorageMount) -> None:
+        """See `Host.delete_storage`."""
+        await (self._host or await self._open()).delete_storage(engine, storage)
+
+    async def count_processes(self) -> int:
+        """See `Host.count_processes`."""
+        return await (self._host or await self._open()).count_processes()
 
 
 async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) -> Host:

@@ -5,11 +5,12 @@ Everything here is a thin call; what to do with it is decided elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import ray
 from ray import exceptions as ray_exceptions
@@ -27,7 +28,16 @@ from aenv_ray.actors.ray_shell.nodes import SLOT, NodeFacts
 from aenv_ray.actors.ray_shell.ray_address import await_listener, short_directory, way_out
 from aenv_ray.actors.ray_shell.ray_token import carry_token, use_token
 from aenv_ray.config import settings
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxLost
+from aenv_ray.errors import (
+    AenvError,
+    CallCancelled,
+    ConfigError,
+    DeadlineExceeded,
+    FabricUnavailable,
+    SandboxLost,
+)
+
+T = TypeVar("T")
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
@@ -391,6 +401,44 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
                 hint="its actor or node died, or it was released long ago",
             ) from exc
         raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
+
+
+async def answer(
+    reference: Awaitable[T], what: str, deadline_s: float, *, instance_id: str | None = None
+) -> T:
+    """Await the answer of an actor.
+
+    Args:
+        reference: From a ``.remote(...)``.
+        what: What is awaited, for messages.
+        deadline_s: Seconds to wait at most.
+        instance_id: As for `translated`.
+
+    Raises:
+        DeadlineExceeded: No answer within `deadline_s`.
+        CallCancelled: The task was cancelled.
+        FabricUnavailable, SandboxLost: The actor is gone, as for `translated`.
+        AenvError: The actor raised it.
+    """
+    try:
+        with translated(what, instance_id=instance_id):
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await reference
+            except TimeoutError as exc:
+                if isinstance(exc, AenvError | ray_exceptions.RayError):
+                    raise
+                where = f" on {instance_id}" if instance_id else ""
+                raise DeadlineExceeded(
+                    f"{what}{where} had no answer within {deadline_s:g} s"
+                ) from exc
+    except ray_exceptions.TaskCancelledError:
+        raise CallCancelled(f"{what}: the call was cancelled") from None
+
+
+def is_from_ray(error: AenvError) -> bool:
+    """Whether `translated` made the error from one of Ray's."""
+    return isinstance(error.__cause__, ray_exceptions.RayError)
 
 
 def is_of_a_dead_actor(error: AenvError) -> bool:

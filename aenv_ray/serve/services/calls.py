@@ -10,7 +10,8 @@ from typing import Any, Final
 from ray import exceptions as ray_exceptions
 from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 
-from aenv_ray.actors.calls.followed_calls import Reports
+from aenv_ray.actors.calls.call_batching import Reports
+from aenv_ray.actors.calls.json_calls import HOST_GRACE_S, JsonCall
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import (
     AenvError,
@@ -20,7 +21,6 @@ from aenv_ray.errors import (
     FabricUnavailable,
 )
 from aenv_ray.runtime.door.async_calls import Departure
-from aenv_ray.serve.gateway.data.calls import HOST_GRACE_S, DataCall
 from aenv_ray.serve.services.apps import app_name
 
 _CANCEL_S: Final = 10.0
@@ -46,7 +46,7 @@ class ServiceCalls:
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
 
-    async def call(self, call: DataCall, departure: Departure, name: str = "") -> bytes:
+    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
         """Run a call and return its result as JSON text.
 
         Args:
@@ -67,7 +67,7 @@ class ServiceCalls:
                         return news
         call.message()  # what cannot be is refused here
         handle = (await self._handle(call)).options(method_name="call_json")
-        with _errors(call.what, call.instance_id):
+        with _errors(call.what, call.target):
             for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, departure) as response:
@@ -80,7 +80,7 @@ class ServiceCalls:
         raise AssertionError("a call returns or raises")
 
     async def follow(
-        self, call: DataCall, name: str, departure: Departure
+        self, call: JsonCall, name: str, departure: Departure
     ) -> AsyncGenerator[Reports | bytes]:
         """Run a call; yield what it reports, in rounds, then its result as JSON text.
 
@@ -89,7 +89,7 @@ class ServiceCalls:
         """
         call.message()
         handle = (await self._handle(call)).options(method_name="follow_json", stream=True)
-        with _errors(call.what, call.instance_id):
+        with _errors(call.what, call.target):
             for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, departure, name) as response:
@@ -131,7 +131,7 @@ class ServiceCalls:
 
     @contextlib.asynccontextmanager
     async def _dispatched(
-        self, handle: Any, call: DataCall, departure: Departure, *more: Any
+        self, handle: Any, call: JsonCall, departure: Departure, *more: Any
     ) -> AsyncIterator[Any]:
         """Yield the response to a call that one replica gets.
 
@@ -145,13 +145,13 @@ class ServiceCalls:
                 selection = await choosing.__aenter__()
         except TimeoutError:
             raise FabricUnavailable(
-                f"{call.what}: no replica of {service_of(call.instance_id)} is free",
+                f"{call.what}: no replica of {service_of(call.target)} is free",
                 hint="aenv service get tells why; more replicas take more calls",
             ) from None
         try:
             async with asyncio.timeout(call.timeout_s + HOST_GRACE_S):
                 response = handle.dispatch(selection, *arguments)
-                if not call.is_named:
+                if not call.has_id:
                     departure.listen(response.cancel)
                 yield response
         except TimeoutError as exc:
@@ -161,8 +161,8 @@ class ServiceCalls:
         finally:
             await choosing.__aexit__(None, None, None)
 
-    async def _handle(self, call: DataCall) -> Any:
-        handle = await self._found(service_of(call.instance_id))
+    async def _handle(self, call: JsonCall) -> Any:
+        handle = await self._found(service_of(call.target))
         return handle.options(session_id=call.session) if call.session else handle
 
     async def _found(self, service_id: str) -> Any:

@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.actors.calls.followed_calls import Reports
+from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.handle import bare_tool_name
+from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.actors.calls.wire import decode_json
 from aenv_ray.actors.fabric import entrance
@@ -42,7 +43,6 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
-from aenv_ray.serve.gateway.data.calls import DataCall, DataCalls
 from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.orphan_sandboxes import LeftSandboxes
@@ -72,7 +72,7 @@ class ServiceReplica:
         self._record = ServiceRecord.model_validate(record)
         self._fabric, hub = await asyncio.to_thread(_connected)
         self._instances = RayInstances(self._fabric)
-        self._calls = DataCalls(self._instances)
+        self._calls = InstanceCalls(self._instances)
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
         self._storages = StorageRecords(hub)
@@ -166,7 +166,7 @@ class ServiceReplica:
         Raises:
             SessionLost: The sandbox that kept the session's state is gone; told once.
             CallOutcomeUnknown: The sandbox went while a named call ran.
-            AenvError: As `DataCalls.call`.
+            AenvError: As `InstanceCalls.call`.
         """
         call = await self._placed(method, params, meta)
         try:
@@ -206,7 +206,7 @@ class ServiceReplica:
 
     async def _placed(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
-    ) -> DataCall:
+    ) -> JsonCall:
         """Return a call for the sandbox that it has to run in."""
         own = (await self._sandbox.instance()).instance_id
         session, call_id = _session(), meta.get(CALL_ID)
@@ -215,18 +215,18 @@ class ServiceReplica:
             holder = await self._sessions.holder(session, own)
         elif call_id is not None:
             holder = await self._sessions.holder_of_call(str(call_id), own)
-        return DataCall(holder, method, params, meta, session)
+        return JsonCall(holder, method, params, meta, session)
 
-    async def _told(self, error: InstanceError, call: DataCall) -> InstanceError:
+    async def _told(self, error: InstanceError, call: JsonCall) -> InstanceError:
         """Return what the caller of a call is told whose sandbox went."""
-        self._sandbox.lose(call.instance_id)
+        self._sandbox.lose(call.target)
         if call.session:
-            told = await self._sessions.note_gone(call.session, call.instance_id)
+            told = await self._sessions.note_gone(call.session, call.target)
             return error if told is None else told
-        if call.is_named:
+        if call.has_id:
             return CallOutcomeUnknown(
                 f"{call.what}: {error.message}",
-                instance_id=call.instance_id,
+                instance_id=call.target,
                 hint="whether it ran cannot be known; if it may run again, ask with another id",
             )
         return error

@@ -97,7 +97,7 @@ def _delete(record: StorageRecord) -> None:
     if not hosts:
         raise _away(record.name, record.machine)
     mount = record.mount("/", is_shared=False)
-    asked = hosts[0][1].control.remote("delete_storage", record.engine, mount)
+    asked = hosts[0][1].delete_storage.remote(record.engine, mount)
     fabric.wait(asked, f"deleting storage {record.name}", DELETE_S + _GRACE_S)
 
 

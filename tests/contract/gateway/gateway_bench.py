@@ -11,11 +11,10 @@ from typing import Any
 import httpx
 
 from aenv_ray import ids
-from aenv_ray.actors.calls.call_batching import CarriedCalls
+from aenv_ray.actors.calls.call_batching import BatchServer
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.host.host_actor import _CONTROL
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.errors import (
@@ -82,9 +81,11 @@ class LocalInstances(Instances):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._carried = CarriedCalls()
+        batches = BatchServer(
+            lambda message, report: host.calls.call(CallMessage.decode(message), report)
+        )
         self._actor = LocalActor(
-            control=self._control, call=self._call, exchange=self._exchange, drop=self._drop
+            call=self._call, exchange=batches.exchange, info=host.info, renew=host.renew
         )
         self._controller = LocalActor(release=host.release)
         self.gate = asyncio.Event()
@@ -93,21 +94,9 @@ class LocalInstances(Instances):
         self.failure: AenvError | None = None
         self.created: list[str] = []
 
-    async def _control(self, operation: str, *args: Any) -> Any:
-        result = _CONTROL[operation](self._host, *args)
-        return await result if asyncio.iscoroutine(result) else result
-
     async def _call(self, message: bytes) -> Any:
         decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
         return decode(*args)
-
-    async def _exchange(self, begin: list[Any], follow: list[str]) -> list[Any]:
-        return await self._carried.exchange(
-            begin, follow, lambda message: self._host.calls.call(CallMessage.decode(message))
-        )
-
-    async def _drop(self, keys: list[str]) -> None:
-        self._carried.drop(keys)
 
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
@@ -151,10 +140,10 @@ class LocalInstances(Instances):
         await self._host.release([InstanceId(i) for i in instance_ids])
 
     async def pools(self) -> dict[str, int]:
-        return dict(await self._control("pools"))
+        return self._host.pools()
 
     async def list_instances(self) -> list[InstanceInfo]:
-        return list(await self._control("instances"))
+        return await self._host.instances()
 
 
 class FakeApps(Apps):

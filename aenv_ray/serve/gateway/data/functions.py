@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
@@ -35,7 +36,6 @@ from aenv_ray.runtime.public.requests import (
     read_meta,
 )
 from aenv_ray.runtime.public.server import HEALTH_TIMEOUT_S
-from aenv_ray.serve.gateway.data.calls import Calls, DataCall
 from aenv_ray.serve.gateway.data.http import JSON, departing
 from aenv_ray.serve.gateway.data.targets import Target
 
@@ -69,7 +69,7 @@ class FunctionDoor:
         calls: Brings calls to instances.
     """
 
-    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: Calls) -> None:
+    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: JsonCalls) -> None:
         self._find = find
         self._calls = calls
         self._offers: OrderedDict[str, _Offer] = OrderedDict()
@@ -103,7 +103,7 @@ class FunctionDoor:
     async def _call(
         self, target: Target, request: Request, method: str, params: Mapping[str, Any]
     ) -> bytes:
-        call = DataCall(target.instance_id, method, params, read_meta(request), target.session)
+        call = JsonCall(target.instance_id, method, params, read_meta(request), target.session)
         await request.body()  # what comes after it tells of the client's going away
         async with departing(request.receive) as departure:
             return await self._calls.call(call, departure)
@@ -147,7 +147,7 @@ class FunctionDoor:
         schema = (await self._offer(target, request)).health_schema
         params = {"arguments": query_arguments(request, schema)}
         meta = {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)}
-        call = DataCall(target.instance_id, "aenv/health", params, meta, target.session)
+        call = JsonCall(target.instance_id, "aenv/health", params, meta, target.session)
         try:
             async with departing(request.receive) as departure:
                 result = await self._calls.call(call, departure)

@@ -16,13 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.errors import AenvError, ConfigError, InternalError
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Departure
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.calls import Calls, DataCall
 from aenv_ray.serve.gateway.data.http import JSON, departing
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
@@ -48,7 +48,7 @@ class McpDoor:
         calls: Brings calls to instances.
     """
 
-    def __init__(self, find: FindTarget, calls: Calls) -> None:
+    def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
         self._find = find
         self._calls = calls
 
@@ -115,8 +115,8 @@ class McpDoor:
         self, target: Target, rpc: Rpc, departure: Departure, stream: _Stream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
-        call = DataCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
-        name = rpc.cancel_name(call.instance_id, rpc.id) if rpc.method == "tools/call" else ""
+        call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
+        name = rpc.cancel_name(call.target, rpc.id) if rpc.method == "tools/call" else ""
         stream.keep_alive()
         status, body = 200, b""
         try:
@@ -135,7 +135,7 @@ class McpDoor:
         return None
 
     async def _followed(
-        self, call: DataCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
+        self, call: JsonCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
     ) -> bytes:
         """Run a call, tell of its progress, and return its result as JSON text."""
         async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:

@@ -20,9 +20,9 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
+from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
 from aenv_ray.runtime.door.async_calls import Departure
-from aenv_ray.serve.gateway.data.calls import DataCall, DataCalls
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
 
@@ -63,7 +63,7 @@ class PortStream:
         instance_id: Which one.
     """
 
-    def __init__(self, calls: DataCalls, instance_id: str) -> None:
+    def __init__(self, calls: InstanceCalls, instance_id: str) -> None:
         self._calls = calls
         self._instance_id = instance_id
         self._connection = ""
@@ -101,7 +101,7 @@ class PortStream:
     async def _call(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         own = {"connection": self._connection} if self._connection else {}
         params = {"arguments": {**own, **arguments}}
-        call = DataCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
+        call = JsonCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
         result = pydantic_core.from_json(await self._calls.call(call, Departure()))
         data: dict[str, Any] = result["data"]
         return data
@@ -119,7 +119,7 @@ class PortDoor:
     def __init__(
         self,
         find: Callable[[HTTPConnection], Awaitable[Target]],
-        calls: DataCalls,
+        calls: InstanceCalls,
         deps: Deps,
     ) -> None:
         self._find = find

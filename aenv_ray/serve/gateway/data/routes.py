@@ -7,8 +7,8 @@ from typing import Any, Final
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.runtime.public.requests import BodyLimit
-from aenv_ray.serve.gateway.data.calls import DataCalls
 from aenv_ray.serve.gateway.data.functions import FunctionDoor
 from aenv_ray.serve.gateway.data.http import door_app
 from aenv_ray.serve.gateway.data.mcp import McpDoor
@@ -27,7 +27,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     A request whose headers name an instance is the instance's, whatever its path is: environments
     choose the endpoints of their functions.
     """
-    targets, calls = Targets(deps), DataCalls(deps.fabric)
+    targets, calls = Targets(deps), InstanceCalls(deps.fabric)
     limit = deps.settings.max_body_bytes
     addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
     functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)

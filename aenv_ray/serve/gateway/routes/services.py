@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_ray import ids
+from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.errors import (
     AenvError,
@@ -24,7 +25,6 @@ from aenv_ray.hub.records import EnvironmentVersion
 from aenv_ray.hub.services import Autoscale, ServiceRecord, not_found
 from aenv_ray.runtime.public.requests import BodyLimit
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.calls import DataCalls
 from aenv_ray.serve.gateway.data.functions import FunctionDoor
 from aenv_ray.serve.gateway.data.http import door_app
 from aenv_ray.serve.gateway.data.mcp import McpDoor
@@ -135,7 +135,7 @@ def data_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
     functions = door_app(FunctionDoor(targets.of_request, calls).serve, limit)
-    ports = PortDoor(targets.sandbox_of_request, DataCalls(deps.fabric), deps)
+    ports = PortDoor(targets.sandbox_of_request, InstanceCalls(deps.fabric), deps)
     return [
         *port_routes("/services/{id}", ports),
         Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),

@@ -1,53 +1,65 @@
-"""Calls that reach a host in batches: results one by one, stopping, a host that forgets."""
+"""The batch protocol: results one by one, progress, cancellation, and hosts that restart."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aenv_ray.actors.calls.call_batching import UNKNOWN, CarriedCalls
+from aenv_ray.actors.calls.call_batching import (
+    MAX_REPORTS,
+    PROGRESS,
+    UNKNOWN,
+    BatchClient,
+    BatchedCall,
+    BatchServer,
+    Reports,
+)
 from aenv_ray.actors.calls.wire import WireResult
+from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import CallCancelled, InternalError, SandboxLost
-from aenv_ray.serve.gateway.data.call_batching import Carried, Carrier
 
 
 class Node:
-    """A host and its sandboxes, whose calls end when the test says so."""
+    """A host whose calls end, and report progress, when the test says so."""
 
     def __init__(self) -> None:
-        self.calls = CarriedCalls()
+        self.server = BatchServer(self.run)
         self.outcomes: dict[bytes, asyncio.Future[bytes]] = {}
+        self.reporters: dict[bytes, OnProgress | None] = {}
         self.runs: list[bytes] = []
         self.stopped: list[bytes] = []
         self.batches: list[tuple[int, int]] = []
         self.broken: Exception | None = None
-        self._memory: dict[bytes, bytes] = {}
 
     def outcome(self, message: bytes) -> asyncio.Future[bytes]:
         return self.outcomes.setdefault(message, asyncio.get_running_loop().create_future())
 
-    async def run(self, message: bytes) -> WireResult:
+    def report(self, message: bytes, progress: float) -> None:
+        reporter = self.reporters[message]
+        assert reporter is not None
+        reporter(progress, None, None)
+
+    async def run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:
         self.runs.append(message)
+        self.reporters[message] = on_progress
         try:
             return WireResult("tools/call", await asyncio.shield(self.outcome(message)))
         except asyncio.CancelledError:
             self.stopped.append(message)
             raise
 
-    async def exchange(self, begin: list[Any], follow: list[str]) -> list[Any]:
-        self.batches.append((len(begin), len(follow)))
+    async def exchange(self, begin: list[Any], follow: list[str], cancel: list[str]) -> list[Any]:
+        if begin or follow:
+            self.batches.append((len(begin), len(follow)))
         if self.broken is not None:
             raise self.broken
-        return await self.calls.exchange(begin, follow, self.run)
+        return await self.server.exchange(begin, follow, cancel)
 
-    def drop(self, keys: Sequence[str]) -> None:
-        self.calls.drop(keys)
-
-    def carrier(self) -> Carrier:
-        return Carrier(self.exchange, self.drop)
+    def client(self) -> BatchClient:
+        return BatchClient(self.exchange)
 
 
 async def turns(until: Callable[[], bool]) -> None:
@@ -56,17 +68,19 @@ async def turns(until: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def ended(*calls: Carried) -> list[Any]:
+async def ended(*calls: BatchedCall) -> list[Any]:
     async with asyncio.timeout(60):
         await asyncio.wait([call.result for call in calls])
     return [call.result.exception() or call.result.result() for call in calls]
 
 
-async def test_calls_of_one_turn_go_together() -> None:
-    """One task for all of them, and each has its own result."""
+# --- results -------------------------------------------------------------------------------------
+
+
+async def test_calls_sent_together_travel_in_one_task() -> None:
     node = Node()
-    carrier = node.carrier()
-    calls = [carrier.send(b"%d" % n) for n in range(20)]
+    client = node.client()
+    calls = [client.send(b"%d" % n) for n in range(20)]
     await turns(lambda: len(node.runs) == 20)
     assert node.batches == [(20, 0)]
     for n in range(20):
@@ -74,14 +88,14 @@ async def test_calls_of_one_turn_go_together() -> None:
     assert await ended(*calls) == [b"[%d]" % n for n in range(20)]
 
 
-async def test_a_slow_call_delays_no_other() -> None:
-    """It is followed by later tasks, and runs once."""
+async def test_a_slow_call_delays_no_other_call() -> None:
+    """Later tasks follow it; it runs once."""
     node = Node()
-    carrier = node.carrier()
-    slow, quick = carrier.send(b"slow"), carrier.send(b"quick")
+    client = node.client()
+    slow, quick = client.send(b"slow"), client.send(b"quick")
     node.outcome(b"quick").set_result(b"1")
     assert await ended(quick) == [b"1"]
-    later = carrier.send(b"later")
+    later = client.send(b"later")
     node.outcome(b"later").set_result(b"2")
     assert await ended(later) == [b"2"]
     assert not slow.result.done()
@@ -90,11 +104,11 @@ async def test_a_slow_call_delays_no_other() -> None:
     assert sorted(node.runs) == [b"later", b"quick", b"slow"]
 
 
-async def test_many_slow_calls_are_followed_in_pieces() -> None:
-    """What one of them costs when another ends is bounded."""
+async def test_a_task_follows_a_limited_number_of_calls() -> None:
+    """Bounds what one slow call costs when another one ends."""
     node = Node()
-    carrier = node.carrier()
-    calls = [carrier.send(b"%d" % n) for n in range(300)]
+    client = node.client()
+    calls = [client.send(b"%d" % n) for n in range(300)]
     await turns(lambda: len(node.runs) == 300)
     for n in range(300):
         node.outcome(b"%d" % n).set_result(b"{}")
@@ -103,11 +117,10 @@ async def test_many_slow_calls_are_followed_in_pieces() -> None:
     assert len(node.runs) == 300
 
 
-async def test_large_calls_do_not_travel_together() -> None:
-    """One message of many megabytes is enough for a task."""
+async def test_large_messages_travel_alone() -> None:
     node = Node()
-    carrier = node.carrier()
-    calls = [carrier.send(b"%d" % n + bytes(3 << 20)) for n in range(3)]
+    client = node.client()
+    calls = [client.send(b"%d" % n + bytes(3 << 20)) for n in range(3)]
     await turns(lambda: len(node.runs) == 3)
     assert node.batches == [(1, 0)] * 3
     for message in node.runs:
@@ -115,11 +128,11 @@ async def test_large_calls_do_not_travel_together() -> None:
     assert [len(one) for one in await ended(*calls)] == [3 << 20] * 3
 
 
-async def test_errors_are_each_calls_own() -> None:
-    """One that fails fails alone, with its own error; our bug is an InternalError."""
+async def test_each_call_has_its_own_error() -> None:
+    """An exception that is none of our errors becomes an InternalError."""
     node = Node()
-    carrier = node.carrier()
-    lost, broken, well = carrier.send(b"lost"), carrier.send(b"broken"), carrier.send(b"well")
+    client = node.client()
+    lost, broken, well = client.send(b"lost"), client.send(b"broken"), client.send(b"well")
     node.outcome(b"lost").set_exception(SandboxLost("gone", instance_id="i-1", hint="again"))
     node.outcome(b"broken").set_exception(RuntimeError("oh"))
     node.outcome(b"well").set_result(b"1")
@@ -130,48 +143,122 @@ async def test_errors_are_each_calls_own() -> None:
     assert errors[2] == b"1"
 
 
-async def test_a_call_that_is_dropped_is_stopped() -> None:
-    """Invariant 11: its tool is told, the others go on."""
+# --- progress ------------------------------------------------------------------------------------
+
+
+async def test_progress_arrives_in_order_and_before_the_result() -> None:
     node = Node()
-    carrier = node.carrier()
-    left, stays = carrier.send(b"left"), carrier.send(b"stays")
+    reports: Reports = []
+    call = node.client().send(b"m", on_progress=reports.extend)
+    await turns(lambda: bool(node.runs))
+    node.report(b"m", 1)
+    node.report(b"m", 2)
+    await turns(lambda: len(reports) == 2)
+    node.report(b"m", 3)
+    node.outcome(b"m").set_result(b"{}")
+    assert await ended(call) == [b"{}"]
+    assert reports == [(1, None, None), (2, None, None), (3, None, None)]
+    assert node.runs == [b"m"]
+
+
+async def test_a_call_without_a_reader_of_progress_reports_none() -> None:
+    node = Node()
+    call = node.client().send(b"m")
+    node.outcome(b"m").set_result(b"{}")
+    assert await ended(call) == [b"{}"]
+    assert node.reporters == {b"m": None}
+
+
+async def test_progress_that_nobody_reads_is_bounded() -> None:
+    """The oldest reports are dropped; the newest progress is what counts."""
+    node = Node()
+    first = asyncio.create_task(node.exchange([["k", "", True, b"m"]], [], []))
+    await turns(lambda: bool(node.runs))
+    for n in range(MAX_REPORTS + 10):
+        node.report(b"m", n)
+    ((key, kind, text),) = await first
+    assert (key, kind) == ("k", PROGRESS)
+    assert text.startswith((b"[[10,", b"[[10.0,"))
+    assert text.count(b"null") == 2 * MAX_REPORTS
+    node.outcome(b"m").set_result(b"1")
+    assert await node.exchange([], ["k"], []) == [["k", 0, b"1"]]
+
+
+# --- cancellation --------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_call_is_stopped() -> None:
+    """Invariant 11: its tool is told to stop; other calls continue."""
+    node = Node()
+    client = node.client()
+    left, stays = client.send(b"left"), client.send(b"stays")
     await turns(lambda: len(node.runs) == 2)
-    carrier.drop(left)
+    client.cancel(left)
     assert isinstance((await ended(left))[0], CallCancelled)
     await turns(lambda: node.stopped == [b"left"])
     node.outcome(b"stays").set_result(b"1")
     assert await ended(stays) == [b"1"]
 
 
-async def test_a_call_that_was_not_sent_never_runs() -> None:
-    """Its caller went away before its batch left."""
+async def test_the_only_call_in_flight_can_be_cancelled() -> None:
+    """The cancellation travels without new calls."""
     node = Node()
-    carrier = node.carrier()
-    carrier.drop(carrier.send(b"left"))
-    other = carrier.send(b"other")
+    client = node.client()
+    call = client.send(b"m")
+    await turns(lambda: bool(node.runs))
+    client.cancel(call)
+    await turns(lambda: node.stopped == [b"m"])
+
+
+async def test_a_call_cancelled_before_it_was_sent_never_runs() -> None:
+    node = Node()
+    client = node.client()
+    client.cancel(client.send(b"left"))
+    other = client.send(b"other")
     node.outcome(b"other").set_result(b"1")
     assert await ended(other) == [b"1"]
     assert node.runs == [b"other"]
 
 
-async def test_anybody_stops_a_call_by_its_name() -> None:
-    """A cancellation may come through another replica."""
+async def test_any_process_cancels_a_call_by_its_name() -> None:
+    """The cancellation may come through another replica; unnamed calls are never affected."""
     node = Node()
-    call = node.carrier().send(b"named", "session 1")
-    await turns(lambda: bool(node.runs))
-    assert not node.calls.cancel("session 2")
-    assert node.calls.cancel("session 1")
-    assert isinstance((await ended(call))[0], CallCancelled)
-    assert not node.calls.cancel("session 1")
-
-
-async def test_a_host_that_was_restarted_is_told_again() -> None:
-    """What it does not know goes there anew; the call's own id keeps it from running twice."""
-    node = Node()
-    carrier = node.carrier()
-    slow, quick = carrier.send(b"slow"), carrier.send(b"quick")
+    client = node.client()
+    call, unnamed = client.send(b"named", "session 1"), client.send(b"unnamed")
     await turns(lambda: len(node.runs) == 2)
-    node.calls = CarriedCalls()
+    assert await node.exchange([], [], ["session 2", ""]) == []
+    assert not node.stopped
+    assert await node.exchange([], [], ["session 1"]) == []
+    assert isinstance((await ended(call))[0], CallCancelled)
+    assert node.stopped == [b"named"]
+    assert not unnamed.result.done()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_forgotten_call_goes_on(is_named: bool) -> None:
+    node = Node()
+    client = node.client()
+    call = client.send(b"m", "name" if is_named else "")
+    await turns(lambda: bool(node.runs))
+    client.forget(call)
+    node.outcome(b"m").set_result(b"1")
+    other = client.send(b"other")
+    node.outcome(b"other").set_result(b"2")
+    assert await ended(other) == [b"2"]
+    assert not call.result.done()
+    assert not node.stopped
+
+
+# --- failures of hosts ---------------------------------------------------------------------------
+
+
+async def test_a_restarted_host_gets_its_calls_again() -> None:
+    """The call id prevents a second run."""
+    node = Node()
+    client = node.client()
+    slow, quick = client.send(b"slow"), client.send(b"quick")
+    await turns(lambda: len(node.runs) == 2)
+    node.server = BatchServer(node.run)
     before, node.outcomes[b"slow"] = node.outcome(b"slow"), asyncio.Future()
     node.outcome(b"quick").set_result(b"1")
     assert await ended(quick) == [b"1"]
@@ -181,44 +268,28 @@ async def test_a_host_that_was_restarted_is_told_again() -> None:
     before.cancel()
 
 
-async def test_a_host_that_is_gone_fails_what_it_had() -> None:
-    """Every caller gets the same cause, and nothing is kept."""
+async def test_the_death_of_a_host_fails_its_calls() -> None:
+    """Every call raises the cause; later calls are sent as usual."""
     node = Node()
-    carrier = node.carrier()
+    client = node.client()
     node.broken = ConnectionError("dead")
-    assert await ended(carrier.send(b"1"), carrier.send(b"2")) == [node.broken, node.broken]
+    assert await ended(client.send(b"1"), client.send(b"2")) == [node.broken, node.broken]
     node.broken = None
-    again = carrier.send(b"3")
+    again = client.send(b"3")
     node.outcome(b"3").set_result(b"3")
     assert await ended(again) == [b"3"]
 
 
-async def test_an_outcome_is_told_once_and_a_known_call_begins_once() -> None:
-    """Ray may send the same task again: both of it end, and the call runs once."""
+async def test_a_task_that_ray_sends_again_runs_nothing_twice() -> None:
+    """Both exchanges end, one of them with the outcome; the call runs once."""
     node = Node()
-    begin = [["k", "", b"m"]]
-    first = asyncio.create_task(node.exchange(begin, []))
+    begin = [["k", "", False, b"m"]]
+    first = asyncio.create_task(node.exchange(begin, [], []))
     await turns(lambda: bool(node.runs))
-    again = asyncio.create_task(node.exchange(begin, []))
+    again = asyncio.create_task(node.exchange(begin, [], []))
     await turns(first.done)
     assert first.result() == []
     node.outcome(b"m").set_result(b"1")
     assert await again == [["k", 0, b"1"]]
     assert node.runs == [b"m"]
-    assert await node.exchange([], ["k"]) == [["k", UNKNOWN, b""]]
-
-
-@pytest.mark.parametrize("is_named", [True, False])
-async def test_what_nobody_waits_for_is_forgotten(is_named: bool) -> None:
-    """A call that goes on without its caller leaves nothing at the caller."""
-    node = Node()
-    carrier = node.carrier()
-    call = carrier.send(b"m", "name" if is_named else "")
-    await turns(lambda: bool(node.runs))
-    carrier.forget(call)
-    node.outcome(b"m").set_result(b"1")
-    other = carrier.send(b"other")
-    node.outcome(b"other").set_result(b"2")
-    assert await ended(other) == [b"2"]
-    assert not call.result.done()
-    assert not node.stopped
+    assert await node.exchange([], ["k"], []) == [["k", UNKNOWN, b""]]

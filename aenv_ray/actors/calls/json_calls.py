@@ -1,0 +1,236 @@
+"""Calls to instances as JSON text, for processes that forward the calls of others.
+
+Such a process keeps no state of a call beyond waiting for it: progress and cancellation are handled
+at the instance's host, so another process can cancel the call (see `call_batching`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from aenv_ray.actors.calls.call_batching import MAX_REPORTS, BatchClient, Report, Reports
+from aenv_ray.actors.calls.handle import EnvHandle, host_of
+from aenv_ray.actors.calls.parameters import call_id_of
+from aenv_ray.actors.calls.wire import call_message
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.bounded_cache import BoundedCache
+from aenv_ray.errors import InstanceNotFound, SandboxLost
+from aenv_ray.ids import InstanceId
+from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Departure
+
+T = TypeVar("T")
+
+HOST_GRACE_S: Final = 90.0
+"""Added to a call's own deadline: the time for a host to restart and adopt its sandboxes (D7)."""
+_MAX_HOSTS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class JsonCall:
+    """One call of a client."""
+
+    target: str
+    """An instance id; for a service, see `aenv_ray.serve.services.calls.target_of`."""
+    method: str
+    """A fast-door method."""
+    params: Mapping[str, Any]
+    """Without ``_meta``."""
+    meta: Mapping[str, Any]
+    """The client's ``aenv/call_id`` and ``aenv/timeout_s``, if any."""
+    session: str = ""
+    """For a service: calls with the same session reach the same sandbox. "" means no session."""
+
+    @property
+    def has_id(self) -> bool:
+        """Whether the client chose a call id, and so may repeat the call after a failure."""
+        return self.meta.get(CALL_ID) is not None
+
+    @property
+    def what(self) -> str:
+        """Method and name, for messages."""
+        return f"{self.method} {self.params.get('name') or ''}".rstrip()
+
+    @property
+    def timeout_s(self) -> Any:
+        """Seconds after which the runtime stops the call, as the client wrote them."""
+        return self.meta.get(TIMEOUT_S, LONGEST_CALL_S)
+
+    def message(self) -> bytes:
+        """Encode the call as a `wire.CallMessage`.
+
+        Raises:
+            ToolInputInvalid: The arguments are too large for one message.
+            ConfigError: The timeout or the call id is invalid.
+        """
+        return call_message(
+            InstanceId(self.target),
+            self.method,
+            self.params,
+            call_id_of(self.meta.get(CALL_ID)),
+            self.timeout_s,
+        )
+
+
+class JsonCalls(Protocol):
+    """Where a process forwards calls to: instances, or services."""
+
+    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
+        """Run a call and return its result as JSON text.
+
+        Args:
+            call: The call.
+            departure: Happens when the client disconnects. The call is then cancelled, unless the
+                client chose its id.
+            name: By which `cancel` stops the call; "" if it cannot.
+
+        Raises:
+            AenvError: The call failed, or its target has ended.
+            CallCancelled: The client disconnected, or `cancel` stopped the call.
+        """
+        ...
+
+    def follow(
+        self, call: JsonCall, name: str, departure: Departure
+    ) -> AsyncGenerator[Reports | bytes]:
+        """Run a call; yield batches of progress reports, then the result as JSON text.
+
+        Arguments and errors are those of `call`.
+        """
+        ...
+
+    async def cancel(self, target: str, name: str) -> None:
+        """Cancel a call by its name, whichever process forwarded it. Unknown names do nothing."""
+        ...
+
+
+class InstanceLookup(Protocol):
+    """Finds instances by id."""
+
+    async def handle(self, instance_id: str) -> EnvHandle:
+        """Return a handle to an instance.
+
+        Raises:
+            InstanceNotFound: No host knows the instance.
+            FabricUnavailable: The fabric does not answer.
+        """
+        ...
+
+    def forget(self, instance_id: str) -> None:
+        """Look the instance up again next time, because its host is gone."""
+        ...
+
+
+class InstanceCalls:
+    """Calls to instances.
+
+    Args:
+        instances: Finds their hosts.
+
+    Every call has an id, so Ray may send it again after the death of a host without running a tool
+    twice.
+    """
+
+    def __init__(self, instances: InstanceLookup) -> None:
+        self._instances = instances
+        # Calls of an evicted client still end as usual.
+        self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
+
+    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
+        """See `JsonCalls.call`."""
+        client = await self._client(call.target)
+        sent = client.send(call.message(), name)
+        try:
+            return await self._wait(sent.result, lambda: client.cancel(sent), call, departure)
+        finally:
+            client.forget(sent)
+
+    async def follow(
+        self, call: JsonCall, name: str, departure: Departure
+    ) -> AsyncGenerator[Reports | bytes]:
+        """See `JsonCalls.follow`."""
+        client = await self._client(call.target)
+        progress = _Progress()
+        sent = client.send(call.message(), name, progress.add)
+        sent.result.add_done_callback(progress.end)
+        try:
+            while True:
+                news = await self._wait(
+                    progress.next(sent.result), lambda: client.cancel(sent), call, departure
+                )
+                yield news
+                if isinstance(news, bytes):
+                    return
+        finally:
+            if call.has_id:
+                client.forget(sent)
+            else:
+                client.cancel(sent)
+
+    async def cancel(self, target: str, name: str) -> None:
+        """See `JsonCalls.cancel`."""
+        host = host_of(await self._instances.handle(target))
+        with ray_api.translated("cancelling a call", instance_id=target):
+            await host.exchange.remote([], [], [name])
+
+    async def _client(self, instance_id: str) -> BatchClient:
+        host = host_of(await self._instances.handle(instance_id))
+        client = self._clients.get(host)
+        if client is None:
+            client = BatchClient(host.exchange.remote)
+            self._clients.put(host, client)
+        return client
+
+    async def _wait(
+        self,
+        outcome: Awaitable[T],
+        cancel: Callable[[], None],
+        call: JsonCall,
+        departure: Departure,
+    ) -> T:
+        if not call.has_id:
+            departure.listen(cancel)
+        try:
+            return await ray_api.answer(
+                outcome, call.what, call.timeout_s + HOST_GRACE_S, instance_id=call.target
+            )
+        except asyncio.CancelledError:
+            if not call.has_id:
+                cancel()
+            raise
+        except (SandboxLost, InstanceNotFound) as exc:
+            if isinstance(exc, InstanceNotFound) or ray_api.is_from_ray(exc):
+                self._instances.forget(call.target)  # an answer from a live host keeps the handle
+            raise
+
+
+class _Progress:
+    """Reports of one call that its client has not received yet."""
+
+    def __init__(self) -> None:
+        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self._changed = asyncio.Event()
+        self._has_ended = False
+
+    def add(self, reports: Reports) -> None:
+        self._reports.extend(reports)
+        self._changed.set()
+
+    def end(self, result: asyncio.Future[bytes]) -> None:
+        del result
+        self._has_ended = True
+        self._changed.set()
+
+    async def next(self, result: asyncio.Future[bytes]) -> Reports | bytes:
+        """Return the reports since the last time, or else the result."""
+        await self._changed.wait()
+        if not self._reports:
+            return await result
+        taken = list(self._reports)
+        self._reports.clear()
+        if not self._has_ended:
+            self._changed.clear()
+        return taken
