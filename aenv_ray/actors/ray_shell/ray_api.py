@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import ray
@@ -293,12 +293,10 @@ def find_actor(name: str) -> Any | None:
         return None
 
 
-def is_replica_there(name: str) -> bool:
-    """Whether a Serve replica of that actor name lives, as the GCS knows."""
-    from ray.serve._private.constants import SERVE_NAMESPACE
-
+def is_actor_alive(name: str, namespace: str) -> bool:
+    """Whether a named actor is alive, as the GCS knows."""
     try:
-        ray.get_actor(name, namespace=SERVE_NAMESPACE)
+        ray.get_actor(name, namespace=namespace)
     except ValueError:
         return False
     return True
@@ -434,6 +432,21 @@ async def answer(
                 ) from exc
     except ray_exceptions.TaskCancelledError:
         raise CallCancelled(f"{what}: the call was cancelled") from None
+
+
+@contextlib.asynccontextmanager
+async def deadline(seconds: float, late: AenvError) -> AsyncIterator[None]:
+    """Raise `late` if the block takes longer than `seconds`.
+
+    Errors of ours and of Ray that happen to be a TimeoutError leave the block unchanged.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        if isinstance(exc, AenvError | ray_exceptions.RayError):
+            raise
+        raise late from exc
 
 
 def is_from_ray(error: AenvError) -> bool:

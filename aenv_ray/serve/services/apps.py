@@ -1,8 +1,7 @@
-"""Services as Ray Serve applications, one for each: deployed, looked at, removed."""
+"""Services as Ray Serve applications, one per service: deploy, inspect, delete."""
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,50 +11,50 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from aenv_ray import errors
+from aenv_ray.actors.ray_shell import ray_serve
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import DeadlineExceeded
 from aenv_ray.hub.services import ServiceRecord, is_alone
 
 APP_PREFIX: Final = "aenv-service-"
 DEPLOYMENT: Final = "replica"
-CALLS_AT_ONCE: Final = 256
-"""Of one replica; Serve's own 5 would let long calls block short ones."""
+MAX_ONGOING_CALLS: Final = 256
+"""Per replica. With Serve's default of 5, long calls would block short ones."""
 _CALLS_PER_REPLICA: Final = 4.0
-"""What autoscaling aims at."""
-_MORE_AFTER_S: Final = 5.0
-"""So long the mean of calls must ask for more replicas before Serve adds them: they are there in
-seconds. Its own 30 s are for models, which load for minutes."""
-_ROUTER: Final[Any] = "aenv_ray.serve.services.router:SessionRouter"
-_STARTS: Final = 3
-"""Replicas of a new version that may fail to start before the roll is given up."""
+"""Target of autoscaling."""
+_UPSCALE_DELAY_S: Final = 5.0
+"""How long the load must call for more replicas. Serve's default of 30 s suits models, which take
+minutes to load; a sandbox takes seconds."""
+_MAX_START_FAILURES: Final = 3
+"""Failed starts of replicas of a new version after which a rolling update stops."""
 _HEALTH_PERIOD_S: Final = 2.0
 _HEALTH_TIMEOUT_S: Final = 30.0
-_GRACE_LOOK_S: Final = 0.5
-_GRACE_S: Final = 120.0
-"""Calls under way may go on for so long in a replica that is to end."""
-_GONE_S: Final = _GRACE_S + 60.0
-_LOOK_S: Final = 0.2
+_DRAIN_POLL_S: Final = 0.5
+_DRAIN_S: Final = 120.0
+"""How long a replica that is stopping may finish its calls."""
+_DELETE_S: Final = _DRAIN_S + 60.0
+_DELETE_POLL_S: Final = 0.2
 _REASON_CHARS: Final = 2000
 
 
 class ServiceStatus(StrEnum):
-    """How a service is, in AEnvironment's words."""
+    """State of a service, in AEnvironment's words."""
 
     PENDING = "Pending"
-    """Parked: it has 0 replicas by intention."""
+    """Parked: it has 0 replicas on purpose."""
     CREATING = "Creating"
     """No replica is healthy yet."""
     UPDATING = "Updating"
-    """It answers; replicas are being added, replaced or ended."""
+    """It answers calls; replicas are being added, replaced or removed."""
     RUNNING = "Running"
     FAILED = "Failed"
-    """Replicas do not start or are not healthy; `available_replicas` answer all the same."""
+    """Replicas do not start or are unhealthy. `available_replicas` still answer calls."""
     TERMINATED = "Terminated"
-    """Nothing of it runs, though the hub knows it."""
+    """The hub has its record, but nothing runs."""
 
 
 class ServiceState(BaseModel):
-    """What Serve knows of a service."""
+    """State of a service as Serve reports it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -75,119 +74,106 @@ class Apps(ABC):
 
     @abstractmethod
     def deploy(self, record: ServiceRecord, *, wait: bool) -> None:
-        """Make or change the application of a service.
+        """Create or update the application of a service.
 
-        Replicas of the same revision stay, whatever their number becomes. Those of another one are
-        replaced: new ones are healthy before old ones go, unless they have a storage with one
-        writer. Without replicas there is none.
+        Replicas of the same revision are not restarted when their number changes. Replicas of
+        another revision are replaced: new ones are healthy before old ones stop, unless the service
+        has a storage with a single writer. A service with 0 replicas has no application.
 
         Args:
-            record: What it should be.
+            record: The service.
             wait: Return once all replicas are healthy, instead of at once.
 
         Raises:
-            RuntimeError: `wait`, and they do not become so.
+            RuntimeError: `wait`, and they do not become healthy.
         """
 
     @abstractmethod
     def delete(self, service_id: str, *, wait: bool) -> None:
-        """Remove the application of a service; does nothing where there is none.
+        """Delete the application of a service; does nothing if there is none.
 
         Args:
-            service_id: Whose.
-            wait: Return once its replicas are gone, instead of at once.
+            service_id: The service.
+            wait: Return once its replicas have ended, instead of at once.
 
         Raises:
-            DeadlineExceeded: `wait`, and they do not go.
+            DeadlineExceeded: `wait`, and they do not end.
         """
 
     @abstractmethod
     def states(self, records: Sequence[ServiceRecord]) -> list[ServiceState]:
-        """Return how services are."""
+        """Return the state of each service."""
 
 
 class ServeApps(Apps):
-    """Those of the Ray cluster that this process is connected to."""
+    """Applications of the Ray cluster that this process is connected to."""
 
     def deploy(self, record: ServiceRecord, *, wait: bool) -> None:  # noqa: D102
         if record.replicas == 0:
-            self.delete(record.id, wait=wait)  # Serve keeps no application without replicas
+            self.delete(record.id, wait=wait)  # Serve has no applications without replicas
             return
-        from ray import serve
-        from ray.serve.config import ProxyLocation, RequestRouterConfig
-
         from aenv_ray.serve.services.service_replica import ServiceReplica
 
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is not ours to tell
-        serve.start(proxy_location=ProxyLocation.Disabled)
-        deployment = serve.deployment(
-            name=DEPLOYMENT,
-            max_ongoing_requests=CALLS_AT_ONCE,
-            max_constructor_retry_count=_STARTS,
-            health_check_period_s=_HEALTH_PERIOD_S,
-            health_check_timeout_s=_HEALTH_TIMEOUT_S,
-            graceful_shutdown_timeout_s=_GRACE_S,
-            graceful_shutdown_wait_loop_s=_GRACE_LOOK_S,
-            # Of a storage with one writer the old replica lets go before a new one has it.
-            max_surge_percent=0 if is_alone(record) else 100,
-            rolling_update_percentage=1.0,
-            request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-            ray_actor_options={"num_cpus": 0},
-            **_size(record),
-        )(ServiceReplica)
-        # Without a version of ours Serve makes one up each time, and replaces every replica.
-        deployment._version = record.revision
-        application = deployment.bind(
+        ray_serve.start()
+        ray_serve.deploy(
+            ServiceReplica,
             record.model_dump(mode="json", exclude={"previous", "taken_back"}),
             process_settings().artifacts_url,
-        )
-        serve.run_many(
-            [serve.RunTarget(application, name=app_name(record.id), route_prefix=None)],
-            wait_for_ingress_deployment_creation=wait,
-            wait_for_applications_running=wait,
+            app=app_name(record.id),
+            version=record.revision,
+            wait=wait,
+            name=DEPLOYMENT,
+            max_ongoing_requests=MAX_ONGOING_CALLS,
+            max_constructor_retry_count=_MAX_START_FAILURES,
+            health_check_period_s=_HEALTH_PERIOD_S,
+            health_check_timeout_s=_HEALTH_TIMEOUT_S,
+            graceful_shutdown_timeout_s=_DRAIN_S,
+            graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
+            # With a single writer, the old replica must release the storage before the new one.
+            max_surge_percent=0 if is_alone(record) else 100,
+            rolling_update_percentage=1.0,
+            ray_actor_options={"num_cpus": 0},
+            **_size(record),
         )
 
     def delete(self, service_id: str, *, wait: bool) -> None:  # noqa: D102
-        from ray import serve
-
         name = app_name(service_id)
-        if name not in serve.status().applications:
+        if name not in ray_serve.applications():
             return
-        serve.delete(name, _blocking=False)
-        until = time.monotonic() + _GONE_S
-        while wait and name in serve.status().applications:
+        ray_serve.delete(name, wait=False)
+        until = time.monotonic() + _DELETE_S
+        while wait and name in ray_serve.applications():
             if time.monotonic() > until:
-                raise DeadlineExceeded(f"service {service_id} did not end within {_GONE_S:g} s")
-            time.sleep(_LOOK_S)
+                raise DeadlineExceeded(
+                    f"service {service_id} did not end within {_DELETE_S:g} s",
+                    hint=f"its calls may still run; aenv service get {service_id} shows its state",
+                )
+            time.sleep(_DELETE_POLL_S)
 
     def states(self, records: Sequence[ServiceRecord]) -> list[ServiceState]:  # noqa: D102
-        from ray import serve
-
-        known = serve.status().applications if records else {}
+        known = ray_serve.applications() if records else {}
         return [_state(record, known.get(app_name(record.id))) for record in records]
 
 
 def _size(record: ServiceRecord) -> dict[str, Any]:
-    from ray.serve.config import AutoscalingConfig
-
     if record.autoscale is None:
         return {"num_replicas": record.replicas}
     return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=record.autoscale.min_replicas,
-            max_replicas=record.autoscale.max_replicas,
-            target_ongoing_requests=_CALLS_PER_REPLICA,
-            upscale_delay_s=_MORE_AFTER_S,
-        )
+        "autoscaling_config": {
+            "min_replicas": record.autoscale.min_replicas,
+            "max_replicas": record.autoscale.max_replicas,
+            "target_ongoing_requests": _CALLS_PER_REPLICA,
+            "upscale_delay_s": _UPSCALE_DELAY_S,
+        }
     }
 
 
 def _state(record: ServiceRecord, application: Any) -> ServiceState:
-    """Return how a service is; `application` is Serve's word of it, None: it has none."""
+    """Return the state of a service, given Serve's status of its application if it has one."""
     if application is None and record.replicas == 0:
         return ServiceState(status=ServiceStatus.PENDING)
     if application is None:
-        return ServiceState(status=ServiceStatus.TERMINATED, reason="Serve does not have it")
+        return ServiceState(status=ServiceStatus.TERMINATED, reason="Serve has no such application")
     deployment = application.deployments.get(DEPLOYMENT)
     states = {} if deployment is None else deployment.replica_states
     target, available = record.replicas, states.get("RUNNING", 0)
@@ -204,7 +190,7 @@ def _state(record: ServiceRecord, application: Any) -> ServiceState:
 
 
 def cause_in(text: str) -> str:
-    """Return the error of ours that a traceback in Serve's words ends with, else all of them."""
+    """Return our own error at the end of a traceback in Serve's message, or else the message."""
     _, found, cause = text.rpartition(f"{errors.__name__}.")
     return cause if found else text
 
@@ -213,9 +199,9 @@ def status_of(application: str, target: int, available: int) -> ServiceStatus:
     """Return a service's status.
 
     Args:
-        application: Serve's word for it, such as ``RUNNING``.
-        target: Replicas that there should be.
-        available: Replicas that answer.
+        application: Serve's status, such as ``RUNNING``.
+        target: Number of replicas it should have.
+        available: Number of replicas that answer.
     """
     if application in {"DEPLOY_FAILED", "UNHEALTHY"}:
         return ServiceStatus.FAILED

@@ -1,4 +1,4 @@
-"""Services from Python: in a process that joined the cluster, or starts a local one."""
+"""The Python API of services: deploy, remove, state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aenv_ray.actors.fabric import entrance, references
+from aenv_ray.actors.ray_shell import ray_serve
 from aenv_ray.clock import SystemClock
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -37,39 +38,42 @@ def deploy(  # noqa: PLR0913  # each is an option
     owner: str = "",
     wait: bool = True,
 ) -> Any:
-    """Make a service of an environment, or bring the one of that name up to what is said here.
+    """Create a service of an environment, or update the service of that name.
 
-    Joins or starts Ray first where needed.
+    Joins or starts Ray first if needed.
 
     Args:
-        environment: ``name@version`` or ``name``, or a project's path where all of Ray runs on
-            one machine.
-        name: Of the service; None: a new one with a name made up.
-        replicas: How many sandboxes; 0 parks it.
-        autoscale: Least and most replicas; Serve chooses by load. None: `replicas`.
-        environment_variables: Added to the project's, and to those the service has.
-        engine: None: as for an instance.
-        image: Of its containers. None: the environment's.
-        cpu: Cores of a sandbox: ``2``, ``"500m"``. None: as the environment says.
-        memory: Of a sandbox: ``"4Gi"``. None: as the environment says.
-        port: Of a server inside, which ``/services/{name}/ports/{port}/`` of the gateway reaches.
-        enable_storage: Whether it keeps a directory beyond its sandboxes. None: as the environment
-            says, or as the service has it.
-        storage_size: ``"10Gi"``; it may grow. None: as the environment says, or as it is.
-        mount_path: Where its code sees that directory. None: as the environment says, or as it is.
-        healthy_within_s: How long its health function may take to say that it is healthy.
-        owner: Whose it is; empty: nobody's but administrators'.
+        environment: ``name@version`` or ``name``; or the path of a project, if Ray runs on this
+            machine only.
+        name: Name of the service. None makes up a new one.
+        replicas: Number of sandboxes; 0 parks the service.
+        autoscale: Minimum and maximum number of replicas; Serve chooses by load. None means
+            `replicas`.
+        environment_variables: Added to those of the project and of the service.
+        engine: As for `aenv_ray.create`.
+        image: Image of its containers. None means the environment's.
+        cpu: Cores per sandbox: ``2``, ``"500m"``. None means the environment's.
+        memory: Memory per sandbox: ``"4Gi"``. None means the environment's.
+        port: Port of a server inside, served at ``/services/{name}/ports/{port}/`` of the gateway.
+        enable_storage: Give the service a directory that outlives its sandboxes. None means the
+            service's, or the environment's setting.
+        storage_size: ``"10Gi"``; a size can only grow. None means the service's, or the
+            environment's.
+        mount_path: Path of that directory in the sandbox. None means the service's, or the
+            environment's.
+        healthy_within_s: Seconds that a sandbox may take to become healthy.
+        owner: Owner of the service. "" leaves it to administrators.
         wait: Return once all replicas are healthy.
 
     Returns:
-        Ray Serve's handle of it: ``handle.call_tool.remote("echo", {"text": "hi"}).result()``;
-        None of one that is parked.
+        Ray Serve's ``DeploymentHandle`` of the service, for calls such as
+        ``handle.call_tool.remote("echo", {"text": "hi"}).result()``. None if it is parked.
 
     Raises:
         EnvironmentNotFound: There is no such environment.
-        ConfigError: An option cannot be.
-        CatalogConflict: The storage that it had is being deleted.
-        FabricUnavailable: It does not become healthy; `aenv service get` says why.
+        ConfigError: An option is invalid.
+        CatalogConflict: The storage of an earlier service of this name is being deleted.
+        FabricUnavailable: The service does not become healthy; `aenv service get` says why.
     """
     entrance.init()
     options: dict[str, Any] = {
@@ -100,21 +104,20 @@ def deploy(  # noqa: PLR0913  # each is an option
     record = blocking(bring())
     if record.replicas == 0:
         return None
-    from ray import serve
-
-    return serve.get_app_handle(app_name(record.id))
+    return ray_serve.app_handle(app_name(record.id))
 
 
 def remove(name: str, *, delete_storage: bool = False) -> None:
-    """End a service, its sandboxes too; waits for calls under way.
+    """End a service and its sandboxes, once the running calls have ended.
 
     Args:
-        name: Which.
-        delete_storage: Delete what it kept, too; else a service of this name and owner finds it.
+        name: Name of the service.
+        delete_storage: Delete its storage too. Otherwise a new service with this name and owner
+            gets the same storage.
 
     Raises:
-        ServiceNotFound: There is none of this name.
-        FabricUnavailable: The service ended, and its storage could not be deleted yet.
+        ServiceNotFound: There is no such service.
+        FabricUnavailable: The service ended, but its storage could not be deleted yet.
     """
     entrance.init()
     services = _services()
@@ -127,10 +130,10 @@ def remove(name: str, *, delete_storage: bool = False) -> None:
 
 
 def state(name: str) -> ServiceState:
-    """Return how a service is.
+    """Return the state of a service.
 
     Raises:
-        ServiceNotFound: There is none of this name.
+        ServiceNotFound: There is no such service.
     """
     entrance.init()
     services = _services()

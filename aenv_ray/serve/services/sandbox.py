@@ -1,7 +1,6 @@
-"""The sandbox that a replica of a service owns: made healthy, kept alive, replaced when it dies.
+"""The sandbox of a replica: started, health-checked, renewed, and replaced when it dies.
 
-It lives by a short lease that its replica renews: of a replica that was killed nothing is left
-`LEASE_S` later, whoever else died with it.
+The replica renews a short lease on it, so the sandbox of a killed replica ends within `LEASE_S`.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ logger = logging.getLogger(__name__)
 LEASE_S: Final = 60.0
 RENEW_S: Final = 10.0
 HEALTH_TIMEOUT_S: Final = 10.0
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
 
 
-class Owned(Protocol):
-    """An instance, as far as its owner must know it."""
+class OwnedInstance(Protocol):
+    """The methods of an instance that its owner needs."""
 
     @property
     def instance_id(self) -> str:
-        """Its id."""
+        """The instance id."""
         ...
 
     async def check_health(
         self, arguments: dict[str, object], timeout_s: float
     ) -> dict[str, object]:
-        """Return what the environment's health function says, under ``data``."""
+        """Return the answer of the environment's health check, under ``data``."""
         ...
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Move its deadline."""
+        """Extend its deadline."""
         ...
 
     async def release(self) -> None:
@@ -57,38 +56,38 @@ class Owned(Protocol):
         ...
 
 
-Make = Callable[[], Awaitable[Owned]]
+Make = Callable[[], Awaitable[OwnedInstance]]
 
 
 class ReplicaSandbox:
     """One sandbox at a time.
 
     Args:
-        make: Makes an instance that lives for `LEASE_S`.
+        make: Creates an instance with a TTL of `LEASE_S`.
         clock: For deadlines.
-        healthy_within_s: How long an environment may take to say that it is healthy.
+        healthy_within_s: How long an environment may take to become healthy.
     """
 
     def __init__(self, make: Make, clock: Clock, healthy_within_s: float) -> None:
         self._make = make
         self._clock = clock
         self._healthy_within_s = healthy_within_s
-        self._current: Owned | None = None
+        self._current: OwnedInstance | None = None
         self._making = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Return once there is a healthy one.
+        """Start the sandbox; return once it is healthy.
 
         Raises:
-            SandboxStartFailed: It does not become healthy.
+            SandboxStartFailed: The environment does not become healthy.
             AenvError: As `aenv_ray.create`.
         """
         await self.instance()
         self._renewing = asyncio.create_task(self._renew())
 
     async def close(self) -> None:
-        """End it."""
+        """Release the sandbox."""
         if self._renewing is not None:
             await end_task(self._renewing)
         async with self._making:
@@ -96,8 +95,8 @@ class ReplicaSandbox:
         if current is not None:
             await current.release()
 
-    async def instance(self) -> Owned:
-        """Return the sandbox, a new one where the last one was lost.
+    async def instance(self) -> OwnedInstance:
+        """Return the sandbox; start a new one if the last one was lost.
 
         Raises:
             AenvError: As `open`.
@@ -111,28 +110,28 @@ class ReplicaSandbox:
             return self._current
 
     def lose(self, instance_id: str) -> None:
-        """Take note that a sandbox is gone; the next call gets another."""
+        """Note that a sandbox is gone; the next call starts another one."""
         if self._current is not None and self._current.instance_id == instance_id:
-            logger.warning("sandbox %s is gone; the replica makes another", instance_id)
+            logger.warning("sandbox %s is gone; the replica starts another one", instance_id)
             self._current = None
 
     async def check(self) -> None:
-        """Return if the environment says that it is healthy.
+        """Run the environment's health check, in a new sandbox if the last one is gone.
 
         Raises:
-            FunctionFailed: It says that it is not.
-            AenvError: There is no sandbox, and none can be made.
+            FunctionFailed: The environment is unhealthy.
+            AenvError: No sandbox can be started.
         """
         instance = await self.instance()
         try:
-            said = await _health(instance)
+            answer = await _health(instance)
         except GONE:
             self.lose(instance.instance_id)
-            said = await _health(await self.instance())
-        if said["status"] not in HEALTHY:
-            raise FunctionFailed(f"the environment is not healthy: {_told(said)}")
+            answer = await _health(await self.instance())
+        if answer["status"] not in HEALTHY:
+            raise FunctionFailed(f"the environment is unhealthy: {_reason(answer)}")
 
-    async def _made(self) -> Owned:
+    async def _made(self) -> OwnedInstance:
         instance = await self._make()
         try:
             await self._become_healthy(instance)
@@ -141,15 +140,15 @@ class ReplicaSandbox:
             raise
         return instance
 
-    async def _become_healthy(self, instance: Owned) -> None:
+    async def _become_healthy(self, instance: OwnedInstance) -> None:
         until = self._clock.now() + self._healthy_within_s
         renew_at = self._clock.now() + RENEW_S
         while True:
             try:
-                said = await _health(instance)
-                if said["status"] in HEALTHY:
+                answer = await _health(instance)
+                if answer["status"] in HEALTHY:
                     return
-                problem = _told(said)
+                problem = _reason(answer)
             except FunctionFailed as exc:
                 problem = exc.message
             now = self._clock.now()
@@ -157,20 +156,20 @@ class ReplicaSandbox:
                 raise SandboxStartFailed(
                     f"not healthy within {self._healthy_within_s:g} s: {problem}",
                     instance_id=instance.instance_id,
-                    hint="its health function says when it is ready to serve",
+                    hint="fix its health function, or allow more time with healthy_within_s",
                 )
             if now > renew_at:
                 await instance.renew(LEASE_S)
                 renew_at = now + RENEW_S
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _renew(self) -> None:
-        """Keep the sandbox alive for as long as this replica lives."""
+        """Extend the lease of the sandbox until this replica ends."""
         while True:
             await asyncio.sleep(RENEW_S)
             current = self._current
             if current is None:
-                continue  # the next call or health check makes one
+                continue  # the next call or health check starts one
             try:
                 await current.renew(LEASE_S)
             except GONE:
@@ -179,12 +178,12 @@ class ReplicaSandbox:
                 logger.warning("%s cannot be renewed now: %s", current.instance_id, exc.message)
 
 
-async def _health(instance: Owned) -> dict[str, object]:
+async def _health(instance: OwnedInstance) -> dict[str, object]:
     answer = await instance.check_health({}, HEALTH_TIMEOUT_S)
     data = answer["data"]
     assert isinstance(data, dict)
     return data
 
 
-def _told(said: dict[str, object]) -> str:
-    return str(said.get("message") or said.get("status"))[:500]
+def _reason(answer: dict[str, object]) -> str:
+    return str(answer.get("message") or answer.get("status"))[:500]

@@ -1,6 +1,6 @@
-"""What is done with services, whoever asks: the gateway, or Python code (`service_python`).
+"""Create, update and delete services, for the gateway and for Python code (`python_api`).
 
-The hub keeps what a service should be, Serve makes it so and keeps it so.
+The hub stores the desired state of each service; Serve brings the application to that state.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from aenv_ray.errors import AenvError, CatalogConflict, ConfigError, FabricUnava
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, not_found
 from aenv_ray.hub.storages import StorageRecord
-from aenv_ray.project import process_strings as texts
-from aenv_ray.project import project
+from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus
-from aenv_ray.serve.services.rollback import Returns, with_return
+from aenv_ray.serve.services.rollback import Rollbacks, with_previous
 from aenv_ray.serve.services.storage import Sites, Storages, StorageWish, check_writers
 
 logger = logging.getLogger(__name__)
@@ -40,21 +39,21 @@ Resolve = Callable[[str], Awaitable[Project]]
 
 
 class Services:
-    """Services of one cluster.
+    """The services of one cluster.
 
     Args:
-        hub: Keeps the records.
-        resolve: Finds projects.
-        clock: For times.
-        apps: Run them.
-        sites: Where their storages are.
+        hub: Stores the records.
+        resolve: Finds projects by reference.
+        clock: For times in records.
+        apps: The applications of services.
+        sites: The machines with the storages of services.
     """
 
     def __init__(self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, sites: Sites) -> None:
         self._apps = apps
         self._storages = Storages(hub, clock, sites)
         self.records = ServiceRecords(hub)
-        self._returns = Returns(self.records, apps, clock)
+        self._rollbacks = Rollbacks(self.records, apps, clock)
         self._resolve = resolve
         self._clock = clock
 
@@ -68,21 +67,21 @@ class Services:
         storage: StorageWish,
         **options: Any,
     ) -> ServiceRecord:
-        """Make a service.
+        """Create a service.
 
         Args:
             reference: Its environment.
-            owner: Whose it is.
-            name: None: one is made up from the environment's.
+            owner: Its owner.
+            name: None makes one up from the environment's name.
             wait: Return once all replicas are healthy, instead of at once.
-            storage: What is to outlive its sandboxes; one of this name and owner finds it again.
+            storage: The requested storage; one with this service name and owner is reused.
             options: Other fields of `ServiceRecord`; ``changes`` as a mapping, "" for none.
 
         Raises:
-            CatalogConflict: There is one of this name, or its storage is being deleted.
-            ConfigError: The name or an option cannot be.
+            CatalogConflict: A service has this name, or the storage is being deleted.
+            ConfigError: The name or an option is invalid.
             EnvironmentNotFound: There is no such environment.
-            FabricUnavailable: `wait`, and it did not become healthy; it is there all the same.
+            FabricUnavailable: `wait`, and the service did not become healthy; it exists anyway.
         """
         if name is not None:
             check_name(name)
@@ -113,31 +112,31 @@ class Services:
         reference: str | None = None,
         **changes: Any,
     ) -> ServiceRecord:
-        """Change a service. What needs other sandboxes rolls: new ones are healthy first.
+        """Update a service. Sandboxes that change are replaced: new ones are healthy first.
 
-        Where a storage has one writer, the old sandbox ends first, and what was before comes back
-        when the new one does not become healthy.
+        With a single-writer storage the old sandbox ends first; the update is rolled back if the
+        new one does not become healthy.
 
         Args:
-            record: As it is.
+            record: The current record.
             wait: As for `create`.
-            storage: What changes of its storage: it may get one, and that may grow.
+            storage: A storage for a service without one, or a larger size.
             reference: Another version, or None.
-            changes: Other fields of `ServiceRecord`; variables are added to those that it has, and
-                of ``changes`` those that are not named stay.
+            changes: Other fields of `ServiceRecord`. Variables are added to the current ones, and
+                unnamed fields of ``changes`` keep their values.
 
         Raises:
-            ConfigError: It names another environment, or an option cannot be.
-            CatalogConflict: It, or its storage, is being deleted.
+            ConfigError: The reference names another environment, or an option is invalid.
+            CatalogConflict: The service, or its storage, is being deleted.
             EnvironmentNotFound: There is no such version.
-            FabricUnavailable: As for `create`; what was healthy before goes on.
-            ServiceNotFound: It was deleted meanwhile.
+            FabricUnavailable: As for `create`; replicas that were healthy keep running.
+            ServiceNotFound: The service was deleted in the meantime.
         """
         while True:
             changed = await self._changed(record, reference, storage, changes)
             if await self.records.replace(record, changed):
                 break
-            record = await self._again(record)  # somebody else changed it
+            record = await self._reread(record)  # changed concurrently
         await self._bring_up(changed, wait=wait)
         return changed
 
@@ -151,14 +150,14 @@ class Services:
         if record.is_leaving:
             raise CatalogConflict(
                 f"service {record.id} is being deleted",
-                hint="create it again when it is gone: aenv service list tells",
+                hint="create it again once aenv service list no longer shows it",
             )
         source = await self._resolve(reference or record.reference)
         old, new = _environment(record), source.config.name
         if reference is not None and old not in (None, new):
             raise ConfigError(
-                f"service {record.id} is of environment {old!r}, not of {new!r}",
-                hint="create a service for another environment",
+                f"service {record.id} belongs to environment {old!r}, not {new!r}",
+                hint="create another service for that environment",
             )
         variables = changes.get("environment_variables") or {}
         found: dict[str, Any] = record.model_dump() | {
@@ -179,13 +178,13 @@ class Services:
             kept, changed = await self._with_new(changed, storage, source)
         if kept is not None:
             await self._storages.keep(kept)
-        return with_return(changed, record)
+        return with_previous(changed, record)
 
-    async def _again(self, record: ServiceRecord) -> ServiceRecord:
-        """Return a service as it is now.
+    async def _reread(self, record: ServiceRecord) -> ServiceRecord:
+        """Return the current record of a service.
 
         Raises:
-            ServiceNotFound: It is gone, or its name is another's.
+            ServiceNotFound: It was deleted, even if another service has its name.
         """
         current = await self.records.get(record.id)
         if current.uid != record.uid:
@@ -195,7 +194,7 @@ class Services:
     async def _with_new(
         self, record: ServiceRecord, wish: StorageWish, source: Project
     ) -> tuple[StorageRecord, ServiceRecord]:
-        """Return the storage that a service without one gets, and the service with it."""
+        """Return a storage for a service without one, and the service with that storage."""
         kept, mount = await self._storages.of_new(
             wish, source.config.deploy.service, record.id, record.owner,
             chosen_engine(source, record.engine),
@@ -207,16 +206,17 @@ class Services:
     async def delete(
         self, record: ServiceRecord, *, wait: bool = False, delete_storage: bool = False
     ) -> None:
-        """End a service: calls under way end first, then its sandboxes, then its storage.
+        """End a service: first its running calls, then its sandboxes, then its storage.
 
         Args:
-            record: Which.
+            record: The service.
             wait: Return once all of it is gone, instead of at once.
-            delete_storage: Else its storage stays, for a service of this name and owner.
+            delete_storage: Delete its storage. Otherwise it remains for a service with this name
+                and owner.
 
         Raises:
             FabricUnavailable: `wait`, and its storage could not be deleted yet.
-            ServiceNotFound: Somebody else deleted it.
+            ServiceNotFound: It was deleted concurrently.
         """
         leaving = None
         if delete_storage and record.storage is not None:
@@ -224,7 +224,7 @@ class Services:
         while not record.is_leaving:
             marked = record.model_copy(update={"is_leaving": True, "previous": None})
             is_kept = await self.records.replace(record, marked)
-            record = marked if is_kept else await self._again(record)
+            record = marked if is_kept else await self._reread(record)
         await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
         await self.records.delete(record)
         if leaving is not None and wait:
@@ -233,25 +233,24 @@ class Services:
             self._storages.finish_soon(leaving)
 
     async def close(self) -> None:
-        """Leave what is done in the background to the next that starts."""
-        await self._returns.close()
+        """Stop background work; the next process that starts continues it."""
+        await self._rollbacks.close()
         await self._storages.close()
 
     async def restore(self) -> None:
-        """Deploy what the hub knows and Serve does not, for Ray was started anew.
+        """Deploy the services that the hub knows and Serve does not, as after a restart of Ray.
 
-        Go on with the deletion of storages that somebody else began.
-
-        What cannot be deployed is logged; its state says so too.
+        Also continues rollbacks and deletions that another process began. Services that cannot be
+        deployed are logged, and their state says so.
         """
         records = list((await self.records.all()).values())
         for record, state in zip(records, await self.states(records), strict=True):
-            if record.is_leaving:  # whoever deletes it may have died over it
+            if record.is_leaving:  # the process that began to delete it may have died
                 await asyncio.to_thread(self._apps.delete, record.id, wait=False)
                 await self.records.delete(record)
                 continue
             if record.previous is not None:
-                self._returns.watch(record)
+                self._rollbacks.watch(record)
             if state.status is not ServiceStatus.TERMINATED:
                 continue
             try:
@@ -261,7 +260,7 @@ class Services:
         await self._storages.finish_left()
 
     async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
-        """Return how services are."""
+        """Return the state of each service."""
         states = await asyncio.to_thread(self._apps.states, records)
         return [
             state.model_copy(update={"reason": state.reason or record.taken_back})
@@ -276,48 +275,48 @@ class Services:
                 await self._follow(record)
         except RuntimeError as exc:
             reason = (await self.states([record]))[0].reason or str(exc)
-            await self._see_through(record, at_once=True)
+            await self._watch_update(record, at_once=True)
             raise FabricUnavailable(
                 f"service {record.id} did not become healthy: {_last_line(reason)}",
-                hint="aenv service get tells its state; what was healthy before goes on",
+                hint=f"aenv service get {record.id} shows its state; old replicas keep running",
             ) from exc
-        await self._see_through(record, at_once=wait)
+        await self._watch_update(record, at_once=wait)
 
     async def _follow(self, deployed: ServiceRecord) -> None:
-        """See that what is kept is deployed, where others changed or deleted it meanwhile.
+        """Deploy the stored record again if it was changed or deleted concurrently.
 
-        Theirs may have been deployed before this one, though they came after it.
+        The later change may have been deployed before this one.
         """
         while True:
             current = (await self.records.all()).get(deployed.id)
             if current is None or current.is_leaving:
                 await asyncio.to_thread(self._apps.delete, deployed.id, wait=False)
                 return
-            if _what_runs(current) == _what_runs(deployed):
+            if _deployed_state(current) == _deployed_state(deployed):
                 return
             await asyncio.to_thread(self._apps.deploy, current, wait=False)
             deployed = current
 
-    async def _see_through(self, record: ServiceRecord, *, at_once: bool) -> None:
-        if record.previous is None or (at_once and await self._returns.settle(record)):
+    async def _watch_update(self, record: ServiceRecord, *, at_once: bool) -> None:
+        if record.previous is None or (at_once and await self._rollbacks.settle(record)):
             return
-        self._returns.watch(record)
+        self._rollbacks.watch(record)
 
 
-def _what_runs(record: ServiceRecord) -> tuple[Any, ...]:
+def _deployed_state(record: ServiceRecord) -> tuple[Any, ...]:
     return record.revision, record.replicas, record.autoscale, record.healthy_within_s
 
 
 def masked(record: ServiceRecord) -> dict[str, str]:
-    """Return the variables of a service by name; values are secrets."""
+    """Return the variables of a service with masked values, which are secrets."""
     return dict.fromkeys(record.environment_variables, _MASK)
 
 
 def _checked(source: Project, **fields: Any) -> ServiceRecord:
-    """Return a record.
+    """Return a validated record.
 
     Raises:
-        ConfigError: A field has a value that cannot be.
+        ConfigError: A field has an invalid value.
     """
     try:
         record = ServiceRecord.model_validate(fields)
@@ -327,25 +326,26 @@ def _checked(source: Project, **fields: Any) -> ServiceRecord:
             for e in exc.errors(include_url=False, include_input=False)
         ]
         raise ConfigError("; ".join(problems)) from None
-    texts.checked_variables(record.environment_variables, what="environment_variables")
+    process_strings.checked_variables(record.environment_variables, what="environment_variables")
     engine = chosen_engine(source, record.engine)
     if record.changes.image and engine not in _WITH_IMAGES:
         raise ConfigError(
-            f"service {record.id} has no containers, so no image {record.changes.image!r}",
-            hint="use engine docker or kubernetes; or publish a version, and update it to that",
+            f"service {record.id} cannot use image {record.changes.image!r}: engine {engine} "
+            "runs no containers",
+            hint="use engine docker or kubernetes, or publish a new version of the environment",
         )
     return record
 
 
 def _with_changes(fields: Mapping[str, Any], before: DeployChanges) -> dict[str, Any]:
-    """Return fields of a record, with what is given of ``changes`` added to what there was."""
+    """Return fields of a record, with the given ``changes`` merged into the previous ones."""
     given = fields.get("changes") or {}
     merged = before.model_dump() | given
     return {**fields, "changes": {name: value or None for name, value in merged.items()}}
 
 
 def _made_up(environment: str) -> str:
-    """Return a service name that nobody has."""
+    """Return a new service name."""
     stem = re.sub(r"[^a-z0-9-]+", "-", environment.lower()).strip("-")[:40]
     return check_name(f"{stem or 'env'}-svc-{secrets.token_hex(_SUFFIX_BYTES)}")
 
@@ -357,7 +357,7 @@ def _reference(reference: str, source: Project) -> str:
 
 
 def _environment(record: ServiceRecord) -> str | None:
-    """Return the environment's name; None where a path was deployed."""
+    """Return the environment's name; None if a path was deployed."""
     if project.looks_like_path(record.reference):
         return None
     return ids.split_reference(record.reference)[0]
@@ -365,4 +365,4 @@ def _environment(record: ServiceRecord) -> str | None:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "Serve does not say why"
+    return lines[-1] if lines else "Serve gives no reason"

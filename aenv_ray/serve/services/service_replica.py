@@ -1,7 +1,7 @@
-"""One replica of a service: a sandbox of the environment, and calls to it.
+"""One replica of a service: its sandbox, and calls to it.
 
-Its methods are what ``serve.get_app_handle("aenv-service-<name>")`` offers inside the cluster.
-Calls of a handle made by ``.options(session_id=…)`` stay with the sandbox that the first reached.
+``serve.get_app_handle("aenv-service-<name>")`` gives callers inside the cluster a handle with the
+methods of `ServiceReplica`. Calls of ``handle.options(session_id=…)`` reach the same sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aenv_ray.actors.fabric import entrance
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import ray_serve
 from aenv_ray.client.over_ray import RayInstance
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
@@ -45,27 +45,27 @@ from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.services import storage as service_storage
-from aenv_ray.serve.services.orphan_sandboxes import LeftSandboxes
+from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
 from aenv_ray.serve.services.sandbox import GONE, LEASE_S, ReplicaSandbox
 from aenv_ray.serve.services.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
 SERVICE_LABEL: Final = "aenv.service"
-"""On every sandbox of a service: its id."""
+"""Label with the service id, on every sandbox of a service."""
 REPLICA_LABEL: Final = "aenv.replica"
-"""On every sandbox of a service: the name of the actor that owns it."""
+"""Label with the actor name of the replica, on every sandbox of a service."""
 
 STORAGE_S: Final = 180.0
-"""A replica that ends may have calls under way for two minutes, and has the storage until then."""
+"""How long to wait for a storage: a stopping replica keeps it while it finishes its calls."""
 
 
 class ServiceReplica:
-    """Owns a sandbox, and ends with it.
+    """Owns one sandbox at a time, and releases it when it ends.
 
     Args:
         record: `ServiceRecord` as JSON data.
-        artifacts_url: Where source archives are kept; None: as its node says.
+        artifacts_url: Artifact store with the source archives. None means the node's setting.
     """
 
     async def __init__(self, record: dict[str, Any], artifacts_url: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -76,23 +76,25 @@ class ServiceReplica:
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
         self._storages = StorageRecords(hub)
-        self._name, is_there = _own_name(), _is_there
-        self._left = LeftSandboxes(self._name, self._sandboxes, self._instances.release, is_there)
+        self._name = ray_serve.current_replica()
+        self._orphans = OrphanSandboxes(
+            self._name, self._sandboxes, self._instances.release, _is_replica_alive
+        )
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
 
     async def __del__(self) -> None:
-        """End the sandbox; Serve calls it once no call is under way."""
+        """Release the sandbox; Serve calls this once all calls have ended."""
         sandbox = getattr(self, "_sandbox", None)
         if sandbox is not None:
             await sandbox.close()
 
     async def check_health(self) -> None:
-        """Let Serve replace a replica whose environment is not healthy."""
+        """Raise if the environment is unhealthy, so that Serve replaces the replica."""
         await self._sandbox.check()
 
     async def facts(self) -> dict[str, str]:
-        """Return which sandbox it has, and of which revision it is."""
+        """Return the instance id of the sandbox, and the revision of the service."""
         instance = await self._sandbox.instance()
         return {"instance_id": instance.instance_id, "revision": self._record.revision}
 
@@ -105,7 +107,7 @@ class ServiceReplica:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         call_id: str | None = None,
     ) -> ToolResult:
-        """Call a tool; one that raises is a result."""
+        """Call a tool; a tool that raises gives a result with ``is_error``."""
         bare = bare_tool_name(name, self._project.reference)
         params = {"name": bare, "arguments": object_of(bare, arguments)}
         result = await self._call("tools/call", params, timeout_s, call_id)
@@ -119,7 +121,7 @@ class ServiceReplica:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         call_id: str | None = None,
     ) -> Any:
-        """Return what a function returned."""
+        """Return the return value of a function."""
         params = {"name": name, "arguments": object_of(name, arguments)}
         return await self._call("aenv/function", params, timeout_s, call_id)
 
@@ -130,7 +132,7 @@ class ServiceReplica:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         call_id: str | None = None,
     ) -> Any:
-        """Return what a reward returned; `name` None is the default one."""
+        """Return the return value of a reward; `name` None means the default reward."""
         params = {"name": name, "arguments": object_of(name or "reward", arguments)}
         return await self._call("aenv/reward", params, timeout_s, call_id)
 
@@ -143,7 +145,7 @@ class ServiceReplica:
         return dict(await self._call("aenv/functions", {}))
 
     async def health(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what the environment's health function says: ``status`` and more."""
+        """Return the answer of the environment's health check: ``status`` and more."""
         return dict(await self._call("aenv/health", {"arguments": object_of("health", arguments)}))
 
     async def _call(
@@ -161,23 +163,23 @@ class ServiceReplica:
     async def call_json(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
     ) -> bytes:
-        """Run a call of the data side and return its result as JSON text.
+        """Run a call and return its result as JSON text.
 
         Raises:
-            SessionLost: The sandbox that kept the session's state is gone; told once.
-            CallOutcomeUnknown: The sandbox went while a named call ran.
-            AenvError: As `InstanceCalls.call`.
+            SessionLost: The sandbox with the session's state is gone. Raised once.
+            CallOutcomeUnknown: The sandbox ended during a call with a client's id.
+            AenvError: As `JsonCalls.call`.
         """
         call = await self._placed(method, params, meta)
         try:
             return await self._calls.call(call, Departure())
         except GONE as exc:
-            raise await self._told(exc, call) from exc
+            raise await self._lost_error(exc, call) from exc
 
     async def follow_json(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any], name: str
     ) -> AsyncGenerator[Reports | bytes]:
-        """Run a call; yield what it reports, then its result as JSON text.
+        """Run a call; yield batches of progress reports, then the result as JSON text.
 
         Raises:
             AenvError: As `call_json`.
@@ -187,29 +189,29 @@ class ServiceReplica:
             async for news in self._calls.follow(call, name, Departure()):
                 yield news
         except GONE as exc:
-            raise await self._told(exc, call) from exc
+            raise await self._lost_error(exc, call) from exc
 
     async def sandbox(self) -> str:
-        """Return the instance that the caller's session is bound to, else this replica's.
+        """Return the instance of the caller's session, or else that of this replica.
 
         Raises:
-            SessionLost: The sandbox that kept the session's state is gone; told once.
+            SessionLost: The sandbox with the session's state is gone. Raised once.
         """
         own = (await self._sandbox.instance()).instance_id
-        session = _session()
+        session = ray_serve.current_session()
         return await self._sessions.holder(session, own) if session else own
 
     async def cancel_named(self, name: str) -> None:
-        """Stop a followed call that this replica's sandbox runs; an unknown name does nothing."""
+        """Cancel a call in this replica's sandbox by its name; unknown names do nothing."""
         instance = await self._sandbox.instance()
         await self._calls.cancel(instance.instance_id, name)
 
     async def _placed(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
     ) -> JsonCall:
-        """Return a call for the sandbox that it has to run in."""
+        """Return the call, addressed to the sandbox that must run it."""
         own = (await self._sandbox.instance()).instance_id
-        session, call_id = _session(), meta.get(CALL_ID)
+        session, call_id = ray_serve.current_session(), meta.get(CALL_ID)
         holder = own
         if session:
             holder = await self._sessions.holder(session, own)
@@ -217,17 +219,17 @@ class ServiceReplica:
             holder = await self._sessions.holder_of_call(str(call_id), own)
         return JsonCall(holder, method, params, meta, session)
 
-    async def _told(self, error: InstanceError, call: JsonCall) -> InstanceError:
-        """Return what the caller of a call is told whose sandbox went."""
+    async def _lost_error(self, error: InstanceError, call: JsonCall) -> InstanceError:
+        """Return the error for the caller of a call whose sandbox is gone."""
         self._sandbox.lose(call.target)
         if call.session:
-            told = await self._sessions.note_gone(call.session, call.target)
-            return error if told is None else told
+            lost = await self._sessions.note_gone(call.session, call.target)
+            return error if lost is None else lost
         if call.has_id:
             return CallOutcomeUnknown(
                 f"{call.what}: {error.message}",
                 instance_id=call.target,
-                hint="whether it ran cannot be known; if it may run again, ask with another id",
+                hint="it is unknown whether the call ran; if it may run twice, use a new call id",
             )
         return error
 
@@ -237,7 +239,7 @@ class ServiceReplica:
         record, storage = self._record, self._record.storage
         node_ids: tuple[str, ...] = ()
         engine = chosen_engine(self._project, record.engine)
-        await self._end_left()
+        await self._end_orphans()
         if storage is not None:
             storage, node_ids = await service_storage.placed(self._storages, storage, engine)
         options = CreateOptions(
@@ -257,22 +259,22 @@ class ServiceReplica:
             await service_storage.note_made(self._storages, storage)
         return RayInstance(handle)
 
-    async def _end_left(self) -> None:
-        """End the sandboxes that nobody has any more; of a storage with one writer, await the rest.
+    async def _end_orphans(self) -> None:
+        """End orphan sandboxes; before using a storage with a single writer, wait for all others.
 
         Raises:
-            FabricUnavailable: Another sandbox has the storage still, or that is not known.
+            FabricUnavailable: Another sandbox still has the storage, or the state is unknown.
         """
         if is_alone(self._record):
-            await self._left.end_all(SystemClock(), STORAGE_S)
+            await self._orphans.end_all(SystemClock(), STORAGE_S)
             return
         try:
-            await self._left.end()
-        except FabricUnavailable as exc:  # they end with their leases
-            logger.warning("what %s left is not known: %s", self._record.id, exc.message)
+            await self._orphans.end()
+        except FabricUnavailable as exc:  # they expire with their leases
+            logger.warning("orphan sandboxes of %s not ended: %s", self._record.id, exc.message)
 
     async def _sandboxes(self) -> dict[str, str]:
-        """Return the replicas of this service's sandboxes, by instance id."""
+        """Return the sandboxes of this service: instance ids with the names of their replicas."""
         return {
             info.id: info.labels.get(REPLICA_LABEL, "")
             for info in await self._instances.list_instances()
@@ -287,16 +289,8 @@ class ServiceReplica:
         return info.status is InstanceStatus.RUNNING
 
 
-def _own_name() -> str:
-    """Return the name of the actor that this replica is."""
-    from ray import serve
-
-    return serve.get_replica_context().replica_id.to_full_id_str()
-
-
-async def _is_there(replica: str) -> bool:
-    """Whether the actor of a replica lives, as Ray's head knows; a busy one does."""
-    return await asyncio.to_thread(ray_api.is_replica_there, replica)
+async def _is_replica_alive(name: str) -> bool:
+    return await asyncio.to_thread(ray_serve.is_replica_alive, name)
 
 
 def _connected() -> tuple[Fabric, RemoteHub]:
@@ -304,10 +298,10 @@ def _connected() -> tuple[Fabric, RemoteHub]:
 
 
 async def _project(record: ServiceRecord, hub: RemoteHub, artifacts_url: str | None) -> Project:
-    """Return the project on this node.
+    """Return the project, with its files on this node.
 
     Raises:
-        CatalogConflict: It is not what it was when the service was deployed.
+        CatalogConflict: It has changed since the service was deployed.
         AenvError: As `Catalog`.
     """
     if project.looks_like_path(record.reference):
@@ -322,14 +316,7 @@ async def _project(record: ServiceRecord, hub: RemoteHub, artifacts_url: str | N
             store.close()
     if found.digest != record.digest:
         raise CatalogConflict(
-            f"{record.reference} is not what service {record.id} was deployed with",
-            hint="deploy or update the service again to have what is there now",
+            f"{record.reference} has changed since service {record.id} was deployed",
+            hint="deploy or update the service again to use the current content",
         )
     return found
-
-
-def _session() -> str:
-    """Return the session of the call that is being served; empty: it has none."""
-    from ray.serve.context import _get_serve_request_context
-
-    return str(_get_serve_request_context().session_id)

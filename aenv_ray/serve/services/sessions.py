@@ -1,99 +1,99 @@
-"""Which sandbox keeps the state of a session, and who is told when it is gone.
+"""Sessions of a service: which sandbox holds a session's state, and who learns that it is gone.
 
-The first call of a session binds it to the sandbox of the replica that got it; the hub remembers
-which. Replicas are added and go, and other replicas may get later calls: they pass them on to that
-sandbox. Once it is gone the session's client is told so, one time, and its next call begins anew.
+The first call of a session binds it to the sandbox of the replica that received the call, and the
+hub records the binding. Any replica may receive later calls; it sends them to that sandbox. Once
+the sandbox is gone, one call of the session fails with SessionLost; the next call starts anew.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, SessionLost
 from aenv_ray.hub.api import Hub
 
 SESSION_KEPT_S: Final = 24 * 3600.0
-"""A session is bound for so long after its first call."""
+"""How long a session is bound, from its first call."""
 CALL_KEPT_S: Final = 900.0
-"""A named call may be repeated for so long, as a sandbox keeps outcomes no longer."""
-_MOST_KNOWN: Final = 10_000
+"""How long a call id may be repeated; sandboxes hold outcomes no longer than this."""
+_MAX_KNOWN: Final = 10_000
 _MAX_KEY: Final = 200
 
 IsAlive = Callable[[str], Awaitable[bool]]
 
 
 class Sessions:
-    """The sessions and named calls of one service, as one replica knows them.
+    """The sessions and call ids of one service, as one replica knows them.
 
     Args:
-        hub: Remembers.
-        scope: Tells services from each other.
-        is_alive: Whether the sandbox of an instance id still answers; may raise FabricUnavailable.
+        hub: Records the bindings.
+        scope: Unique id of the service.
+        is_alive: Whether the sandbox of an instance id answers; may raise FabricUnavailable.
     """
 
     def __init__(self, hub: Hub, scope: str, is_alive: IsAlive) -> None:
         self._hub = hub
         self._scope = scope
         self._is_alive = is_alive
-        self._known: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
+        """By session: which of its successive bindings is current, and the instance id."""
 
     async def holder(self, session: str, own: str) -> str:
-        """Return the instance that has a session's state; a new session's is `own`.
+        """Return the instance that holds a session's state; a new session gets `own`.
 
         Raises:
-            SessionLost: It is gone; told to one caller.
-            ConfigError: The session's name is too long.
+            SessionLost: The instance is gone. One caller gets this error.
+            ConfigError: The session id is invalid.
         """
         _check(session)
-        turn, holder = self._known.get(session, (0, ""))
+        turn, holder = self._known.get(session) or (0, "")
         while not holder:
-            found = await self._remembered(session, turn, own)
+            found = await self._hub.remember(self._key(session, turn), own, SESSION_KEPT_S)
             if found == own or await self._is_alive(found):
                 holder = found
-                self._keep(session, turn, holder)
-            elif await self._is_first_to_tell(session, turn):
+                self._known.put(session, (turn, holder))
+            elif await self._is_first_to_learn(session, turn):
                 raise _lost(session, found)
             else:
                 turn += 1
         return holder
 
     async def note_gone(self, session: str, holder: str) -> SessionLost | None:
-        """Forget that an instance has a session's state, for it is gone.
+        """Forget the binding of a session, because the instance is gone.
 
         Returns:
-            What to tell the caller; None: somebody was told already, and the call can be made
-            anew.
+            The error for the caller; None if another caller got it, and the call can start anew.
         """
-        known = self._known.pop(session, None)
+        known = self._known.pop(session)
         if known is None or known[1] != holder:
             return None
-        return _lost(session, holder) if await self._is_first_to_tell(session, known[0]) else None
+        return _lost(session, holder) if await self._is_first_to_learn(session, known[0]) else None
 
     async def holder_of_call(self, call_id: str, own: str) -> str:
-        """Return the instance on which a named call without a session began; a new one's is `own`.
+        """Return the instance in which a call without a session began; a new call gets `own`.
+
+        The hub must record the id before the call begins: only then can a later replica tell a
+        repeated call from a new one after the instance is gone (invariant 1).
 
         Raises:
-            CallOutcomeUnknown: That instance is gone.
-            ConfigError: The call's id is too long.
+            CallOutcomeUnknown: The instance is gone.
+            ConfigError: The call id is invalid.
         """
         _check(call_id)
         key = f"service-call:{self._scope}:{call_id}"
         found = await self._hub.remember(key, own, CALL_KEPT_S)
         if found != own and not await self._is_alive(found):
             raise CallOutcomeUnknown(
-                f"call {call_id} began in a replica that is gone: whether it ran cannot be known",
+                f"call {call_id} began in sandbox {found}, which is gone",
                 instance_id=found,
-                hint="if it may run again, ask with another id",
+                hint="it is unknown whether the call ran; if it may run twice, use a new call id",
             )
         return found
 
-    async def _remembered(self, session: str, turn: int, own: str) -> str:
-        return await self._hub.remember(self._key(session, turn), own, SESSION_KEPT_S)
-
-    async def _is_first_to_tell(self, session: str, turn: int) -> bool:
+    async def _is_first_to_learn(self, session: str, turn: int) -> bool:
         mark = secrets.token_hex(8)
         key = f"{self._key(session, turn)}:told"
         return await self._hub.remember(key, mark, SESSION_KEPT_S) == mark
@@ -101,23 +101,18 @@ class Sessions:
     def _key(self, session: str, turn: int) -> str:
         return f"service-session:{self._scope}:{turn}:{session}"
 
-    def _keep(self, session: str, turn: int, holder: str) -> None:
-        self._known[session] = (turn, holder)
-        self._known.move_to_end(session)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
-
 
 def _lost(session: str, holder: str) -> SessionLost:
     return SessionLost(
-        f"the replica that kept session {session!r} is gone, and its state with it",
+        f"sandbox {holder}, which held the state of session {session!r}, is gone",
         instance_id=holder,
-        hint="the next call with this session begins anew, in another replica",
+        hint="the next call of this session starts anew in another sandbox",
     )
 
 
 def _check(key: str) -> None:
     if len(key) > _MAX_KEY or not key.isprintable():
         raise ConfigError(
-            f"session or call id {key[:40]!r}… is not 1-{_MAX_KEY} printable characters"
+            f"invalid session or call id {key[:40]!r}: expected up to {_MAX_KEY} printable "
+            "characters"
         )

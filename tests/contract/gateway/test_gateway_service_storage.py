@@ -108,11 +108,11 @@ async def test_an_update_that_is_never_healthy_is_taken_back(
         change = {"environment_variables": {"BAD": attempt}}
         assert (await ann.put("/env-service/desk", json=change)).status_code == 200
         await eventually(
-            lambda: bench.apps.deployed["desk"].revision == before, "it is taken back", 60.0
+            lambda: bench.apps.deployed["desk"].revision == before, "it is rolled back", 60.0
         )
         found = (await ann.get("/env-service/desk")).json()["data"]
         assert (found["status"], found["environment_variables"]) == ("Running", {})
-        assert "was taken back: BAD is set" in found["reason"]
+        assert "was rolled back: BAD is set" in found["reason"]
     await ann.put("/env-service/desk", json={"environment_variables": {"GOOD": "1"}})
     await eventually(lambda: _is_settled(bench), "the update is seen through", 60.0)
     found = (await ann.get("/env-service/desk")).json()["data"]

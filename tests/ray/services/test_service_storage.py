@@ -109,7 +109,7 @@ def test_what_a_service_keeps_outlives_its_replicas(gateway: httpx.Client, root:
     with pytest.raises(FabricUnavailable, match="did not become healthy"):
         services.deploy(root, **kept, environment_variables={"BREAK": "1"})
     eventually(lambda: services.state("notes").status is ServiceStatus.RUNNING, WIDE_S)
-    assert "taken back" in services.state("notes").reason
+    assert "rolled back" in services.state("notes").reason
     expected += "start hi\nback\n"
     assert said(handle, "note", text="back") == expected
 

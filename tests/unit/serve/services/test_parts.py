@@ -1,12 +1,10 @@
-"""Parts of services that decide alone: sessions, the replica's sandbox, the router, records."""
+"""Parts of services without Ray: sessions, the sandbox of a replica, records, states."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
@@ -20,7 +18,6 @@ from aenv_ray.errors import (
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
 from aenv_ray.serve.services import sandbox as service_sandbox
 from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
-from aenv_ray.serve.services.router import ranked
 from aenv_ray.serve.services.sandbox import ReplicaSandbox
 from aenv_ray.serve.services.sessions import Sessions
 
@@ -101,17 +98,6 @@ async def test_a_sessions_name_is_bounded() -> None:
             await Fleet().holder("one", session=name)
 
 
-@given(st.sets(st.text(min_size=1), min_size=2, max_size=8), st.lists(st.text(), max_size=30))
-def test_a_replica_that_goes_moves_only_its_own_sessions(
-    replicas: set[str], sessions: list[str]
-) -> None:
-    gone = min(replicas)
-    for session in sessions:
-        before = ranked(session, replicas)
-        after = ranked(session, replicas - {gone})
-        assert after == [one for one in before if one != gone]
-
-
 # --- the sandbox ---------------------------------------------------------------------------------
 
 
@@ -182,7 +168,7 @@ async def test_an_environment_that_is_not_healthy_ends_its_replica() -> None:
 async def test_one_that_never_becomes_healthy_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_sandbox, "_LOOK_S", 0.001)
+    monkeypatch.setattr(service_sandbox, "_POLL_S", 0.001)
     boxes = Boxes()
     boxes.says = {"status": "unhealthy", "message": "no model"}
     sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0)

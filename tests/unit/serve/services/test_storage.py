@@ -25,9 +25,9 @@ from aenv_ray.project.storage import (
     shown_size,
     storage_name,
 )
-from aenv_ray.serve.services import orphan_sandboxes as service_left
+from aenv_ray.serve.services import orphan_sandboxes
 from aenv_ray.serve.services import storage as service_storage
-from aenv_ray.serve.services.orphan_sandboxes import LeftSandboxes
+from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
 
 # --- names, paths, sizes -------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Left:
         self.living = {"me", "other"}
         self.clock = FakeClock()
         self.asked = 0
-        self.sandboxes = LeftSandboxes("me", self._list, self._release, self._is_there)
+        self.sandboxes = OrphanSandboxes("me", self._list, self._release, self._is_alive)
 
     async def _list(self) -> dict[str, str]:
         self.asked += 1
@@ -225,7 +225,7 @@ class Left:
         for one in ids:
             del self.there[one]
 
-    async def _is_there(self, name: str) -> bool:
+    async def _is_alive(self, name: str) -> bool:
         return name in self.living
 
 
@@ -238,7 +238,7 @@ async def test_what_dead_replicas_left_ends_and_nothing_else() -> None:
 async def test_a_storage_is_waited_for_until_its_replica_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_left, "LOOK_S", 0.001)
+    monkeypatch.setattr(orphan_sandboxes, "POLL_S", 0.001)
     left = Left(b="other")
     with pytest.raises(FabricUnavailable, match="b has the storage"):
         await left.sandboxes.end_all(_Hasty(), 3.0)
