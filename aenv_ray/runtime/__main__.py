@@ -20,7 +20,8 @@ from types import FrameType
 
 from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import get_registry
-from aenv_ray.runtime.door import door, lost_interrupts
+from aenv_ray.runtime.door import door
+from aenv_ray.runtime.door.calls import retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.faults import ProjectLoadError
 
@@ -183,7 +184,7 @@ def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Names
         from aenv_ray.runtime.public import server as public  # loads the HTTP libraries
     except ImportError as exc:
         raise StartError(f"{exc}; the public door needs fastmcp, starlette and uvicorn") from exc
-    lost_interrupts.catch()
+    retry_lost_interrupts()
     limit_bytes = args.body_limit_mib * 1024 * 1024
     app = public.build_app(dispatcher, name=args.name, body_limit_bytes=limit_bytes)
     url = _url(listener, args.host)

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from aenv_ray.runtime.api.loader import load_project
-from aenv_ray.runtime.api.package_root import BareNames
+from aenv_ray.runtime.api.loader import BareNames, load_project
 from aenv_ray.runtime.api.registry import Registry, registering_in
 
 _lock = threading.RLock()

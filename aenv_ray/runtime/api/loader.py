@@ -1,26 +1,31 @@
-"""Loads a project's code, so that what it registers is in the registry, or says why it does not.
+"""Imports the code of a project, which registers its tools, rewards and functions.
 
 A project directory holds ``src/*.py`` and packages below it, or the files directly. Each module is
-imported once under its ordinary name, so that siblings import each other, relatively inside
-packages, and dataclasses, pickling and ``inspect`` work; `package_root` says what changes where the
-directory is a package itself. A failure is raised with its traceback: an environment is never
-healthy with no tools.
+imported once under its ordinary name, so that modules can import each other and dataclasses,
+pickling and ``inspect`` work. A failure is raised with its traceback: an environment without any
+tools is never healthy.
+
+The code directory can be a package itself: ``from .helper import …`` in ``src/tools.py`` means
+``src/helper.py`` only if ``src`` is the parent package. The modules are then ``src.tools`` and
+``src.helper``, and importing them by their bare names gives the same modules.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from aenv_ray.runtime.api import compat
-from aenv_ray.runtime.api.package_root import imports_beyond, make_package
 from aenv_ray.runtime.api.registry import Registry, get_registry
 from aenv_ray.runtime.faults import ProjectLoadError
 
@@ -28,6 +33,8 @@ _SKIPPED_DIRECTORIES: Final = frozenset(
     {"tests", "test", "__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
 )
 
+_FALLBACK_PACKAGE: Final = "aenv_project"
+"""Name of the package if the directory's own is not an identifier, or is taken."""
 _OURS: Final = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("runtime", "engines"))
 
 
@@ -38,8 +45,8 @@ def load_project(path: str | Path) -> Registry:
         path: A project directory, its ``src``, or one ``.py`` file.
 
     Raises:
-        ProjectLoadError: There is no code, it does not import, or it registers nothing; the
-            message carries the traceback, without this module's own frames.
+        ProjectLoadError: There is no code, it does not import, or it registers nothing. The
+            message contains the traceback, without the frames of the runtime.
     """
     target = Path(path).resolve()
     compat.install()
@@ -53,12 +60,12 @@ def load_project(path: str | Path) -> Registry:
     if not files:
         raise ProjectLoadError(f"{root}: no Python files to load")
     if str(root) not in sys.path:
-        # It stays: tools may import their helpers when they are called.
+        # Permanently: tools may import their helpers when they are called.
         sys.path.insert(0, str(root))
     package = ""
-    if target != files[0] and imports_beyond(root, files):
-        with _told(root / "__init__.py"):
-            package = f"{make_package(root)}."
+    if target != files[0] and _must_be_package(root, files):
+        with _as_load_error(root / "__init__.py"):
+            package = f"{_import_as_package(root)}."
     for file in files:
         _import(root, file, package)
     registry = get_registry()
@@ -76,7 +83,7 @@ def load_project(path: str | Path) -> Registry:
 
 
 def _module_files(root: Path) -> list[Path]:
-    """Return the modules to import: those of the root, and every package below it."""
+    """Return the modules to import: those in the root and in every package below it."""
     files = [f for f in sorted(root.glob("*.py")) if not _is_skipped(f)]
     for directory in sorted(p for p in root.iterdir() if p.is_dir()):
         if directory.name in _SKIPPED_DIRECTORIES or directory.name.startswith((".", "_")):
@@ -86,7 +93,7 @@ def _module_files(root: Path) -> list[Path]:
 
 
 def _package_files(directory: Path) -> list[Path]:
-    """Return a directory's modules; one without ``__init__.py`` counts too, as in Python."""
+    """Return the modules of a package, with or without ``__init__.py``."""
     files: list[Path] = []
     for entry in sorted(directory.iterdir()):
         if entry.is_dir():
@@ -111,17 +118,17 @@ def _import(root: Path, file: Path, package: str) -> None:
     known = sys.modules.get(name)
     if known is not None and _is_module_of(known, file):
         return
-    with _told(file):
+    with _as_load_error(file):
         if known is not None or (not name.isidentifier() and "." not in name):
-            # The name is taken by another module (`json.py`), or is no identifier (`my-env.py`).
+            # The name belongs to another module (`json.py`) or is no identifier (`my-env.py`).
             _import_as(f"aenv_project_{file.stem.replace('-', '_')}", file)
         else:
             importlib.import_module(name)
 
 
 @contextmanager
-def _told(file: Path) -> Iterator[None]:
-    """Raise whatever a module of the project raises as a failure to load it."""
+def _as_load_error(file: Path) -> Iterator[None]:
+    """Convert any exception of a module of the project to `ProjectLoadError`."""
     try:
         yield
     except BaseException as exc:
@@ -151,7 +158,7 @@ def _import_as(name: str, file: Path) -> None:
 
 
 def _own_traceback(exc: BaseException) -> str:
-    """Return the traceback from the project's first frame on."""
+    """Return the traceback without the frames of the runtime and of the import system."""
     frames = traceback.extract_tb(exc.__traceback__)
     shown = [
         frame for frame in frames
@@ -159,3 +166,88 @@ def _own_traceback(exc: BaseException) -> str:
     ]  # fmt: skip
     lines = traceback.format_list(shown) + traceback.format_exception_only(exc)
     return "".join(lines).rstrip()
+
+
+# --- a code directory that is a package -----------------------------------------------------------
+
+
+def _must_be_package(root: Path, files: Sequence[Path]) -> bool:
+    """Whether a module uses a relative import that starts at the root directory."""
+    if not (root / "__init__.py").is_file():
+        return False
+    return any(_deepest_level(file) >= len(file.relative_to(root).parts) for file in files)
+
+
+def _deepest_level(file: Path) -> int:
+    """Return how many directories up a module's relative imports reach; 0 without any."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return 0  # importing it raises the error
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return max((node.level for node in nodes), default=0)
+
+
+def _import_as_package(root: Path) -> str:
+    """Import a directory as a package and return its name.
+
+    Raises:
+        BaseException: From its ``__init__.py``.
+    """
+    is_usable = root.name.isidentifier() and root.name not in sys.modules
+    name = root.name if is_usable else _FALLBACK_PACKAGE
+    spec = importlib.util.spec_from_file_location(
+        name, root / "__init__.py", submodule_search_locations=[str(root)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{root} cannot be imported")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    sys.meta_path.insert(0, BareNames(root, name))
+    spec.loader.exec_module(package)
+    return name
+
+
+class BareNames(MetaPathFinder):
+    """Finds the modules of a package when they are imported without its name.
+
+    Args:
+        root: The package's directory.
+        package: Its name.
+    """
+
+    def __init__(self, root: Path, package: str) -> None:
+        self._root = root
+        self._package = package
+
+    def find_spec(
+        self, fullname: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for a module of the package, else None."""
+        del path, target
+        top = self._root / fullname.partition(".")[0]
+        if top.name in sys.stdlib_module_names or top.name == self._package:
+            return None
+        if not (top.is_dir() or top.with_name(f"{top.name}.py").is_file()):
+            return None
+        loader = _AliasLoader(f"{self._package}.{fullname}")
+        return importlib.util.spec_from_loader(fullname, loader)
+
+
+class _AliasLoader(Loader):
+    """Returns a module that is importable under another name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself."""
+        del spec
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing."""
+        module.__spec__ = self._spec  # the import system had set that of the bare name

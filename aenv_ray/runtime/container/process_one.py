@@ -35,12 +35,11 @@ from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.container.connection_handover import HandedOver
 from aenv_ray.runtime.container.keyed_door import read_order
-from aenv_ray.runtime.door import lost_interrupts
+from aenv_ray.runtime.door.calls import retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.system import child_tracking as births
-from aenv_ray.runtime.system import linux, storage_lock
+from aenv_ray.runtime.system import child_tracking, linux, storage_lock
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN, Acceptor, reap_adopted
 
 HOME: Final = "/.aenv"
@@ -110,7 +109,7 @@ def main(
             registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
-        lost_interrupts.catch()
+        retry_lost_interrupts()
         entrance.prepare()
     except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
@@ -182,7 +181,7 @@ def _shut_in(directory: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     signal.signal(signal.SIGCHLD, reap_adopted)
     if not LISTS_CHILDREN:
-        births.note()
+        child_tracking.track_children()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
     sys.argv[0] = PROJECT

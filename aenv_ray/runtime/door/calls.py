@@ -1,4 +1,4 @@
-"""One call under way: its deadline, its cancellation, its progress, and how it is stopped."""
+"""A running call: its deadline, its progress, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from aenv_ray.runtime.system import child_tracking as births
+from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 from aenv_ray.runtime.system.threads import start_thread
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
 _waitid: Final = getattr(os, "waitid", None)
 _REAP_MS: Final = 1000
 """How long a killed child may take to end; one that waits for a disk takes longer."""
-_AGAIN_S: Final = 0.01
-"""After this the destructor, or whatever an interrupt was lost in, is mostly over."""
+_INTERRUPT_RETRY_S: Final = 0.01
+"""By then the destructor in which an interrupt was lost has usually ended."""
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
@@ -33,9 +37,9 @@ _current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("aenv_cal
 
 
 class CallInterrupted(BaseException):
-    """Raised inside a tool's thread when its call is cancelled or its deadline has passed.
+    """Raised in a tool's thread when its call is cancelled or its deadline has passed.
 
-    Not an `Exception`, so that ``except Exception`` in a tool does not swallow it.
+    Not an `Exception`, so that ``except Exception`` in a tool does not catch it.
     """
 
 
@@ -43,11 +47,11 @@ class Call:
     """One call, from its arrival to its outcome.
 
     Args:
-        call_id: The caller's id of it.
+        call_id: Chosen by the caller.
         name: The tool, reward or function.
-        deadline: When it is stopped; seconds on `time.monotonic`.
-        on_progress: Told ``(progress, total, message)``; None when nobody listens.
-        waiting: It waits for its turn until `begin`.
+        deadline: When the call is stopped; seconds on `time.monotonic`.
+        on_progress: Called with ``(progress, total, message)``. None: reports are dropped.
+        waiting: The call waits for a thread until `begin`.
     """
 
     __slots__ = (
@@ -98,20 +102,20 @@ class Call:
     def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Tell the caller how far the call is; does nothing when nobody listens."""
+        """Report progress to the caller; does nothing when the caller did not ask for reports."""
         if self._on_progress is not None:
             self._on_progress(progress, total, message)
 
     # --- for the dispatcher -----------------------------------------------------------------
 
     def begin(self) -> bool:
-        """End the waiting; False when the call was stopped meanwhile, and must not run."""
+        """Stop waiting; False when the call was stopped meanwhile and must not run."""
         with self._lock:
             self._waiting = False
             return self.stop_reason is None
 
     def stop_waiting(self, reason: str) -> bool:
-        """Stop the call if it still waits for its turn: it then never runs; False if not."""
+        """Stop the call if it still waits, so that it never runs; False if it does not wait."""
         with self._lock:
             if not self._waiting or self.stop_reason is not None:
                 return False
@@ -144,7 +148,7 @@ class Call:
             _current.reset(token)
 
     async def run_async(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Run an async function on the running loop; `bind_stop` says how to cancel it."""
+        """Run an async function on the running loop; `bind_stop` sets how to cancel it."""
         token = _current.set(self)
         try:
             return await function(**arguments)
@@ -152,7 +156,7 @@ class Call:
             _current.reset(token)
 
     def bind_stop(self, stop: Callable[[], Any]) -> None:
-        """Set what cancels an async call; called at once when the call is already stopped."""
+        """Set a function that `stop` calls; it is called at once if the call is already stopped."""
         with self._lock:
             self._stop_async = stop
             late = self.stop_reason is not None
@@ -160,10 +164,10 @@ class Call:
             stop()
 
     def stop(self, reason: str) -> None:
-        """Tell the function to stop; the first reason stays.
+        """Stop the function; the first reason stays.
 
-        An async one has its task cancelled; a sync one is interrupted and what it started killed. A
-        thread inside a blocking C call ends only when that call returns.
+        The task of an async function is cancelled. A sync function is interrupted, and processes
+        that it started are killed; inside a blocking C call it stops only when that call returns.
         """
         with self._lock:
             if self.stop_reason is not None:
@@ -177,15 +181,15 @@ class Call:
             stop_async()
 
     def interrupt_again(self) -> None:
-        """Interrupt a sync function once more: Python dropped the interrupt that was for it."""
+        """Interrupt a sync function once more, after Python dropped the interrupt."""
 
         def run() -> None:
-            time.sleep(_AGAIN_S)
+            time.sleep(_INTERRUPT_RETRY_S)
             with self._lock:
                 if self._running and self.stop_reason is not None and self._thread is not None:
                     _raise_in_thread(self._thread[0], CallInterrupted)
 
-        # Of its own: raised from here, it would hit the code that dropped it again.
+        # In another thread: raised from here, it would hit the same code again.
         with contextlib.suppress(RuntimeError):  # the sandbox's limits allow no thread now
             start_thread(run)
 
@@ -196,22 +200,39 @@ class Call:
                 _raise_in_thread(self._thread[0], None)
             self._running = False
         if was_stopped and self._thread is not None:
-            # The interrupt may have come between a fork and the moment when `subprocess` knew of
-            # it: `stop` saw no child yet, and nobody else will end or reap this one.
+            # The interrupt may have come after a fork, but before `subprocess` knew the child and
+            # before `stop` could see it. Nothing else would end or reap it.
             for pid in _kill_children(self._thread[1], self._earlier_children):
                 _reap(pid)
 
 
 def current_call() -> Call:
-    """Return the call that is running the current code, for `Call.progress`, `Call.is_cancelled`.
+    """Return the call that runs the current code, for `Call.progress` and `Call.is_cancelled`.
 
-    Outside of a call, for example in a unit test, it is a call without a listener or deadline.
+    Outside of a call, for example in a unit test, this is a call without a deadline.
     """
     return _current.get() or Call("none", "none", float("inf"))
 
 
+def retry_lost_interrupts() -> None:
+    """Interrupt a call again when Python drops its interrupt.
+
+    An exception in a destructor or in a callback of the garbage collector goes only to
+    `sys.unraisablehook`, so that the function would run on.
+    """
+    previous = sys.unraisablehook
+
+    def hook(unraisable: UnraisableHookArgs) -> None:
+        if unraisable.exc_type is CallInterrupted:
+            current_call().interrupt_again()  # Python calls this hook in the interrupted thread
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = hook
+
+
 def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
-    """Raise `exception` in the thread at its next bytecode; None takes a pending one back."""
+    """Raise `exception` in the thread at its next bytecode; None revokes a pending one."""
     target = ctypes.py_object(exception) if exception is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 
@@ -221,7 +242,7 @@ def _children_of_this_thread() -> frozenset[int]:
     if _waitid is None:
         return frozenset()
     try:
-        # One cheap call for the usual case that there are none.
+        # One cheap system call for the usual case: no children.
         _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)
     except OSError:
         return frozenset()
@@ -230,7 +251,7 @@ def _children_of_this_thread() -> frozenset[int]:
 
 def _children_of_thread(native_id: int) -> list[int]:
     if not LISTS_CHILDREN:
-        return births.of_thread(native_id)
+        return child_tracking.children_of_thread(native_id)
     with contextlib.suppress(OSError):
         listing = Path(f"/proc/self/task/{native_id}/children").read_text()
         return [int(text) for text in listing.split()]
@@ -240,8 +261,8 @@ def _children_of_thread(native_id: int) -> list[int]:
 def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> list[int]:
     """SIGKILL the process trees that the thread started, except the `earlier` ones; Linux only.
 
-    A thread that waits for a child (`subprocess.run`) is freed by that. Older children, such as a
-    persistent shell, are left alone. Returns those that were killed.
+    This ends the wait of a thread in `subprocess.run`. Children from before the call, such as a
+    persistent shell, stay. Returns the pids that were killed.
     """
     killed = [pid for pid in _children_of_thread(native_thread_id) if pid not in earlier]
     for pid in killed:
@@ -250,7 +271,7 @@ def _kill_children(native_thread_id: int, earlier: frozenset[int]) -> list[int]:
 
 
 def _reap(pid: int) -> None:
-    """Take a killed child out of the process table; one that somebody reaped is not there."""
+    """Wait for a killed child, unless it was reaped already."""
     with contextlib.suppress(OSError):
         fd = os.pidfd_open(pid)
         try:
@@ -263,7 +284,7 @@ def _reap(pid: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL `pid` and everything below it; stopped first, so that nothing new appears."""
+    """SIGKILL `pid` and its descendants; each is stopped first, so that it forks no more."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGSTOP)
     for child in _children(pid):
@@ -281,9 +302,9 @@ def _children(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """Return the children of a process where the kernel, like gVisor's, lists none."""
+    """Return the children of a process on kernels that do not list them, like gVisor's."""
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [other for other in pids if births.parent_of(other) == pid]
+    return [other for other in pids if child_tracking.parent_of(other) == pid]
 
 
 class Watchdog:

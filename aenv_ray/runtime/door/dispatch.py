@@ -1,8 +1,8 @@
-"""Runs calls: the one path behind both doors, so that they cannot differ.
+"""Runs calls. Both doors use this, so that they give the same results.
 
-A call arrives as a method and its parameters and leaves as an *outcome*: the bytes of a JSON-RPC
-``"result":…`` or ``"error":…`` member. Every call has an id; a repeated id never runs anything
-again (design D6).
+A call arrives as a method with parameters and leaves as an *outcome*: the bytes of a JSON-RPC
+``"result":…`` or ``"error":…`` member. Every call has an id, and a repeated id runs nothing
+(design D6).
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
-from aenv_ray.runtime.door.calls import Call, CallInterrupted, Watchdog
+from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, Call, CallInterrupted, Watchdog
 from aenv_ray.runtime.door.outcomes import Outcomes
-from aenv_ray.runtime.door.parameters import name_of, timeout_of
-from aenv_ray.runtime.door.tool_batches import SHORTEST_S, Batch
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 
 if TYPE_CHECKING:
@@ -43,14 +41,21 @@ OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
+"""Values of ``status`` with which a health check says that the environment is healthy."""
+MAX_TIMEOUT_S: Final = 86_400.0
+"""A longer timeout counts as this one."""
+_MIN_TIMEOUT_S: Final = 0.001
+"""Timeout of a call that begins at its deadline."""
+_ITEM_GRACE_S: Final = 1.0
+"""How much longer than its timeout a batch waits for the outcome of an item."""
 _LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
-_PLAIN: Final = (str, dict, list, int, float, bytes, type(None))
-"""What functions usually return, of which none is awaitable."""
+_NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
+"""Types that functions usually return; checking them first is cheaper than `inspect`."""
 
 
 @dataclass
 class _Request:
-    """One call, parsed."""
+    """The parameters of one call, parsed."""
 
     call_id: str
     entry: Registered
@@ -64,11 +69,11 @@ class Dispatcher:
     """Runs the registered functions of one environment.
 
     Args:
-        registry: What the environment registered.
-        load_error: The traceback when its code did not load; every call is then refused with it.
+        registry: The functions.
+        load_error: The traceback if the environment's code did not load: the error of every call.
 
-    Thread-safe. A sync function runs in the thread that calls `submit`; an async one on a loop
-    thread of its own, started at the first use.
+    Thread-safe. A sync function runs in the thread that calls `submit`; all async ones run on one
+    event loop, in a thread that the first of them starts.
     """
 
     def __init__(self, registry: Registry, *, load_error: str | None = None) -> None:
@@ -77,7 +82,7 @@ class Dispatcher:
         self._outcomes = Outcomes()
         self._watchdog = Watchdog(self._expire, self._outcomes.expire)
         self._calls: dict[str, Call] = {}
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, _Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._pid = os.getpid()
@@ -88,7 +93,7 @@ class Dispatcher:
         }
 
     def begin(self) -> None:
-        """Note that this process, perhaps freshly forked, is the one that answers."""
+        """Prepare for calls in this process; to be called after a fork."""
         self._pid = os.getpid()
         self._last_active = time.time()
 
@@ -99,16 +104,14 @@ class Dispatcher:
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Run one call; `on_outcome` is told once, in whatever thread knows it first.
+        """Run one call. A sync function runs before this returns, an async one afterwards.
 
         Args:
             method: ``tools/call``, ``aenv/function``, ``aenv/reward``, ``aenv/health``,
                 ``aenv/call_tools``, a listing, or a workspace method.
             params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
-            on_outcome: Must not raise.
-            on_progress: Told of the function's progress.
-
-        A sync function runs before this returns; an async one afterwards.
+            on_outcome: Called once, in any thread, with the outcome; must not raise.
+            on_progress: Called with the function's progress reports.
         """
         call_id = self._admit(method, params, on_outcome)
         if call_id is not None:
@@ -121,24 +124,25 @@ class Dispatcher:
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
     ) -> Callable[[], None] | None:
-        """Take a call that has to wait for its turn; its deadline counts from now.
+        """Accept a call that has to wait for a thread; its timeout starts now.
 
         Args:
-            method: As for `submit`, like the others.
-            params: Must not change any more.
-            on_outcome: Told also of a call that is cancelled, or reaches its deadline, as it waits.
-            on_progress: Told of the function's progress.
+            method: As for `submit`.
+            params: As for `submit`; must not change any more.
+            on_outcome: As for `submit`; also called if the call is cancelled or times out while it
+                waits.
+            on_progress: As for `submit`.
 
         Returns:
-            What runs the call, like `submit`; one that has an outcome by then it leaves alone. None
-            when there is nothing to run.
+            A function that runs the call, unless it has an outcome by then. None when there is
+            nothing to run.
         """
         call_id = self._admit(method, params, on_outcome)
         if call_id is None:
             return None
         meta = params.get("_meta") or {}
         try:
-            timeout_s = timeout_of(meta)
+            timeout_s = _timeout_of(meta)
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
             return None
@@ -153,13 +157,13 @@ class Dispatcher:
             begins = call.begin()
             self._forget(call)
             if begins:
-                own = {**meta, "aenv/timeout_s": call.remaining_s or SHORTEST_S}
-                self._run_admitted(call_id, method, params, own, on_progress, call.deadline)
+                left = {**meta, "aenv/timeout_s": call.remaining_s or _MIN_TIMEOUT_S}
+                self._run_admitted(call_id, method, params, left, on_progress, call.deadline)
 
         return run
 
     def _admit(self, method: str, params: Mapping[str, Any], on_outcome: OnOutcome) -> str | None:
-        """Return the id of a call that is to be run; None for one that is answered otherwise."""
+        """Return the id of a call that must run; None for a listing or a repeated call."""
         if method in _LISTINGS:
             on_outcome(self._listing(method))
             return None
@@ -174,7 +178,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
         on_progress: OnProgress | None,
-        latest: float | None = None,
+        latest_deadline: float | None = None,
     ) -> None:
         self._last_active = time.time()
         try:
@@ -184,18 +188,18 @@ class Dispatcher:
                 self._run_batch(call_id, params, meta)
                 return
             request = self._parse(call_id, method, params, meta, on_progress)
-            if latest is not None:
-                request.deadline = min(request.deadline, latest)
+            if latest_deadline is not None:
+                request.deadline = min(request.deadline, latest_deadline)
             arguments = request.entry.signature.bind(request.entry.name, request.arguments)
             self._run(request, arguments, functools.partial(self._outcomes.finish, call_id))
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
-        except BaseException as exc:  # noqa: BLE001  # every call gets an outcome, whatever breaks
+        except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
             text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(call_id, fault_outcome(Fault("function_failed", text)))
 
     def cancel(self, call_id: str, reason: str = "the caller cancelled") -> bool:
-        """Stop a call that is under way; False when there is none of that id."""
+        """Stop a call; False when no call with that id is under way."""
         call = self._calls.get(call_id)
         if call is None:
             return False
@@ -207,7 +211,7 @@ class Dispatcher:
         return is_first
 
     def cancel_all(self, reason: str) -> None:
-        """Stop every call that is under way."""
+        """Stop all calls."""
         for call_id in list(self._calls):
             self.cancel(call_id, reason)
 
@@ -237,9 +241,9 @@ class Dispatcher:
         on_progress: OnProgress | None,
     ) -> _Request:
         if method == "tools/call":
-            entry = self.registry.tool(name_of(params))
+            entry = self.registry.tool(_name_of(params))
         elif method == "aenv/function":
-            entry = self.registry.function(name_of(params))
+            entry = self.registry.function(_name_of(params))
         elif method == "aenv/reward":
             entry = self.registry.reward(params.get("name"))
         elif method == "aenv/health":
@@ -247,16 +251,17 @@ class Dispatcher:
         elif method in self._builtins:
             entry = self._builtins[method]
         else:
-            raise Fault("config_error", f"there is no method {method!r}", rpc_code=METHOD_NOT_FOUND)
+            raise Fault("config_error", f"unknown method {method!r}", rpc_code=METHOD_NOT_FOUND)
         arguments = {} if (given := params.get("arguments")) is None else given
         if not isinstance(arguments, dict):
             raise Fault(
                 "tool_input_invalid",
-                f"arguments of {entry.name!r} are {type(arguments).__name__}, not an object",
+                f"the arguments of {entry.name!r} must be a JSON object, "
+                f"not {type(arguments).__name__}",
                 'write them as {"name": value}',
                 tool_name=entry.name,
             )
-        wanted = timeout_of(meta)
+        wanted = _timeout_of(meta)
         timeout_s = min(wanted, entry.timeout_s) if entry.timeout_s else wanted
         deadline = time.monotonic() + timeout_s
         return _Request(call_id, entry, arguments, timeout_s, deadline, on_progress)
@@ -283,13 +288,13 @@ class Dispatcher:
             value = call.run_sync(entry.runnable, arguments)
         except CallInterrupted:
             outcome = stopped(call, entry, request.timeout_s)
-        except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
-            self._leave_if_forked()
+        except BaseException as exc:  # noqa: BLE001  # what a tool raises is its result
+            self._exit_if_forked()
             outcome = raised(entry, exc)
         else:
-            self._leave_if_forked()
-            if not isinstance(value, _PLAIN) and inspect.isawaitable(value):
-                self._run_on_loop(call, entry, _awaiting(value), {}, done)
+            self._exit_if_forked()
+            if not isinstance(value, _NOT_AWAITABLE) and inspect.isawaitable(value):
+                self._run_on_loop(call, entry, _awaiter(value), {}, done)
                 return
             outcome = returned(entry, value)
         self._forget(call)
@@ -303,8 +308,8 @@ class Dispatcher:
         arguments: dict[str, Any],
         done: OnOutcome,
     ) -> None:
-        # Imported at the first async function: a template that has none stays a third smaller, and
-        # its forks that much faster.
+        # Imported at the first async function: a template without any is a third smaller, and its
+        # forks are faster.
         import asyncio
 
         async def run() -> None:
@@ -312,7 +317,7 @@ class Dispatcher:
                 outcome = returned(entry, await call.run_async(function, arguments))
             except asyncio.CancelledError:
                 outcome = stopped(call, entry, None)
-            except BaseException as exc:  # noqa: BLE001  # whatever a tool raises is its result
+            except BaseException as exc:  # noqa: BLE001  # what a tool raises is its result
                 outcome = raised(entry, exc)
             self._forget(call)
             done(outcome)
@@ -336,7 +341,7 @@ class Dispatcher:
         self._calls.pop(call.call_id, None)
 
     def _expire(self, call: Call) -> None:
-        """Stop a call whose deadline has passed; its function may not notice, its caller must."""
+        """Answer a call whose deadline has passed, and tell its function to stop."""
         if call.stop_waiting("timeout"):
             self._outcomes.finish(call.call_id, fault_outcome(never_ran(call)))
             self._forget(call)
@@ -349,51 +354,142 @@ class Dispatcher:
         )
         batch = self._batches.get(call.call_id)
         if batch is not None:
-            batch.finish()  # with the results that it has
+            batch.finish()  # with the results so far
         else:
             self._outcomes.finish(call.call_id, fault_outcome(fault))
         call.stop("timeout")
         self._calls.pop(call.call_id, None)
 
-    def _leave_if_forked(self) -> None:
-        """End a process that a tool forked and let return: only the runtime answers calls."""
+    def _exit_if_forked(self) -> None:
+        """End a process that a tool forked and that returned from the tool: it must not answer."""
         if os.getpid() != self._pid:
             os._exit(0)
 
+    # --- batches ----------------------------------------------------------------------------
+
     def _run_batch(self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        timeout_s = timeout_of(meta)
-        batch = Batch(call_id, params, timeout_s, self._outcomes.finish)
+        """Run a batch in this thread, and return when its items have ended or were abandoned."""
+        batch = _Batch(call_id, params, _timeout_of(meta), self._outcomes.finish)
         batch.call.bind_stop(lambda: self._stop_items(batch))
         self._calls[call_id] = batch.call
         self._batches[call_id] = batch
         self._watchdog.add(batch.call)
-
-        def run_item(
-            index: int, item: Mapping[str, Any], timeout_s: float, done: OnOutcome
-        ) -> float:
-            meta = {"aenv/timeout_s": timeout_s}
-            try:
-                request = self._parse(f"{call_id}.{index}", "tools/call", item, meta, None)
-                arguments = request.entry.signature.bind(request.entry.name, request.arguments)
-            except Fault as fault:
-                done(fault_outcome(fault))
-                return timeout_s
-            self._run(request, arguments, done)
-            return request.timeout_s
-
-        batch.run(run_item)
+        indexes = range(len(batch.items))
+        if batch.is_parallel:
+            threads = [
+                threading.Thread(target=self._run_item, args=(batch, index), daemon=True)
+                for index in indexes
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        else:
+            for index in indexes:
+                self._run_item(batch, index)
         self._forget(batch.call)
         self._batches.pop(call_id, None)
         batch.finish()
 
-    def _stop_items(self, batch: Batch) -> None:
-        for item_id in batch.item_ids():
-            item = self._calls.get(item_id)
+    def _run_item(self, batch: _Batch, index: int) -> None:
+        """Run one item; one that is refused, raises or times out does not stop the others."""
+        if batch.call.is_cancelled:
+            return
+        ended = threading.Event()
+
+        def done(outcome: Outcome) -> None:
+            batch.outcomes[index] = outcome
+            ended.set()
+
+        timeout_s = min(batch.timeout_s, batch.call.remaining_s or _MIN_TIMEOUT_S)
+        meta = {"aenv/timeout_s": timeout_s}
+        item_id = batch.item_id(index)
+        try:
+            request = self._parse(item_id, "tools/call", batch.items[index], meta, None)
+            arguments = request.entry.signature.bind(request.entry.name, request.arguments)
+        except Fault as fault:
+            done(fault_outcome(fault))
+            return
+        self._run(request, arguments, done)
+        ended.wait(request.timeout_s + _ITEM_GRACE_S)
+
+    def _stop_items(self, batch: _Batch) -> None:
+        for index in range(len(batch.items)):
+            item = self._calls.get(batch.item_id(index))
             if item is not None:
                 item.stop(batch.call.stop_reason or "cancelled")
 
 
-def _awaiting(value: Any) -> Callable[[], Any]:
+class _Batch:
+    """Several tool calls that are one call.
+
+    Args:
+        call_id: Of the batch.
+        params: ``calls``, each with ``name`` and ``arguments``, and ``parallel``.
+        timeout_s: For all of them together.
+        on_outcome: Called with the call id and the outcome, by every `finish`.
+
+    Raises:
+        Fault: ``tool_input_invalid``: ``calls`` is not a list of objects.
+    """
+
+    def __init__(
+        self,
+        call_id: str,
+        params: Mapping[str, Any],
+        timeout_s: float,
+        on_outcome: Callable[[str, Outcome], object],
+    ) -> None:
+        items = params.get("calls")
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
+        self.call = Call(call_id, "call_tools", time.monotonic() + timeout_s)
+        self.items = items
+        self.is_parallel = bool(params.get("parallel"))
+        self.timeout_s = timeout_s
+        self.outcomes: list[Outcome | None] = [None] * len(items)
+        self._on_outcome = on_outcome
+
+    def item_id(self, index: int) -> str:
+        """Return the call id of an item."""
+        return f"{self.call.call_id}.{index}"
+
+    def finish(self) -> None:
+        """Report the outcomes so far; an item without one has timed out."""
+        missing = fault_outcome(
+            Fault("tool_timeout", "the batch reached its deadline before this call had a result")
+        )
+        body = b",".join(b"{" + (outcome or missing) + b"}" for outcome in self.outcomes)
+        self._on_outcome(self.call.call_id, result_outcome(b'{"results":[' + body + b"]}"))
+
+
+def _name_of(params: Mapping[str, Any]) -> str:
+    """Return the name of the tool or function that is called.
+
+    Raises:
+        Fault: ``tool_input_invalid``: there is no name.
+    """
+    name = params.get("name")
+    if not isinstance(name, str) or not name:
+        raise Fault("tool_input_invalid", "the call names no tool or function")
+    return name
+
+
+def _timeout_of(meta: Mapping[str, Any]) -> float:
+    """Return the timeout in seconds that ``_meta`` asks for, or the default.
+
+    Raises:
+        Fault: ``tool_input_invalid``: it is not a number above zero.
+    """
+    value = meta.get("aenv/timeout_s")
+    if value is None:
+        return DEFAULT_TIMEOUT_S
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise Fault("tool_input_invalid", f"timeout {value!r} is not a number of seconds above 0")
+    return min(float(value), MAX_TIMEOUT_S)
+
+
+def _awaiter(value: Any) -> Callable[[], Any]:
     async def wait() -> Any:
         return await value
 

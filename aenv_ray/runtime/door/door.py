@@ -1,17 +1,19 @@
-"""The fast door: MCP's JSON-RPC messages, one a line, over a Unix socket.
+"""The fast door: MCP's JSON-RPC messages, one per line, over a Unix socket.
 
-No HTTP, no event loop. The thread that reads a request also runs it, so an answer costs no switch
-between threads. Who reads meanwhile depends on the function: one that was quick so far, or is not
-known yet, is run by the *leader*, the one thread that reads, before it reads on; for any other the
-leader first hands the reading to a *follower*. A function that turns out to be slow is noticed by
-the `Relief`, which puts a follower in the leader's place.
+No HTTP and no event loop. Each connection has a leader/followers thread pool: the *leader* is the
+one thread that reads. It runs a function itself when the last call of that function was quick, or
+when there was none yet, so that an answer costs no switch between threads. Before it runs a slow
+function it hands the lead to a *follower*, which reads on. `_LeaderMonitor` replaces a leader whose
+function turns out to be slow.
 
-Messages: requests as `dispatch` knows them, ``notifications/cancelled`` with ``requestId``, and
-``notifications/progress`` back to callers whose ``_meta`` has a ``progressToken``.
+Messages: the requests that `dispatch` runs, ``notifications/cancelled`` with ``requestId``, and
+``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import errno
 import socket
 import threading
@@ -25,7 +27,6 @@ import pydantic_core
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
-from aenv_ray.runtime.door.relief import Relief
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, unread
 from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
 
@@ -34,27 +35,31 @@ MAX_THREADS: Final = 256
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """A larger message ends the connection: it is a bug or an attack, not a call."""
 QUICK_S: Final = 0.0005
-"""A function whose last call took less than this is run by the leader."""
+"""The leader runs a function whose last call took less than this."""
+MONITOR_S: Final = 0.02
+"""How often a leader that runs calls is checked; a stuck one is replaced within two checks."""
+_IDLE_CHECKS: Final = 30
+"""After this many checks of a leader that only reads, the monitor sleeps."""
 _IDLE_THREADS: Final = 4
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _FLUSH_BYTES: Final = 65_536
-_PASSING: Final = {
+_TEMPORARY_ERRORS: Final = {
     errno.ECONNABORTED,
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOBUFS,
     errno.ENOMEM,
 }
-"""Why a connection cannot be accepted now, though one can be later."""
-_PASSING_PAUSE_S: Final = 0.05
+"""Errors of ``accept`` after which it can succeed later."""
+_ACCEPT_RETRY_S: Final = 0.05
 
 
 class Connection:
-    """One peer of the fast door; its calls run concurrently, answers come as they finish.
+    """One peer of the fast door; its calls run concurrently and are answered as they finish.
 
     Args:
-        sock: Connected stream socket; owned from here on.
+        sock: Connected stream socket; the connection closes it.
         dispatcher: Runs the calls.
     """
 
@@ -62,29 +67,37 @@ class Connection:
         self._sock = sock
         self._dispatcher = dispatcher
         self._lock = threading.Lock()
-        self._state = threading.Condition(self._lock)
-        """The same lock, to wait with; taking it directly costs a quick call less."""
-        self._sending = threading.Lock()
+        """Guards the threads, the lead and the outbox. A quick call takes it directly, which costs
+        less than through the condition."""
+        self._changed = threading.Condition(self._lock)
         self._leader: int | None = None
-        self._waiting = 0
+        self._followers = 0
+        """Threads that wait to lead."""
         self._threads = 0
         self._backlog: deque[Callable[[], None]] = deque()
-        self._buffer = bytearray()
-        self._scanned = 0
-        self._call_ids: dict[Any, str] = {}
-        self._cancelled: set[Any] = set()
-        self._quick: dict[str, bool] = {}
-        self._outbox: list[bytes] = []
-        self._outbox_bytes = 0
-        self._closed = False
-        self._relief = Relief(self)
+        """Calls that wait for a thread, while all of them are busy."""
+        self._is_quick: dict[str, bool] = {}
+        """By kind of request: whether the leader runs it."""
+        self._monitor = _LeaderMonitor(self)
         self._inline_kind = ""
         self.inline_since: float | None = None
         """When the leader began the call that it runs itself; None while it reads."""
 
+        self._buffer = bytearray()
+        self._scanned = 0
+        """No line ends before this index of the buffer."""
+        self._call_ids: dict[Any, str] = {}
+        self._cancelled: set[Any] = set()
+        """Requests that were cancelled before they began."""
+        self._outbox: list[bytes] = []
+        """The leader's answers, until it has run all that it has read."""
+        self._outbox_bytes = 0
+        self._sending = threading.Lock()
+        self._closed = False
+
     def start(self) -> None:
-        """Answer, in threads of its own, until the peer closes."""
-        HOST.attach(self)  # before the first call, which may want it
+        """Answer requests in background threads until the peer closes the connection."""
+        HOST.attach(self)  # before the first call, which may send requests to the host
         if not self._add_thread():
             text = f"it cannot start a thread to serve this connection ({process_limits()})"
             # With the id last, since the peer takes a line that begins with an id for a result.
@@ -93,153 +106,160 @@ class Connection:
             self._close()  # the peer may connect again
 
     def send(self, line: bytes) -> None:
-        """Ask the peer; if the leader does so in a call, somebody else reads the answer."""
+        """Send a request to the peer; a leader that does so in a call gives up the lead first."""
         since = self.inline_since
         if since is not None and self._leader == threading.get_ident():
-            self.relieve(since)
+            self.replace_leader(since)
         self._send(line)
 
-    # --- threads ------------------------------------------------------------------------------
+    @property
+    def is_closed(self) -> bool:
+        """Whether the peer is gone."""
+        return self._closed
+
+    # --- threads and the lead -----------------------------------------------------------------
 
     def _add_thread(self) -> bool:
         """Start another thread; False where the sandbox's limits allow none now."""
-        with self._state:
+        with self._lock:
             self._threads += 1
         try:
             start_thread(self._work)
         except RuntimeError:  # of `_thread`: out of processes, or of memory for a stack
-            with self._state:
+            with self._lock:
                 self._threads -= 1
             return False
         return True
 
     def _work(self) -> None:
         me = threading.get_ident()
-        while self._take_part(me):
-            # What waits goes before what is still to be read, where another thread can read on.
+        while self._wait_for_work(me):
+            # The backlog comes before new requests, if another thread can read on.
             if self._leader == me and not (self._backlog and self._give_up_lead()):
                 message = self._lead(me)
                 if message is not None:
                     self._handle(message, _kind(message))
             while (run := self._from_backlog()) is not None:
                 run()
-        with self._state:
+        with self._lock:
             self._threads -= 1
             is_last = self._closed and not self._threads
         if is_last:
-            self._sock.close()  # a failed send ends the connection without a leader to close it
+            self._sock.close()  # after a failed send no leader is there to close it
 
-    def _from_backlog(self) -> Callable[[], None] | None:
-        with self._lock:
-            return self._backlog.popleft() if self._backlog else None
-
-    def _take_part(self, me: int) -> bool:
-        """Wait for the lead, or for a call in the backlog; False when this thread is to end."""
-        with self._state:
-            # A thread that ends hands its children to the main thread, which reaps orphans.
-            if self._waiting >= _IDLE_THREADS and not has_children():
+    def _wait_for_work(self, me: int) -> bool:
+        """Wait for the lead or a call in the backlog; False when this thread is to end."""
+        with self._changed:
+            # When a thread ends, its children pass to the main thread, which reaps orphans.
+            if self._followers >= _IDLE_THREADS and not has_children():
                 return False
-            self._waiting += 1
+            self._followers += 1
             while self._leader is not None and not self._backlog and not self._closed:
-                self._state.wait()
-            self._waiting -= 1
+                self._changed.wait()
+            self._followers -= 1
             if self._closed:
                 return False
             if self._leader is None:
                 self._leader = me
             return True
 
+    def _from_backlog(self) -> Callable[[], None] | None:
+        with self._lock:
+            return self._backlog.popleft() if self._backlog else None
+
     def _give_up_lead(self) -> bool:
-        """Let another thread read on; False when there is none and can be none."""
+        """Let another thread read on; False when there is none and none can be started."""
         if not self._has_follower():
             return False
-        with self._state:
+        with self._changed:
             self._leader = None
-            self._state.notify()
+            self._changed.notify()
         return True
 
     def _has_follower(self) -> bool:
-        """Whether a thread waits to lead, one being started where there is none.
+        """Whether a thread waits to lead; starts one if necessary.
 
-        Before the lead is given up: without anybody to take it, no call would be read any more.
+        The lead is given up only after this: without a follower nothing would be read any more.
         """
-        with self._state:
-            if self._waiting:
+        with self._lock:
+            if self._followers:
                 return True
             if self._threads >= MAX_THREADS:
                 return False
         return self._add_thread()
 
-    def relieve(self, since: float) -> None:
-        """Put another thread in the place of a leader that still runs the call begun at `since`."""
+    def replace_leader(self, since: float) -> None:
+        """Give the lead to another thread if the leader still runs the call begun at `since`."""
         if self.inline_since != since or not self._has_follower():
             return
-        with self._state:
+        with self._changed:
             if self.inline_since != since or self._leader is None:
                 return
             self.inline_since = None
             self._leader = None
-            self._quick[self._inline_kind] = False
+            self._is_quick[self._inline_kind] = False
             lines, self._outbox, self._outbox_bytes = self._outbox, [], 0
-            self._state.notify()
+            self._changed.notify()
         if lines:
             self._send(b"".join(lines))
 
     def _close(self) -> None:
-        with self._state:
+        with self._changed:
             self._closed = True
             self._leader = None
-            self._state.notify_all()
+            self._changed.notify_all()
         HOST.detach(self)
         self._sock.close()
 
-    # --- reading ------------------------------------------------------------------------------
+    # --- what the leader does -----------------------------------------------------------------
 
     def _lead(self, me: int) -> dict[str, Any] | None:
-        """Read, running quick calls on the way; return a call to run after the lead was given up.
+        """Read, and run quick calls; return a slow call, to be run after the lead was given up.
 
-        None means that the lead was lost, or the connection has ended.
+        None means that the lead was lost, or that the connection has ended.
         """
         while True:
             message = self._next_buffered()
             if message is None:
-                self._send_outbox()
+                self._flush_outbox()
                 message = self._read()
             if message is None:
                 self._close()
                 return None
             kind = _kind(message)
-            if self._quick.get(kind, True):
+            if self._is_quick.get(kind, True):
                 if not self._run_inline(message, kind, me):
                     return None
                 continue
-            self._send_outbox()
+            self._flush_outbox()
             if self._give_up_lead():
                 return message
             if self._threads == 1:
-                # Nobody else is there to run it, and nobody can be: what is behind it waits.
+                # No other thread exists, nor can one be started: requests behind this one wait.
                 if not self._run_inline(message, kind, me):
                     return None
                 continue
-            # Every thread is busy: read on, so that a cancellation behind this still arrives.
+            # Every thread is busy. Read on, so that a cancellation behind this request arrives.
             self._handle(message, kind, waits=True)
 
     def _run_inline(self, message: dict[str, Any], kind: str, me: int) -> bool:
-        """Run a quick call as the leader; False when it was relieved meanwhile."""
+        """Run a call as the leader; False when this thread lost the lead meanwhile."""
         self._inline_kind = kind
         self.inline_since = time.monotonic()
-        self._relief.wake()
+        self._monitor.wake()
         self._handle(message, kind)
         with self._lock:
             if self._leader != me:
                 return False
             self.inline_since = None
         if self._outbox_bytes > _FLUSH_BYTES:
-            self._send_outbox()
+            self._flush_outbox()
         return True
 
+    # --- reading ------------------------------------------------------------------------------
+
     def _next_buffered(self) -> dict[str, Any] | None:
-        """Return the next complete request that was read already."""
+        """Return the next complete request in the buffer."""
         while True:
             end = self._buffer.find(b"\n", self._scanned)
             if end < 0:
@@ -268,7 +288,7 @@ class Connection:
         return None
 
     def _parse(self, line: bytes) -> dict[str, Any] | None:
-        """Return a request; what is none is refused, a notification is done here."""
+        """Return a request; None for other messages, which are handled or refused here."""
         try:
             message = pydantic_core.from_json(line)
         except ValueError as exc:
@@ -281,11 +301,7 @@ class Connection:
             self._refuse(None, INVALID_REQUEST, "not a JSON-RPC request")
             return None
         if message["method"] == "notifications/cancelled":
-            params = message.get("params") or {}
-            call_id = self._call_ids.get(params.get("requestId"))
-            reason = str(params.get("reason") or "the caller cancelled")
-            if call_id is not None and not self._dispatcher.cancel(call_id, reason):
-                self._cancelled.add(params["requestId"])  # read, but not begun yet
+            self._cancel(message.get("params") or {})
             return None
         if "id" not in message:
             return None
@@ -295,9 +311,17 @@ class Connection:
             self._call_ids[message["id"]] = meta["aenv/call_id"]
         return message
 
-    # --- answering ----------------------------------------------------------------------------
+    def _cancel(self, params: dict[str, Any]) -> None:
+        request_id = params.get("requestId")
+        call_id = self._call_ids.get(request_id)
+        reason = str(params.get("reason") or "the caller cancelled")
+        if call_id is not None and not self._dispatcher.cancel(call_id, reason):
+            self._cancelled.add(request_id)  # it was read, but has not begun
+
+    # --- running and answering ----------------------------------------------------------------
 
     def _handle(self, message: dict[str, Any], kind: str, *, waits: bool = False) -> None:
+        """Run a request in this thread, or add it to the backlog if it `waits`."""
         request_id = message["id"]
         params = message.get("params") or {}
         if not isinstance(params, dict):
@@ -310,7 +334,7 @@ class Connection:
             self._refuse(request_id, SERVER_ERROR, "the call was cancelled before it began")
             return
         prefix = b'{"jsonrpc":"2.0","id":' + to_json(request_id) + b","
-        # What has to wait may get its outcome while the leader, or nobody, looks at the outbox.
+        # A call that waits may end while no leader is there to send the outbox.
         me = 0 if waits else threading.get_ident()
 
         def on_outcome(outcome: bytes) -> None:
@@ -320,7 +344,7 @@ class Connection:
             with self._lock:
                 inline = threading.get_ident() == me == self._leader
                 if inline:
-                    # It goes out with the answers of what was read with it.
+                    # Sent together with the answers to what was read with it.
                     self._outbox.append(line)
                     self._outbox_bytes += len(line)
             if not inline:
@@ -331,9 +355,9 @@ class Connection:
             progress = None if token is None else self._progress_sender(token)
             run = self._dispatcher.accept(message["method"], params, on_outcome, progress)
             if run is not None:
-                with self._state:
+                with self._changed:
                     self._backlog.append(run)
-                    self._state.notify()  # a thread may have become free meanwhile
+                    self._changed.notify()  # a thread may have become free meanwhile
             return
         started = time.perf_counter()
         if token is None:
@@ -342,7 +366,7 @@ class Connection:
             self._dispatcher.submit(
                 message["method"], params, on_outcome, self._progress_sender(token)
             )
-        self._quick[kind] = time.perf_counter() - started < QUICK_S
+        self._is_quick[kind] = time.perf_counter() - started < QUICK_S
 
     def _progress_sender(self, token: Any) -> Any:
         def on_progress(progress: float, total: float | None, text: str | None) -> None:
@@ -360,7 +384,7 @@ class Connection:
         error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
         self._send(to_json(error) + b"\n")
 
-    def _send_outbox(self) -> None:
+    def _flush_outbox(self) -> None:
         if not self._outbox_bytes:
             return
         with self._lock:
@@ -368,34 +392,78 @@ class Connection:
         self._send(b"".join(lines))
 
     def _send(self, data: bytes) -> None:
-        """Send; a peer that is gone loses nothing, for it asks again with the same call id."""
+        """Send; when the peer is gone nothing is lost: it repeats its calls with their ids."""
         try:
             with self._sending:
                 self._sock.sendall(data)
         except OSError:
             self._closed = True
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the peer is gone."""
-        return self._closed
-
 
 def _kind(message: dict[str, Any]) -> str:
-    """Return what a request's duration depends on: the method and the function it names."""
+    """Return the kind of a request, which predicts how long it takes: method and function."""
     params = message.get("params")
     name = params.get("name") if isinstance(params, dict) else None
     return f"{message['method']} {name}"
 
 
+class _LeaderMonitor:
+    """Checks a leader that runs calls itself, and replaces it when a call takes too long.
+
+    Its thread sleeps while the leader only reads, so an idle instance costs nothing.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._parked = _thread.allocate_lock()
+        self._parked.acquire()
+        self._is_awake = False
+        self._has_thread = False
+
+    def wake(self) -> None:
+        """Check the leader from now on; called by the leader only."""
+        if self._is_awake:
+            return
+        self._is_awake = True
+        if self._has_thread:
+            with contextlib.suppress(RuntimeError):  # not parked yet: it sees the call by itself
+                self._parked.release()
+        else:
+            try:
+                start_thread(self._run)
+            except RuntimeError:  # the sandbox's limits allow no thread now; the next call retries
+                self._is_awake = False
+            else:
+                self._has_thread = True
+
+    def _run(self) -> None:
+        connection = self._connection
+        idle_checks = 0
+        while not connection.is_closed:
+            time.sleep(MONITOR_S)
+            since = connection.inline_since
+            if since is None:
+                idle_checks += 1
+            else:
+                idle_checks = 0
+                if time.monotonic() - since > MONITOR_S:
+                    connection.replace_leader(since)
+            if idle_checks > _IDLE_CHECKS:
+                idle_checks = 0
+                self._is_awake = False
+                if connection.inline_since is None:  # else a call began before it could wake this
+                    self._parked.acquire()
+                self._is_awake = True
+
+
 def serve(accept: Callable[[], socket.socket], dispatcher: Dispatcher) -> None:
-    """Serve each connection that `accept` waits for, until its listener is closed."""
+    """Serve the connections that `accept` returns, until its listener is closed."""
     while True:
         try:
             sock = accept()
         except OSError as exc:
-            if exc.errno not in _PASSING:
+            if exc.errno not in _TEMPORARY_ERRORS:
                 return
-            time.sleep(_PASSING_PAUSE_S)  # a tool may have opened all files that it may open
+            time.sleep(_ACCEPT_RETRY_S)  # a tool may have opened as many files as it may
             continue
         Connection(sock, dispatcher).start()

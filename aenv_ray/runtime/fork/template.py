@@ -45,8 +45,7 @@ import pydantic_core
 
 from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import get_registry
-from aenv_ray.runtime.door import lost_interrupts
-from aenv_ray.runtime.door.calls import kill_tree
+from aenv_ray.runtime.door.calls import kill_tree, retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
@@ -140,7 +139,7 @@ class Template:
         _keep_standard_descriptors()
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
-        lost_interrupts.catch()
+        retry_lost_interrupts()
         self._forks = Forks()  # what was imported until now has told its wishes at forks
         gc.collect()
         gc.freeze()  # what is here now stays shared: the collector of a child does not touch it

@@ -1,9 +1,8 @@
-"""Which thread started which process, where the kernel does not tell.
+"""Which thread started which process, on kernels that do not tell.
 
-Linux lists the children of each thread. Kernels like gVisor's list those of no thread, and tell of
-a process its parent process alone. There every way in which Python starts a process is wrapped, and
-what came of it is noted for the thread that called it. A process that C code starts by itself is
-not.
+Linux lists the children of each thread. Kernels like gVisor's do not, and report only the parent
+process of a process. There, every function with which Python starts a process is wrapped, and the
+pid is recorded for the thread that called it. A process that C code starts is not recorded.
 """
 
 from __future__ import annotations
@@ -18,78 +17,78 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-_NOBODY: Final = 0
-"""Instead of a pid: the start failed."""
-_KEPT: Final = 256
-"""So many notes there are before those of processes that are gone are dropped."""
+_FAILED: Final = 0
+"""Recorded instead of a pid: the start failed."""
+_PRUNE_AT: Final = 256
+"""Number of records at which those of finished processes are dropped."""
 
 
-class Births:
-    """Notes of the processes that the threads of this process started."""
+class ChildTracker:
+    """Records the processes that the threads of this process start."""
 
     def __init__(self) -> None:
-        self._notes: collections.deque[tuple[int, list[Any]]] = collections.deque()
-        self._limit = _KEPT
+        self._records: collections.deque[tuple[int, list[Any]]] = collections.deque()
+        self._prune_at = _PRUNE_AT
 
-    def noting(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that starts a process as `start` does, and notes it.
+    def track(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that starts a process as `start` does and records it.
 
         Args:
             start: Returns a pid, or a tuple that begins with one.
         """
 
         @functools.wraps(start)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if len(self._notes) >= self._limit:
-                self._forget_gone()
-            made: list[Any] = []
-            self._notes.append((threading.get_native_id(), made))
+        def tracked(*args: Any, **kwargs: Any) -> Any:
+            if len(self._records) >= self._prune_at:
+                self._prune()
+            started: list[Any] = []
+            self._records.append((threading.get_native_id(), started))
             try:
-                # Nothing but C runs from the start to the note: an interrupt (`Call.stop`) hits
-                # between two steps of Python code, and what it hid would outlive the call.
-                made.extend(itertools.starmap(functools.partial(start, **kwargs), [args]))
-                return made[0]
+                # Only C code runs between the start and the record: an interrupt (`Call.stop`)
+                # hits between two steps of Python code, and an unrecorded process would outlive
+                # the call.
+                started.extend(itertools.starmap(functools.partial(start, **kwargs), [args]))
+                return started[0]
             finally:
-                if not made:
-                    made.append(_NOBODY)
+                if not started:
+                    started.append(_FAILED)
 
-        return noted
+        return tracked
 
-    def of_thread(self, native_id: int) -> list[int]:
+    def children_of_thread(self, native_id: int) -> list[int]:
         """Return the pids that a thread started and that were not reaped."""
-        # Of a number that was given twice, the later note counts.
-        threads = {_pid(made): thread for thread, made in list(self._notes) if made}
+        # A pid can be reused: its latest record counts.
+        threads = {_pid(started): thread for thread, started in list(self._records) if started}
         mine = [pid for pid, thread in threads.items() if thread == native_id]
         return [pid for pid in mine if parent_of(pid) == os.getpid()]
 
-    def _forget_gone(self) -> None:
-        for _ in range(len(self._notes)):
-            with contextlib.suppress(IndexError):  # another thread does the same
-                note = self._notes.popleft()
-                if not note[1] or parent_of(_pid(note[1])) == os.getpid():
-                    self._notes.append(note)
-        self._limit = max(_KEPT, 2 * len(self._notes))
+    def _prune(self) -> None:
+        for _ in range(len(self._records)):
+            with contextlib.suppress(IndexError):  # another thread prunes too
+                record = self._records.popleft()
+                if not record[1] or parent_of(_pid(record[1])) == os.getpid():
+                    self._records.append(record)
+        self._prune_at = max(_PRUNE_AT, 2 * len(self._records))
 
 
-def _pid(made: list[Any]) -> int:
-    return int(made[0][0] if isinstance(made[0], tuple) else made[0])
+def _pid(started: list[Any]) -> int:
+    return int(started[0][0] if isinstance(started[0], tuple) else started[0])
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None of one that is gone."""
+    """Return the parent of a process; None if the process is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # After the name, in parentheses, which may hold anything: state, parent.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
-_births: Final = Births()
+_tracker: Final = ChildTracker()
 
 
-def note() -> None:
-    """Note from now on which thread starts which process."""
-    # Not needed, and not loaded, elsewhere.
-    import _posixsubprocess
+def track_children() -> None:
+    """Record from now on which thread starts which process."""
+    import _posixsubprocess  # imported here: most sandboxes need neither
     import subprocess
 
     starters = (
@@ -101,11 +100,11 @@ def note() -> None:
         (os, "posix_spawnp"),
     )
     for module, name in starters:
-        start = getattr(module, name, None)  # Python has not always had all of them
+        start = getattr(module, name, None)  # not every version of Python has all of them
         if start is not None:
-            setattr(module, name, _births.noting(start))
+            setattr(module, name, _tracker.track(start))
 
 
-def of_thread(native_id: int) -> list[int]:
-    """Return the pids that a thread started since `note` and that were not reaped."""
-    return _births.of_thread(native_id)
+def children_of_thread(native_id: int) -> list[int]:
+    """Return the pids that a thread started since `track_children` and that were not reaped."""
+    return _tracker.children_of_thread(native_id)

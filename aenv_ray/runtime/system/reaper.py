@@ -1,4 +1,4 @@
-"""Process 1 of a sandbox: it adopts what others leave, and reaps that and nothing else."""
+"""Reaping of orphans, which the kernel makes children of process 1 of a sandbox."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _WNOTHREAD: Final = 0x2000_0000
 LISTS_CHILDREN: Final = (
     sys.platform != "linux" or Path(f"/proc/self/task/{os.getpid()}/children").exists()
 )
-"""Kernels like gVisor's do not."""
+"""Whether the kernel lists the children of a thread; gVisor's does not."""
 
 
 class Listener(Protocol):
-    """A listening socket, or what hands over connections like one."""
+    """A listening socket, or an object that is used like one."""
 
     def fileno(self) -> int:
-        """Return what becomes readable when there is a connection."""
+        """Return a descriptor that is readable while a connection waits."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection and its peer's address."""
+        """Return the next connection and the address of its peer."""
 
 
 def children_of_main_thread() -> Sequence[int]:
@@ -38,12 +38,12 @@ def children_of_main_thread() -> Sequence[int]:
 
 
 def reap_adopted(*_: object) -> None:
-    """Reap orphans that this process adopted, and no child that a tool itself waits for.
+    """Reap orphans that this process adopted, but no child that a tool waits for.
 
-    The kernel hands orphans to the main thread, which starts no processes of its own; children
-    that tools start belong to the threads that started them.
+    The kernel makes orphans children of the main thread, which starts no processes. A process that
+    a tool starts is a child of the tool's thread.
     """
-    if not LISTS_CHILDREN:  # any child of this thread then
+    if not LISTS_CHILDREN:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG | _WNOTHREAD)[0]:
                 pass
@@ -53,13 +53,13 @@ def reap_adopted(*_: object) -> None:
 
 
 class Acceptor:
-    """Accepts connections in the main thread, whose signal handlers run meanwhile.
+    """Accepts connections in the main thread without delaying signal handlers.
 
-    The kernel may deliver a signal to any thread, and Python runs its handler in the main one: a
-    main thread that blocks in ``accept`` would reap nothing before the next connection.
+    The kernel may deliver a signal to any thread, but Python runs its handler in the main thread.
+    A main thread that blocks in ``accept`` would reap nothing until the next connection.
 
     Args:
-        listener: Of stream connections.
+        listener: Accepts stream connections.
 
     Raises:
         ValueError: This is not the main thread.

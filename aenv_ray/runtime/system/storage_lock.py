@@ -1,8 +1,8 @@
-"""The lock of a storage: held by each sandbox that has it, from its start to its end.
+"""The lock on a storage, which a sandbox that uses the storage holds for its whole life.
 
-One that is alone in having it excludes all others; those that share it exclude only such a one, and
-whoever would delete it. The kernel gives it back when the process that holds it ends, however it
-does; so a storage has no two such sandboxes, whatever became of those who started them.
+A sandbox with exclusive use takes an exclusive lock, sandboxes that share the storage a shared one;
+deleting the storage needs the exclusive lock. The kernel releases the lock when the process that
+holds it ends, so two sandboxes never have exclusive use, even when what started them has crashed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Final
 from aenv_ray.runtime.faults import ProjectLoadError
 
 WAIT_S: Final = 20.0
-"""The sandbox that had it before may be ending."""
-_LOOK_S: Final = 0.05
+"""How long to wait by default: the previous sandbox may still be ending."""
+_RETRY_S: Final = 0.05
 
 
 def hold(path: str, *, is_shared: bool, wait_s: float = WAIT_S) -> None:
     """Take the lock for as long as this process lives.
 
     Args:
-        path: Of its file.
-        is_shared: Others may have the storage too.
-        wait_s: How long another sandbox may have it still.
+        path: The lock file.
+        is_shared: Whether other sandboxes may use the storage too.
+        wait_s: How long to wait for another sandbox that holds the lock.
 
     Raises:
-        ProjectLoadError: Another one has it for longer.
-        OSError: The file is not there, or its filesystem has no locks.
+        ProjectLoadError: Another sandbox held the lock all that time.
+        OSError: The file does not exist, or its filesystem has no locks.
     """
-    # Open to write, or a network filesystem would lock it on this machine alone. It is not for
-    # what tools start: those may outlive this process for a moment.
+    # Opened for writing, since otherwise NFS would lock it on this machine only. Closed on exec,
+    # since processes that tools start may outlive this one for a moment.
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     until = time.monotonic() + wait_s
@@ -42,8 +42,8 @@ def hold(path: str, *, is_shared: bool, wait_s: float = WAIT_S) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise ProjectLoadError(
-                    f"another sandbox has its storage still, after {wait_s:g} s"
+                    f"another sandbox still uses the storage of this one, after {wait_s:g} s"
                 ) from None
-            time.sleep(_LOOK_S)
+            time.sleep(_RETRY_S)
         else:
             return

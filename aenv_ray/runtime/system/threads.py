@@ -1,4 +1,4 @@
-"""The threads of the runtime itself: how one starts, and what the kernel knows of one."""
+"""The threads of the runtime: how to start one, and what the kernel knows about it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.runtime.system import child_tracking as births
+from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 
 _PIDS_MAX: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # v2, v1
 
 
 def start_thread(target: Callable[[], object]) -> None:
-    """Run `target` in a new daemon thread and return when that thread runs.
+    """Run `target` in a new daemon thread, and return once that thread runs.
 
-    Not `threading.Thread`: in a freshly forked process every page that it touches is copied first.
-    Waiting matters: until a new thread runs, CPython has it under the identity of its creator, and
-    an interrupt meant for the creator (`Call.stop`) would reach the new thread instead.
+    `threading.Thread` would touch more memory, and in a freshly forked process every page that is
+    touched is copied first. This waits because CPython gives a new thread the identity of its
+    creator until it runs: an interrupt for the creator (`Call.stop`) would hit the new thread.
+
+    Raises:
+        RuntimeError: The system allows no more threads, see `process_limits`.
     """
     running = _thread.allocate_lock()
     running.acquire()
@@ -36,9 +39,9 @@ def start_thread(target: Callable[[], object]) -> None:
 
 
 def has_children() -> bool:
-    """Whether this thread started processes that still live or wait to be reaped; Linux only."""
+    """Whether this thread has child processes, running or not reaped; Linux only."""
     if not LISTS_CHILDREN:
-        return bool(births.of_thread(threading.get_native_id()))
+        return bool(child_tracking.children_of_thread(threading.get_native_id()))
     with contextlib.suppress(OSError):
         path = f"/proc/self/task/{threading.get_native_id()}/children"
         with open(path, "rb") as file:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.api.docstrings import describe
+from aenv_ray.runtime.api.signature import describe
 
 
 def google() -> None:

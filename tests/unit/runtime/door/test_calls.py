@@ -16,15 +16,20 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.door import lost_interrupts
-from aenv_ray.runtime.door.calls import Call, CallInterrupted, Watchdog, current_call
+from aenv_ray.runtime.door.calls import (
+    Call,
+    CallInterrupted,
+    Watchdog,
+    current_call,
+    retry_lost_interrupts,
+)
 
 
 @pytest.fixture(autouse=True)
 def catching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every sandbox; here, too, an interrupt may hit a callback of the collector."""
+    """Retry interrupts as in a sandbox: here too one may hit a callback of the collector."""
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    lost_interrupts.catch()
+    retry_lost_interrupts()
 
 
 def call(deadline_s: float = 60.0, **options: Any) -> Call:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.door import door, relief
+from aenv_ray.runtime.door import door
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import Connection
 from aenv_ray.runtime.system import threads
@@ -162,7 +162,6 @@ def test_no_call_is_lost_where_no_thread_can_be_started(
         threads.start_thread(target)
 
     monkeypatch.setattr(door, "start_thread", start)
-    monkeypatch.setattr(relief, "start_thread", start)
     monkeypatch.setattr(door, "QUICK_S", 0.0)  # every function counts as slow
     sent = {bench.call(f"call {n}"): f"call {n}" for n in range(100)}  # answers fit the buffer
     assert dict(bench.answer() for _ in sent) == sent

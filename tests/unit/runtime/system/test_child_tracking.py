@@ -1,4 +1,4 @@
-"""Which thread started which process, where the kernel does not tell."""
+"""Which thread started which process, on kernels that do not tell."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 
 from aenv_ray.runtime.door import calls
 from aenv_ray.runtime.door.calls import Call, CallInterrupted
-from aenv_ray.runtime.system import child_tracking as births
+from aenv_ray.runtime.system import child_tracking
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SLEEP = ["sleep", "600"]
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under a kernel that lists no thread's children."""
+def no_child_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a kernel that does not list the children of threads."""
     for module, name in (
         ("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "fork"),
         ("os", "forkpty"), ("os", "posix_spawn"), ("os", "posix_spawnp"),
@@ -30,20 +30,20 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
         owner = sys.modules[module]
         if hasattr(owner, name):
             monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
-    monkeypatch.setattr(births, "_births", births.Births())
+    monkeypatch.setattr(child_tracking, "_tracker", child_tracking.ChildTracker())
     monkeypatch.setattr(calls, "LISTS_CHILDREN", False)
-    births.note()
+    child_tracking.track_children()
 
 
 @pytest.fixture
-def older() -> Iterator[subprocess.Popen[bytes]]:
+def older_child() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(SLEEP) as process:
         yield process
         process.kill()
 
 
 def mine() -> list[int]:
-    return births.of_thread(threading.get_native_id())
+    return child_tracking.children_of_thread(threading.get_native_id())
 
 
 def in_thread(function: Any) -> Any:
@@ -54,8 +54,8 @@ def in_thread(function: Any) -> Any:
     return kept[0]
 
 
-@pytest.mark.usefixtures("untold")
-def test_each_way_to_start_a_process_is_noted() -> None:
+@pytest.mark.usefixtures("no_child_lists")
+def test_every_way_to_start_a_process_is_recorded() -> None:
     def fork() -> int:
         pid = os.fork()
         if pid == 0:
@@ -83,8 +83,8 @@ def test_each_way_to_start_a_process_is_noted() -> None:
     assert mine() == []
 
 
-@pytest.mark.usefixtures("untold")
-def test_a_start_that_fails_is_nobodys_child_and_raises_as_before() -> None:
+@pytest.mark.usefixtures("no_child_lists")
+def test_a_failed_start_is_not_recorded_and_raises_as_before() -> None:
     with pytest.raises(FileNotFoundError):
         subprocess.run(["/no/such/program"], check=False)
     with pytest.raises(FileNotFoundError):
@@ -92,24 +92,24 @@ def test_a_start_that_fails_is_nobodys_child_and_raises_as_before() -> None:
     assert mine() == []
 
 
-@pytest.mark.usefixtures("untold")
-def test_notes_of_those_that_are_gone_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(births, "_KEPT", 4)
-    made = births.Births()
-    start = made.noting(lambda: kept.pid)
-    with subprocess.Popen(SLEEP) as kept:
-        gone = made.noting(lambda: 2**22 + 1)
+@pytest.mark.usefixtures("no_child_lists")
+def test_records_of_finished_processes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_tracking, "_PRUNE_AT", 4)
+    tracker = child_tracking.ChildTracker()
+    start = tracker.track(lambda: alive.pid)
+    with subprocess.Popen(SLEEP) as alive:
+        gone = tracker.track(lambda: 2**22 + 1)
         start()
         for _ in range(20):
             gone()
-        assert made.of_thread(threading.get_native_id()) == [kept.pid]
-        assert len(made._notes) <= 4
-        kept.kill()
+        assert tracker.children_of_thread(threading.get_native_id()) == [alive.pid]
+        assert len(tracker._records) <= 4
+        alive.kill()
 
 
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("no_child_lists")
 def test_stopping_a_call_kills_what_it_waits_for_and_nothing_else(
-    older: subprocess.Popen[bytes],
+    older_child: subprocess.Popen[bytes],
 ) -> None:
     """Invariant 3: not what was there before, nor what another call started meanwhile."""
     one = Call("id", "tool", time.monotonic() + 60.0)
@@ -128,7 +128,7 @@ def test_stopping_a_call_kills_what_it_waits_for_and_nothing_else(
     thread = threading.Thread(target=run)
     thread.start()
     end = time.monotonic() + 60.0
-    while len(births.of_thread(thread.native_id or 0)) < 2:
+    while len(child_tracking.children_of_thread(thread.native_id or 0)) < 2:
         assert time.monotonic() < end
     with subprocess.Popen(SLEEP) as another:
         one.stop("timeout")
@@ -137,4 +137,4 @@ def test_stopping_a_call_kills_what_it_waits_for_and_nothing_else(
         assert ended[1] is None, "the thread's earlier child lives"
         assert another.poll() is None
         another.kill()
-    assert older.poll() is None
+    assert older_child.poll() is None
