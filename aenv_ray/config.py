@@ -5,6 +5,7 @@
 | ``AENV_DATA_DIR`` | caches: unpacked projects, virtual environments | ``~/.cache/aenv`` |
 | ``AENV_RUNTIME_DIR`` | sockets, logs; short path | ``/dev/shm/aenv-<uid>``, else in ``/tmp`` |
 | ``AENV_ENGINE`` | engine when neither caller nor project names one | ``process`` |
+| ``AENV_ENGINE_SLOTS`` | ``engine=slots,…``: the first with slots is that default | none |
 | ``AENV_ISOLATION`` | namespaces: ``auto``, ``required`` or ``none`` | ``auto`` |
 | ``AENV_DOCKER_IMAGE`` | image of projects that name none, with Python 3.11 or newer | none |
 | ``AENV_DOCKER_RUNTIME`` | OCI runtime of projects that name none | the daemon's |
@@ -103,7 +104,8 @@ def read_settings() -> Settings:
             runtime_dir=Path(
                 environment.get("AENV_RUNTIME_DIR") or _memory_directory() / f"aenv-{uid}"
             ),
-            engine=environment.get("AENV_ENGINE") or "process",
+            engine=environment.get("AENV_ENGINE")
+            or _first_with_slots(environment.get("AENV_ENGINE_SLOTS") or ""),
             isolation=environment.get("AENV_ISOLATION") or "auto",
             docker_image=environment.get("AENV_DOCKER_IMAGE") or None,
             docker_runtime=environment.get("AENV_DOCKER_RUNTIME") or None,
@@ -135,6 +137,24 @@ def read_settings() -> Settings:
         problem = exc.errors()[0]
         name = f"AENV_{str(problem['loc'][0]).upper()}"
         raise ConfigError(f"environment variable {name}: {problem['msg']}") from None
+
+
+def _first_with_slots(engine_slots: str) -> str:
+    """Return the first engine of ``engine=slots,…`` that has slots, ``process`` if none has.
+
+    Raises:
+        ConfigError: An entry is malformed.
+    """
+    for entry in filter(None, engine_slots.split(",")):
+        engine, _, slots = entry.partition("=")
+        if not slots.strip().isdigit():
+            raise ConfigError(
+                f"environment variable AENV_ENGINE_SLOTS: invalid entry {entry!r}",
+                hint="write it as engine=slots, such as kubernetes=64,process=0",
+            )
+        if int(slots) > 0:
+            return engine.strip()
+    return "process"
 
 
 def _path(text: str | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""What the API of a Kubernetes 1.34 with KubeRay 1.7 takes: strict schemas, and Pod Security."""
+"""What Kubernetes 1.34 with KubeRay 1.7 accepts: strict schemas, KubeRay's rules, Pod Security."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from tests.emulators.kubernetes import kuberay
 from tests.emulators.kubernetes.schemas import fault_of
 
 CRDS = Path(__file__).parent / "fixtures" / "kuberay" / "crds-1.7.0.json.gz"
@@ -43,7 +44,12 @@ def _closed(schema: Any) -> Any:
 
 
 def problems(document: dict[str, Any]) -> list[str]:
-    """Return why the API would refuse an object; nothing when it would not."""
+    """Return why the API, or KubeRay's operator, would refuse an object."""
+    return [*schema_problems(document), *kuberay.faults(document)]
+
+
+def schema_problems(document: dict[str, Any]) -> list[str]:
+    """Return why the API would refuse an object."""
     return list(_problems(json.dumps(document)))
 
 

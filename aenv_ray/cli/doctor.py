@@ -1,8 +1,7 @@
-"""``aenv doctor``: what works on this machine, what is missing, and the command that mends it."""
+"""``aenv doctor``: what works on this machine, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,17 +14,18 @@ if TYPE_CHECKING:
 
 
 def doctor(output: Output = None) -> None:
-    """Try what aenv needs on this machine.
+    """Check what aenv needs on this machine.
 
-    Starts a sandbox of each engine, and ends it. In a cluster on Kubernetes that
-    is a pod as well, made by a worker. Exits with 1 when no engine works, or not
-    the one that AENV_ENGINE names.
+    Starts and stops a sandbox with each engine. In a cluster on Kubernetes, a
+    worker also creates a pod. Exits with 1 if no engine works, or if the default
+    engine (AENV_ENGINE) does not.
 
     Example:
       aenv doctor
       aenv doctor -o json
     """
     from aenv_ray.cli.checks.printing import show_findings
+    from aenv_ray.config import read_settings
     from aenv_ray.findings import Verdict
 
     checks = _all_checks()
@@ -35,27 +35,29 @@ def doctor(output: Output = None) -> None:
         for check in checks
         if check.name.startswith("engine ")
     }
-    if not any(works.values()) or not works.get(os.environ.get("AENV_ENGINE", ""), True):
+    if not any(works.values()) or not works.get(read_settings().engine, True):
         raise typer.Exit(1)
 
 
 def _all_checks() -> list[Finding]:
     from aenv_ray import local_fabric
-    from aenv_ray.cli.checks import kubernetes as checks_kubernetes
-    from aenv_ray.cli.checks import node as checks
+    from aenv_ray.cli.checks import kubernetes as kubernetes_checks
+    from aenv_ray.cli.checks import node as node_checks
     from aenv_ray.config import settings
 
     console.say("trying the engines …")
     given = settings()
-    in_pod = checks_kubernetes.is_here(given)
+    has_pods = kubernetes_checks.applies(given)
     is_up = local_fabric.read(given.data_dir) is not None
+    # In a cluster on Kubernetes, the gateway uses the two ports.
+    ports = [] if has_pods else node_checks.ports("127.0.0.1", (8080, 8081), is_up)
     return [
-        checks.versions(),
-        *checks.engines(given),
-        *(checks_kubernetes.engine(given) if in_pod else []),
-        checks.ray(given),
-        checks.redis(given),
-        *([] if in_pod else checks.ports("127.0.0.1", (8080, 8081), is_up)),  # the gateway's there
-        *checks.disk(given),
-        checks.internet(),
+        node_checks.versions(),
+        *node_checks.engines(given),
+        *(kubernetes_checks.engine(given) if has_pods else []),
+        node_checks.ray(given),
+        node_checks.redis(given),
+        *ports,
+        *node_checks.disk(given),
+        node_checks.internet(),
     ]

@@ -18,6 +18,7 @@ LOOK_S: Final = 2.0
 """Between two looks at a cluster that comes or goes."""
 ADMIN: Final = "aenv-admin"
 _REDIS_SECRET: Final = "aenv-redis"
+_REGISTRY_SECRET: Final = "aenv-registry"
 _BY_AUTOSCALER: Final = ("replicas", "scaleStrategy")
 _TOOK_WITH_IT: Final = (
     "StatefulSet", "Service", "PodDisruptionBudget", "RoleBinding", "Role", "ServiceAccount",
@@ -99,28 +100,25 @@ class Lifecycle:
                 self._api.apply(kind, document, force=force, dry_run=dry_run)
             self._say(f"{title(document)}: {'would be ' if dry_run else ''}as written")
             if kind.name == "Namespace" and not dry_run:
-                self._make_secrets()
+                self._create_secrets()
 
     def _has_namespace(self) -> bool:
         return self._api.get(KINDS["Namespace"], None, self._namespace) is not None
 
-    def _make_secrets(self) -> None:
-        """Make the passwords that are not there; those that are stay."""
-        wanted = {
-            _REDIS_SECRET: {"password": secrets.token_hex(32)},
-            ADMIN: {"token": f"aenv_{secrets.token_urlsafe(32)}"},
-        }
-        for name, data in wanted.items():
-            name_, _, value = PART_OF.partition("=")
+    def _create_secrets(self) -> None:
+        """Create the Secrets that do not exist; existing ones keep their content."""
+        label, _, value = PART_OF.partition("=")
+        for name, (kind, data) in _new_secrets().items():
+            metadata = {"name": name, "namespace": self._namespace, "labels": {label: value}}
             secret = {
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {"name": name, "namespace": self._namespace, "labels": {name_: value}},
-                "type": "Opaque",
+                "metadata": metadata,
+                "type": kind,
                 "stringData": data,
             }
-            made = self._api.create(KINDS["Secret"], secret)
-            self._say(f"Secret {name}: {'made' if made is not None else 'is there, and stays'}")
+            created = self._api.create(KINDS["Secret"], secret)
+            self._say(f"Secret {name}: {'created' if created is not None else 'exists, unchanged'}")
 
     def look(self) -> Look:
         """Return how the cluster is.
@@ -300,6 +298,19 @@ class Lifecycle:
                     hint="see what is wrong with: aenv cluster doctor",
                 )
             self._pause(LOOK_S)
+
+
+def _new_secrets() -> dict[str, tuple[str, dict[str, str]]]:
+    """Return type and content of each Secret of a new cluster, by name.
+
+    The one for registries has no login: a node reports each pull secret that does not exist.
+    """
+    registry = {".dockerconfigjson": '{"auths":{}}'}
+    return {
+        _REDIS_SECRET: ("Opaque", {"password": secrets.token_hex(32)}),
+        ADMIN: ("Opaque", {"token": f"aenv_{secrets.token_urlsafe(32)}"}),
+        _REGISTRY_SECRET: ("kubernetes.io/dockerconfigjson", registry),
+    }
 
 
 def as_scaled(wanted: Document, live: Mapping[str, Any] | None) -> Document:

@@ -69,8 +69,11 @@ class Look:
             for claim in self.claims
             if claim.get("status", {}).get("phase") != "Bound" and not _is_a_services(claim)
         ]
-        told = [pod for pod in self.pods if pod not in self.sandboxes and not is_ready(pod)]
-        found += [f"pod {pod['metadata']['name']}: {why(pod)}" for pod in told]
+        found += [
+            f"pod {pod['metadata']['name']}: {why(pod)}"
+            for pod in self.pods
+            if _is_of_the_cluster(pod) and not is_ready(pod)
+        ]
         return found + (self._complaints() if found else [])
 
     def _complaints(self) -> list[str]:
@@ -128,6 +131,15 @@ def _complaints(status: Mapping[str, Any]) -> list[str]:
 def _is_a_services(claim: Mapping[str, Any]) -> bool:
     """Whether a claim is the storage of a service, which may wait for its first sandbox."""
     return label(claim, "app.kubernetes.io/component") == "storage"
+
+
+def _is_of_the_cluster(pod: Mapping[str, Any]) -> bool:
+    """Whether the cluster needs a pod: not an instance's, a job's, or one that has completed."""
+    return (
+        label(pod, "app.kubernetes.io/component") != "sandbox"
+        and label(pod, "aenv-ray.io/role") != "submitter"
+        and pod.get("status", {}).get("phase") != "Succeeded"
+    )
 
 
 def _of_redis(redis: Document | None) -> list[str]:

@@ -38,3 +38,22 @@ def test_a_value_that_cannot_be_used_names_its_variable(monkeypatch: pytest.Monk
     monkeypatch.setenv("AENV_ISOLATION", "maybe")
     with pytest.raises(ConfigError, match="AENV_ISOLATION"):
         read_settings()
+
+
+@pytest.mark.parametrize(
+    ("slots", "engine"),
+    [("", "process"), ("kubernetes=0,docker=4", "docker"), ("kubernetes=0,docker=0", "process")],
+)
+def test_without_an_engine_the_first_with_slots_is_the_default(
+    slots: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AENV_ENGINE_SLOTS", slots)
+    assert read_settings().engine == engine
+    monkeypatch.setenv("AENV_ENGINE", "fake")
+    assert read_settings().engine == "fake"
+
+
+def test_malformed_engine_slots_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_ENGINE_SLOTS", "kubernetes")
+    with pytest.raises(ConfigError, match="AENV_ENGINE_SLOTS"):
+        read_settings()

@@ -41,7 +41,7 @@ _PLUGIN_MEND: Final = (
 )
 
 
-def is_here(settings: Settings) -> bool:
+def applies(settings: Settings) -> bool:
     """Whether instances are pods here, or a host in this pod could make them."""
     return settings.engine == "kubernetes" or settings.pod_name is not None
 

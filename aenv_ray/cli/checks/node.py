@@ -28,6 +28,7 @@ _LEAST_DISK_BYTES: Final = 1 << 30
 _LEAST_SHM_BYTES: Final = 256 << 20
 _INTERNET: Final = ("pypi.org", 443)
 _DOCKER: Final = "engine docker"
+_DEFAULT_DAEMON: Final = Settings.model_fields["docker_host"].default
 _NAMESPACES_MEND: Final = (
     "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
     "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
@@ -192,6 +193,9 @@ async def _docker(settings: Settings) -> list[Finding]:
         finally:
             await client.close()
     except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
+        if settings.is_in_kuberay and settings.docker_host == _DEFAULT_DAEMON:
+            found = "this pod has no Docker daemon, and needs none for instances as pods"
+            return [Finding("docker", Verdict.OK, found)]
         return [Finding(_DOCKER, Verdict.FAILED, _line(exc), daemon_hint(settings.docker_host))]
     runtimes = checks_docker.check(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]

@@ -38,7 +38,6 @@ _NO_SUCH_IMAGE: Final = ("not found", "denied", "unauthorized", "no such host", 
 _QUOTA: Final = "exceeded quota"
 _QUOTA_RETRY_S: Final = 10.0
 _KILLED_EXIT: Final = 137
-_TERMINATED_EXIT: Final = 143
 _DISRUPTIONS: Final = {
     "DeletionByTaintManager": "its node does not answer any more, or is not for it any more",
     "DeletionByPodGC": "its node is gone",
@@ -181,8 +180,6 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     code = int(ended.get("exitCode", 0))
     if code == _KILLED_EXIT:
         return "its main process was killed by SIGKILL"
-    if code == _TERMINATED_EXIT:
-        return "its main process was ended by SIGTERM"
     return f"its main process exited with code {code}"
 
 

@@ -247,7 +247,8 @@ def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
         limits["memory"], requests["memory"] = str(size), str(int(size * share))
     if deploy.ephemeral_storage and not deploy.container.read_only_root:
         size = storage_bytes(deploy) + _HOME_BYTES
-        limits["ephemeral-storage"] = requests["ephemeral-storage"] = str(size)
+        limits["ephemeral-storage"] = str(size)
+        requests["ephemeral-storage"] = str(int(size * share))
     return {"requests": requests, "limits": limits} if limits else {}
 
 

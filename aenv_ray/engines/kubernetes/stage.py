@@ -29,7 +29,7 @@ def take(sock: socket.socket, size: int) -> bytes:
 
 def stage(digest: str, port: int) -> None:
     """Wait for the host, take the runtime from it, and go on with that."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     address = os.environ["AENV_POD_IP"]
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

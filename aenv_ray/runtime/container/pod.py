@@ -50,7 +50,6 @@ _LEAST_S: Final = 0.001
 _READERS_S: Final = 5.0
 """How long an instance that ended waits for those who still read what it printed."""
 _PIECE_BYTES: Final = 65_536
-_TERMINATED: Final = 128 + signal.SIGTERM
 _SERVE: Final = (
     # The libraries last: what the image has of them is what the environment wants.
     "import sys; sys.path.insert(0, '{home}/runtime'); sys.path.append('{home}/lib'); "
@@ -71,7 +70,7 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
     keeper = Keeper(listener, bytes.fromhex(order["key"]), order["grace_s"])
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
+    signal.signal(signal.SIGTERM, _end_on_sigterm)
     keeper.start(order)
     report = keeper.await_boot(order["boot_s"])
     if "ready" in report and order["hide_source"]:
@@ -169,10 +168,7 @@ class Keeper:
         """Wait for the end of the instance's process, tell it, and return its exit code."""
         cause = self._bury()
         tail = self._log.tail
-        with contextlib.suppress(OSError):
-            Path(TERMINATION_LOG).write_text(
-                json.dumps({"cause": cause, "log": base64.b64encode(tail).decode()})
-            )
+        _write_termination_log(cause, tail)
         with self._times:
             controls = list(self._controls)
         for control in controls:
@@ -307,6 +303,18 @@ def _image_variables() -> dict[str, str]:
     """Return what the image, and not the cluster or the engine, has in its environment."""
     ours = ("KUBERNETES_", "AENV_POD_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def _end_on_sigterm(*_: object) -> None:
+    """End as ordered: a pod that is released has succeeded, and monitoring reports no failure."""
+    _write_termination_log("its main process was ended by SIGTERM", b"")
+    os._exit(0)
+
+
+def _write_termination_log(cause: str, log: bytes) -> None:
+    words = {"cause": cause, "log": base64.b64encode(log).decode()}
+    with contextlib.suppress(OSError):
+        Path(TERMINATION_LOG).write_text(json.dumps(words))
 
 
 def _cause(code: int) -> str:

@@ -18,7 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from aenv_ray.cluster import patches
 from aenv_ray.cluster.objects import KINDS, Kind
-from tests.cluster_schemas import problems, violations
+from tests.cluster_schemas import schema_problems, violations
+from tests.emulators.kubernetes import kuberay
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]
@@ -109,6 +110,7 @@ class Double:
         body = copy.deepcopy(document)
         metadata = body["metadata"]
         metadata["uid"] = f"uid-{next(self._numbers)}"
+        metadata["generation"] = 1
         metadata["creationTimestamp"] = f"2026-01-01T00:00:{next(self._numbers):02}Z"
         namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
         self.objects[kind.plural, namespace, metadata["name"]] = body
@@ -192,7 +194,7 @@ class Double:
 
     def _check(self, body: Object) -> None:
         plain = {key: value for key, value in body.items() if key not in {"status", "owners"}}
-        found = problems(plain)
+        found = schema_problems(plain)
         if found:
             raise Refused(422, "Invalid", f"{body['kind']} is invalid: {found[0]}")
         namespace = body["metadata"].get("namespace")
@@ -206,7 +208,9 @@ class Double:
             raise Refused(
                 409, "AlreadyExists", f'{kind.plural} "{metadata["name"]}" already exists'
             )
-        return body if is_dry else self.add(body)
+        made = body if is_dry else self.add(body)
+        self._reconcile()
+        return made
 
     def _apply(self, key: Key, body: Object, query: dict[str, str], is_dry: bool) -> Object:
         """Server-side apply, with whole objects of a spec's first level as fields."""
@@ -225,6 +229,8 @@ class Double:
             before = self.add(body)
         keep = {name: before["metadata"][name] for name in ("uid", "creationTimestamp")}
         keep |= {"finalizers": before["metadata"].get("finalizers", [])}
+        is_changed = before.get("spec") != body.get("spec")
+        keep |= {"generation": before["metadata"]["generation"] + is_changed}
         after = {**before, **copy.deepcopy(body), "owners": owners}
         after["metadata"] = {**after["metadata"], **keep}
         self.objects[key] = after
@@ -255,6 +261,8 @@ class Double:
         for body in self.all("rayclusters"):
             if not self.holds_rays:
                 self._ray(body)
+        for body in self.all("rayjobs"):
+            self._job(body)
         for body in self.all("statefulsets"):
             self._stateful(body)
 
@@ -266,6 +274,9 @@ class Double:
             self.redis_outlived_ray = redis is not None  # its records are removed from there now
             self._remove(key)
             return
+        if wrong := kuberay.faults(ray):
+            self._event(ray, "InvalidRayClusterSpec", wrong[0])
+            return
         ray["metadata"]["finalizers"] = [FINALIZER]
         self._pod(ray, "head", spec["headGroupSpec"]["template"], "headgroup", 0)
         for group in spec["workerGroupSpecs"]:
@@ -274,7 +285,30 @@ class Double:
             ray.setdefault("owners", {})["workerGroupSpecs"] = "kuberay-autoscaler"
             for number in range(wanted):
                 self._pod(ray, "worker", group["template"], group["groupName"], number)
-        ray["status"] = {"state": "ready"}
+        generation = ray["metadata"]["generation"]
+        ray["status"] = {"state": "ready", "observedGeneration": generation}
+
+    def _job(self, job: Object) -> None:
+        """Submit a RayJob: a Kubernetes Job runs its submitter's pod to the end."""
+        if "status" in job:
+            return
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        if wrong := kuberay.faults(job):
+            job["status"] = {"jobDeploymentStatus": "ValidationFailed"}
+            self._event(job, "InvalidRayJobSpec", wrong[0])
+            return
+        template = job["spec"]["submitterPodTemplate"]
+        self._pod(job, "", template, f"{name}-submitter", 0)
+        pod = self.objects["pods", namespace, f"{name}-submitter-0"]
+        condition = {"type": "Ready", "status": "False", "reason": "PodCompleted"}
+        pod["status"] = {"phase": "Succeeded", "conditions": [condition]}
+        job["status"] = {"jobDeploymentStatus": "Complete"}
+
+    def _event(self, about: Object, reason: str, message: str) -> None:
+        kind, name = about["kind"], about["metadata"]["name"]
+        self.add({"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
+                  "metadata": {"name": f"{name}-{reason.lower()}", "namespace": "aenv"},
+                  "message": message, "involvedObject": {"kind": kind, "name": name}})  # fmt: skip
 
     def _stateful(self, body: Object) -> None:
         name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
@@ -317,4 +351,5 @@ class Double:
 
 
 def _is_ready(pod: Object) -> bool:
-    return any(c["type"] == "Ready" for c in pod["status"].get("conditions", ()))
+    conditions = pod["status"].get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

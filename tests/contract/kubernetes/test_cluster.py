@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from aenv_ray.cluster import api as cluster_api
-from aenv_ray.cluster import lifecycle, manifests
+from aenv_ray.cluster import lifecycle, manifests, yaml_files
 from aenv_ray.cluster.checks import Doctor
 from aenv_ray.cluster.objects import KINDS
 from aenv_ray.cluster.readiness import Look, why
@@ -67,10 +68,35 @@ def test_apply_again_changes_nothing_and_keeps_the_passwords(double, life):
 
 def test_passwords_are_long_and_in_no_output(double, life, said):
     life.apply(manifests.load("dev"))
-    for secret in double.all("secrets"):
-        for value in secret["stringData"].values():
-            assert len(value) >= 43
-            assert value not in "\n".join(said)
+    for name in ("aenv-redis", "aenv-admin"):
+        (value,) = double.objects["secrets", "aenv", name]["stringData"].values()
+        assert len(value) >= 43
+        assert value not in "\n".join(said)
+
+
+@pytest.mark.parametrize("overlay", ["dev", "production"])
+def test_every_pull_secret_that_a_pod_names_exists(overlay, double, life):
+    """A node reports each one that does not, with every pod."""
+    life.apply(manifests.load(overlay))
+    named = {
+        reference["name"]
+        for pod in double.all("pods")
+        for reference in pod["spec"].get("imagePullSecrets", ())
+    }
+    values = yaml_files.read(manifests.bundled() / "overlays" / overlay / "values.yaml")
+    named.add(values[0]["spec"]["sandboxes"]["pullSecrets"])
+    assert named <= {secret["metadata"]["name"] for secret in double.all("secrets")}
+
+
+def test_a_registry_login_of_the_user_is_kept(double, life):
+    mine = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+            "metadata": {"name": "aenv-registry", "namespace": "aenv"},
+            "stringData": {".dockerconfigjson": '{"auths":{"registry.example":{}}}'}}  # fmt: skip
+    double.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
+    double.add(mine)
+    life.apply(manifests.load("dev"))
+    life.delete(LONG_S, storage=True)
+    assert [s["stringData"] for s in double.all("secrets")] == [mine["stringData"]]
 
 
 def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(double, life):
@@ -122,6 +148,45 @@ def test_a_cluster_that_does_not_come_up_says_why(double, life, said):
     with pytest.raises(DeadlineExceeded, match="cannot pull nowhere/aenv-ray:1"):
         life.await_ready(0.0)
     assert len(said) == len(set(said))  # each lack is told once
+
+
+def submit(double: Double, **changes: Any) -> dict[str, Any]:
+    """Submit the sample run; return the RayJob as KubeRay leaves it."""
+    (job,) = yaml_files.read(manifests.bundled() / "samples" / "sampling-run.yaml")
+    del job["metadata"]["generateName"]
+    job["metadata"] |= {"name": "run", "namespace": "aenv"}
+    job["spec"] |= changes
+    with httpx.Client(base_url=double.url) as client:
+        client.post("/apis/ray.io/v1/namespaces/aenv/rayjobs", json=job).raise_for_status()
+    return double.objects["rayjobs", "aenv", "run"]
+
+
+def test_a_sampling_run_leaves_the_cluster_ready(double, life, api):
+    """The completed pod of its submitter stays, and no part of the cluster is missing."""
+    life.apply(manifests.load("dev"))
+    assert submit(double)["status"]["jobDeploymentStatus"] == "Complete"
+    (pod,) = [p for p in double.all("pods") if "submitter" in p["metadata"]["name"]]
+    assert pod["status"]["phase"] == "Succeeded"
+    assert life.await_ready(0.0).lacks() == []
+    pod["status"]["phase"] = "Failed"
+    assert life.await_ready(0.0).lacks() == []
+    found = {f.name: f.verdict for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
+    assert found["cluster"] is Verdict.OK
+
+
+def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(double, life):
+    life.apply(manifests.load("dev"))
+    job = submit(double, ttlSecondsAfterFinished=3600)
+    assert job["status"]["jobDeploymentStatus"] == "ValidationFailed"
+    assert not [p for p in double.all("pods") if "submitter" in p["metadata"]["name"]]
+
+
+def test_a_cluster_that_kuberay_refuses_says_why(double, life):
+    """The API accepts it, and only an event tells."""
+    settings = {"workers.minReplicas": "5", "workers.maxReplicas": "4"}
+    life.apply(manifests.load("dev", None, settings))
+    with pytest.raises(DeadlineExceeded, match="minReplicas 5 greater than maxReplicas 4"):
+        life.await_ready(0.0)
 
 
 def event(double: Double, name: str, about: tuple[str, str], reason: str, message: str) -> None:
@@ -217,11 +282,11 @@ def test_delete_leaves_no_pod_and_keeps_what_was_stored(double, life):
     assert len(life.look().sandboxes) == 1
     kept = life.delete(LONG_S)
     left = {name: count for name, count in counts(double).items() if count}
-    assert left == {"Namespace": 1, "Secret": 2, "PersistentVolumeClaim": 2,
+    assert left == {"Namespace": 1, "Secret": 3, "PersistentVolumeClaim": 2,
                     "Node": 1, "StorageClass": 1, "Deployment": 1}  # fmt: skip
     assert sorted(kept) == [
         "PersistentVolumeClaim aenv-artifacts", "PersistentVolumeClaim data-aenv-redis-0",
-        "Secret aenv-admin", "Secret aenv-redis",
+        "Secret aenv-admin", "Secret aenv-redis", "Secret aenv-registry",
     ]  # fmt: skip
     assert double.redis_outlived_ray
     life.apply(manifests.load("production"))

@@ -122,6 +122,18 @@ async def test_pods_go_with_the_pod_of_their_host(own_node: KubernetesNode, tmp_
     await engine.close()
 
 
+async def test_a_released_pod_has_succeeded(node: KubernetesNode, tmp_path: Path) -> None:
+    """Monitoring reports pods that failed, and a release is no failure."""
+    async with engine_on(node) as engine:
+        bench = Bench(engine, tmp_path)
+        plain = await bench.start()
+        dual = bench.contract_project({"podTemplate": "DualContainer"})
+        for sandbox in (plain, await bench.start(dual, datasource=SHELL_IMAGE)):
+            name = node.pod(sandbox.instance_id)
+            await engine.stop([sandbox.instance_id])
+            assert node.cluster.phases[name] == "Succeeded"
+
+
 async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_path: Path) -> None:
     """Invariant 3; the janitor of another host of that pod removes what is left in the API."""
     engine = node.engine(HostId("host-that-dies"), grace_s=2.0)

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from aenv_ray.cluster import manifests
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.namespace import Owner, Place
@@ -18,6 +20,7 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.testing.contract_bench import eventually
 from tests.emulators.kubernetes.api import NAMESPACE, EmulatedCluster
+from tests.emulators.kubernetes.node import RAY_IMAGE
 
 WITHIN_S = 60.0
 
@@ -151,6 +154,57 @@ async def test_lists_come_in_pages_and_by_label(client: KubernetesClient, owner:
     query = {"labelSelector": "app.kubernetes.io/component!=sandbox"}
     (ray,) = (await client.request(Access.LIST_PODS, query=query))["items"]
     assert ray["metadata"]["name"] == "ray-1"
+
+
+def container_of(script: str, **fields: Any) -> dict[str, Any]:
+    """Return a container that runs a script in bash as its process 1."""
+    return {
+        "name": "main", "image": RAY_IMAGE, "command": ["/bin/bash", "-c", script],
+        "volumeMounts": [], "securityContext": {"runAsUser": 65534, "runAsGroup": 65534},
+        **fields,
+    }  # fmt: skip
+
+
+def pod_of(container: dict[str, Any], grace_s: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "graceful"},
+        "spec": {"containers": [container], "volumes": [], "restartPolicy": "Never",
+                 "terminationGracePeriodSeconds": grace_s},
+    }  # fmt: skip
+
+
+def autoscaler() -> dict[str, Any]:
+    """Return the container that KubeRay adds to the head, with a program in place of Ray's."""
+    documents = manifests.load("dev")
+    (ray,) = [document for document in documents if document["kind"] == "RayCluster"]
+    command = ray["spec"]["autoscalerOptions"]["command"]
+    return container_of("", command=command, args=["bash -c 'echo up; sleep 600'"])
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(
+    ("container", "grace_s", "phase"),
+    [
+        (container_of("echo up; sleep 600; true"), 1, "Failed"),
+        (container_of("trap 'exit 0' TERM; echo up; sleep 600 & wait"), 600, "Succeeded"),
+        (autoscaler(), 600, "Succeeded"),
+    ],
+    ids=["without a handler", "with a handler", "the head's autoscaler"],
+)
+async def test_a_container_that_ignores_sigterm_stays_until_its_grace_period_ends(
+    container: dict[str, Any], grace_s: int, phase: str
+) -> None:
+    with EmulatedCluster() as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url) as client:
+            pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+            made = await client.post(pods, json=pod_of(container, grace_s))
+            assert made.status_code == 200, made.text
+            await eventually(
+                lambda: cluster.node.log("graceful", "main") == "up\n", "it is up", WITHIN_S
+            )
+            await client.delete(f"{pods}/graceful")
+            await eventually(lambda: not cluster.objects("pods"), "it is gone", WITHIN_S)
+        assert cluster.phases["graceful"] == phase
 
 
 async def test_what_is_owned_goes_with_its_owner(

@@ -163,7 +163,7 @@ def test_outside_of_a_cluster_the_doctor_says_where_to_run_it() -> None:
     settings = read_settings().model_copy(
         update={"engine": "kubernetes", "pod_name": None, "ray_address": None}
     )
-    assert checks_kubernetes.is_here(settings)
+    assert checks_kubernetes.applies(settings)
     (found,) = checks_kubernetes.engine(settings)
     assert "aenv cluster doctor" in found.mend
-    assert not checks_kubernetes.is_here(settings.model_copy(update={"engine": "process"}))
+    assert not checks_kubernetes.applies(settings.model_copy(update={"engine": "process"}))

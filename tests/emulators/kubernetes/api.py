@@ -48,12 +48,14 @@ class EmulatedCluster:
         url: Of the API; known inside the ``with`` block.
         granted: Pairs of verb and resource that are allowed; None for all.
         calls: Verb and resource of every request so far.
+        phases: The last phase of every pod, by name, deleted pods included.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.granted: set[tuple[str, str]] | None = None
         self.calls: list[tuple[str, str]] = []
+        self.phases: dict[str, str] = {}
         self._store = Store()
         self._node: EmulatedNode | None = None
         self._throttled = 0
@@ -288,7 +290,8 @@ class EmulatedCluster:
             if "deletionTimestamp" not in found["metadata"]:
                 metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
                 self._store.change(kind, name, {**found, "metadata": metadata})
-                self._begin(self._end_pod(kind, name, uid))
+                grace_s = _grace_s(found, body)
+                self._begin(self._end_pod(kind, name, uid, grace_s))
             return found
         if not claims.protect(self._store, kind, name):
             self._remove(kind, name, uid)
@@ -369,21 +372,28 @@ class EmulatedCluster:
     def _pass_deadline(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
         self.node.mark(uid, {"reason": "DeadlineExceeded"})
-        self._begin(self.node.end(uid))
+        self._begin(self.node.end(uid, _grace_s(pod, {})))
 
-    async def _end_pod(self, kind: Kind, name: str, uid: str) -> None:
-        await self.node.end(uid)
+    async def _end_pod(self, kind: Kind, name: str, uid: str, grace_s: float) -> None:
+        await self.node.end(uid, grace_s)
         self._remove(kind, name, uid)
 
     def _set_status(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         found = self._store.find(pod["metadata"]["uid"])
         if found is not None and found[1].get("status") != status:
             kind, body = found
+            self.phases[body["metadata"]["name"]] = str(status["phase"])
             self._store.change(kind, body["metadata"]["name"], {**body, "status": dict(status)})
 
 
 def _object(version: str, kind: str, name: str) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def _grace_s(pod: Object, options: Object) -> float:
+    """Return how long a pod that is deleted may take to end: as asked, as it says, or 30 s."""
+    own_s = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    return float(options.get("gracePeriodSeconds", own_s))
 
 
 def _labels(body: Object) -> dict[str, str]:

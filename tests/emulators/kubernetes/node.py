@@ -60,7 +60,7 @@ class EmulatedNode:
         """End all pods, and what they are forked from."""
         try:
             for uid in self.uids:
-                await self.end(uid)
+                await self.end(uid, 0.0)
         finally:
             if self._process is not None:
                 self._process.kill()
@@ -81,11 +81,17 @@ class EmulatedNode:
         finally:
             del self._running[pod["metadata"]["uid"]]
 
-    async def end(self, uid: str) -> None:
-        """End a pod's processes, and return when they are gone."""
+    async def end(self, uid: str, grace_s: float) -> None:
+        """End a pod's processes, and return when they are gone.
+
+        Args:
+            uid: Of the pod.
+            grace_s: Between SIGTERM to each container's process 1 and SIGKILL to what is left. The
+                kernel drops a SIGTERM for which process 1 has no handler.
+        """
         running = self._running.get(uid)
         if running is not None:
-            await running.end()
+            await running.end(grace_s)
 
     def kill(self, uid: str) -> None:
         """SIGKILL process 1 of a pod's first container."""
@@ -209,7 +215,7 @@ class _RunningPod:
         if any(ended_codes):
             self._tell("Failed")
         elif len(over) == len(names):
-            self._tell("Succeeded")
+            self._tell("Failed" if self.marks else "Succeeded")
         elif all("running" in self._states.get(name, {}) for name in names):
             self._tell("Running")
         else:
@@ -217,11 +223,20 @@ class _RunningPod:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    async def end(self) -> None:
+    async def end(self, grace_s: float) -> None:
         self._is_ending = True
-        self._kill_all()
-        async with asyncio.timeout(_END_S):
-            await self._gone.wait()
+        if self._pids and grace_s:
+            for pid in self._pids.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._gone.wait()
+        if not self._gone.is_set():
+            self._tell("Failed")
+            self._kill_all()
+            async with asyncio.timeout(_END_S):
+                await self._gone.wait()
 
     def _kill_all(self) -> None:
         if self._pid and not self._gone.is_set():
@@ -265,7 +280,7 @@ class _RunningPod:
             variables[entry["name"]] = entry.get("value", self._address)
         return {
             "name": container["name"],
-            "command": container["command"],
+            "command": [*container["command"], *container.get("args", ())],
             "directory": container.get("workingDir", "/"),
             "environment": variables,
             "mounts": [

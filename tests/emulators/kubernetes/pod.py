@@ -75,9 +75,6 @@ def run_pod(order: dict[str, Any]) -> None:
         pid, status = os.wait()
         container = running.pop(pid)
         _tell_end(container, status)
-        for other in running:  # a pod whose container ended is over
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(other, signal.SIGKILL)
 
 
 def _make_volumes(root: Path, volumes: dict[str, dict[str, Any]]) -> None:

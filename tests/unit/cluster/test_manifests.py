@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 
 import aenv_ray
 from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
+from aenv_ray.engines.kubernetes.network import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.runtime.fork.jail_spec import NOBODY
 from tests.cluster_schemas import pod_specs, problems, violations
@@ -78,6 +80,17 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = text.replace(old, new)
     values.write_text(text)
     return overlay
+
+
+def environment_of(pod: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a pod's first container, expanded as Kubernetes does."""
+    variables: dict[str, str] = {}
+    for entry in pod["containers"][0]["env"]:
+        value = str(entry.get("value", ""))
+        variables[entry["name"]] = re.sub(
+            r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), value
+        )
+    return variables
 
 
 def the(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -324,9 +337,67 @@ def test_every_variable_of_ours_is_a_setting(overlay, monkeypatch):
     known = set(re.findall(r"environment\.get\(\"([A-Z_]+)\"\)", source))
     spec = the(manifests.load(overlay), "RayCluster", "aenv")["spec"]
     for pod in pod_specs({"kind": "RayCluster", "spec": spec}):
-        variables = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+        variables = environment_of(pod)
         mine = {name for name in variables if name.startswith("AENV_")} - {"AENV_REDIS_PASSWORD"}
         assert mine <= known
-        for name in mine:
-            monkeypatch.setenv(name, variables[name])
-        assert read_settings().engine == "kubernetes"
+        with monkeypatch.context() as patch:
+            for name in mine:
+                patch.setenv(name, variables[name])
+            assert read_settings().engine == "kubernetes"
+
+
+@pytest.mark.parametrize(
+    ("slots", "engine"),
+    [
+        ({"workers": "32", "processWorkers": "512", "dockerWorkers": "64"}, "kubernetes"),
+        ({"workers": "0", "processWorkers": "512", "dockerWorkers": "0"}, "process"),
+        ({"workers": "0", "processWorkers": "0", "dockerWorkers": "64"}, "docker"),
+    ],
+)
+def test_the_default_engine_is_one_whose_workers_have_slots(
+    everything, slots, engine, monkeypatch
+):
+    from aenv_ray.config import read_settings
+
+    settings = {f"{group}.envSlots": f"'{count}'" for group, count in slots.items()}
+    documents = manifests.load(str(everything), None, settings)
+    head = the(documents, "RayCluster", "aenv")["spec"]["headGroupSpec"]
+    monkeypatch.delenv("AENV_ENGINE", raising=False)
+    variables = environment_of(head["template"]["spec"])
+    assert "AENV_ENGINE" not in variables
+    monkeypatch.setenv("AENV_ENGINE_SLOTS", variables["AENV_ENGINE_SLOTS"])
+    assert read_settings().engine == engine
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_deleted_head_ends_at_once(overlay):
+    """Recovery begins only when the old head is gone: neither container may wait for its grace."""
+    spec = the(manifests.load(overlay), "RayCluster", "aenv")["spec"]
+    head = spec["headGroupSpec"]["template"]["spec"]
+    assert environment_of(head)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
+    assert head["terminationGracePeriodSeconds"] <= 20
+    program = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(600)'"
+    autoscaler = subprocess.Popen(
+        [*spec["autoscalerOptions"]["command"], program], stdout=subprocess.PIPE, text=True
+    )
+    with autoscaler:
+        assert autoscaler.stdout is not None
+        assert autoscaler.stdout.readline() == "1\n"
+        autoscaler.terminate()
+        assert autoscaler.wait(60) == 0
+        assert autoscaler.stdout.read() == ""  # the program has ended, too
+
+
+def test_the_end_of_the_autoscaler_is_the_end_of_its_container():
+    spec = the(manifests.load("dev"), "RayCluster", "aenv")["spec"]
+    program = f"{sys.executable} -c 'import sys; sys.exit(7)'"
+    ended = subprocess.run([*spec["autoscalerOptions"]["command"], program], check=False)
+    assert ended.returncode == 7
+
+
+@pytest.mark.parametrize("name", ["kuberay-operator", "kuberay"])
+def test_the_operator_of_a_chart_or_a_kustomization_reaches_the_job_api(name):
+    spec = the(manifests.load("dev"), "NetworkPolicy", "aenv-head")["spec"]
+    (rule,) = [rule for rule in spec["ingress"] if rule["ports"][0]["port"] == 8265]
+    labels = {"app.kubernetes.io/name": name}
+    assert any(selects(peer["podSelector"], labels) for peer in rule["from"])

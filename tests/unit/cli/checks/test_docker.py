@@ -1,13 +1,16 @@
-"""What the doctor says of the daemon's OCI runtimes."""
+"""What the doctor reports about the Docker daemon and its OCI runtimes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aenv_ray.cli.checks import node
 from aenv_ray.cli.checks.docker import check
-from aenv_ray.findings import Verdict
+from aenv_ray.config import Settings
+from aenv_ray.findings import Finding, Verdict
 
 INFO = {
     "DefaultRuntime": "runc",
@@ -47,3 +50,24 @@ def test_a_wanted_runtime_that_the_daemon_does_not_have_fails(path: str | None) 
     assert found.verdict is Verdict.FAILED
     assert "it has runc" in found.found
     assert f"--add-runtime kata={path or '/path/to/it'}" in found.mend
+
+
+async def find_docker(tmp_path: Path, **settings: Any) -> Finding:
+    """Return the finding about a daemon that does not answer."""
+    chosen = {"docker_host": f"unix://{tmp_path}/no.sock", **settings}
+    given = Settings(data_dir=tmp_path, runtime_dir=tmp_path, docker_config=tmp_path, **chosen)
+    (found,) = await node._docker(given)
+    return found
+
+
+async def test_a_pod_without_docker_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = f"unix://{tmp_path}/no.sock"
+    monkeypatch.setattr(node, "_DEFAULT_DAEMON", absent)
+    in_a_pod = await find_docker(tmp_path, is_in_kuberay=True)
+    assert in_a_pod.verdict is Verdict.OK
+    assert not in_a_pod.name.startswith("engine ")  # it does not count as one that works
+    assert (await find_docker(tmp_path)).verdict is Verdict.FAILED
+    monkeypatch.undo()
+    assert (await find_docker(tmp_path, is_in_kuberay=True)).verdict is Verdict.FAILED
