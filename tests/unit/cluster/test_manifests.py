@@ -354,9 +354,7 @@ def test_every_variable_of_ours_is_a_setting(overlay, monkeypatch):
         ({"workers": "0", "processWorkers": "0", "dockerWorkers": "64"}, "docker"),
     ],
 )
-def test_the_default_engine_is_one_whose_workers_have_slots(
-    everything, slots, engine, monkeypatch
-):
+def test_the_default_engine_is_one_whose_workers_have_slots(everything, slots, engine, monkeypatch):
     from aenv_ray.config import read_settings
 
     settings = {f"{group}.envSlots": f"'{count}'" for group, count in slots.items()}
