@@ -1,21 +1,28 @@
-"""HTTP to a gateway: its address, its envelope, and what may be sent again."""
+"""HTTP to a gateway: a sync and an async client that share one policy.
+
+`GatewayPolicy` decides addresses, headers, proxies, timeouts, which requests are sent again, and
+which error a failure becomes. The clients only send, sleep and read.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 import aenv_ray
 from aenv_ray.errors import (
     AenvError,
+    CallOutcomeUnknown,
     ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
@@ -35,18 +42,21 @@ ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _SHOWN_CHARACTERS: Final = 200
-"""Of a body that is not ours."""
+"""Limit for quoting a response body that is not a gateway's."""
+_REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures before any byte of the request was sent."""
 
 
 def parse_url(text: str) -> str:
     """Return the base URL of a gateway, without a trailing slash.
 
     Args:
-        text: ``host``, ``host:port`` or a URL, whose path prefix is kept. Without a port it is
-            8080, as AEnvironment's client has it, and for https its own.
+        text: ``host``, ``host:port`` or a URL; a path prefix is kept. The default port is 8080 for
+            http, as in AEnvironment's client, and 443 for https.
 
     Raises:
-        ConfigError: It is no such address.
+        ConfigError: `text` is not such an address.
     """
     full = text.strip() if "://" in text else f"http://{text.strip()}"
     hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
@@ -56,9 +66,9 @@ def parse_url(text: str) -> str:
     except ValueError as exc:
         raise ConfigError(f"gateway address: {exc}", hint=hint) from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"{text!r} is no address of a gateway", hint=hint)
+        raise ConfigError(f"invalid gateway address {text!r}", hint=hint)
     if parts.username or parts.query or parts.fragment:
-        # Not shown whole: a user part may be a secret.
+        # The address is not quoted in full: a user part may be a secret.
         raise ConfigError(f"the address of {parts.hostname} has a user, query or fragment",
                           hint="give a token with --api-key or AENV_API_KEY")  # fmt: skip
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -67,30 +77,119 @@ def parse_url(text: str) -> str:
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
 
 
-def pause_before_retry(error: Exception, *, attempt: int, repeatable: bool) -> float | None:
-    """Return how long to wait before a request is sent again; None: it must not be.
+class GatewayPolicy:
+    """How requests to one gateway are made, for the sync and the async client alike.
 
     Args:
-        error: What came of it.
-        attempt: How often it was sent, from 1.
-        repeatable: Doing it twice does it once, so that a lost answer is no reason to stop.
+        url: See `parse_url`.
+        token: Sent as a bearer token; None sends none.
+        timeout_s: Default for one response.
+        attempts: How often a request is sent at most.
+
+    Raises:
+        ConfigError: The address is invalid, or the token cannot be sent in an HTTP header.
     """
-    pause_s = min(_FIRST_PAUSE_S * 4.0 ** (attempt - 1), _LONGEST_PAUSE_S)
-    if isinstance(error, RateLimited):  # refused before anything was done
-        return error.retry_after_s if error.retry_after_s <= _LONGEST_PAUSE_S else None
-    never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    lost = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | FabricUnavailable)
-    return pause_s if never_sent or (repeatable and lost) else None
+
+    def __init__(
+        self, url: str, token: str | None, *, timeout_s: float = 30.0, attempts: int = ATTEMPTS
+    ) -> None:
+        self.url = parse_url(url)
+        self.is_secure = self.url.startswith("https:")
+        self.is_direct = not is_proxied(self.url)
+        self.timeout_s = timeout_s
+        self.attempts = attempts
+        self.headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
+        if token:
+            with boundary(ConfigError, "the token cannot be sent in an HTTP header"):
+                token.encode("latin-1")
+            self.headers["Authorization"] = f"Bearer {token}"
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the arguments of `httpx.Client` and `httpx.AsyncClient`."""
+        return {
+            "base_url": self.url,
+            "headers": self.headers,
+            "timeout": httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s)),
+            "follow_redirects": False,  # the token is sent to the configured address only
+        }
+
+    def transport_options(self) -> dict[str, Any]:
+        """Return the arguments of a transport that uses no proxy."""
+        # Reading the machine's certificates takes 20 ms, which plain HTTP does not need.
+        return {"verify": self.is_secure}
+
+    def is_repeatable(self, method: str) -> bool:
+        """Return whether sending a request with this method twice has the effect of once."""
+        return method in _REPEATABLE_METHODS
+
+    def pause_before_retry(
+        self, error: Exception, *, attempt: int, repeatable: bool, attempts: int | None = None
+    ) -> float | None:
+        """Return how long to wait before a request is sent again; None: do not send it again.
+
+        Args:
+            error: Why the last attempt failed.
+            attempt: How often it was sent, from 1.
+            repeatable: Sending it twice has the effect of once, so it may be sent again even if the
+                first one was received.
+            attempts: Instead of the policy's.
+        """
+        if attempt >= (self.attempts if attempts is None else attempts):
+            return None
+        if isinstance(error, RateLimited):  # refused before it had any effect
+            return error.retry_after_s if error.retry_after_s <= _LONGEST_PAUSE_S else None
+        lost = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | FabricUnavailable)
+        if isinstance(error, _NOT_SENT) or (repeatable and lost):
+            return min(_FIRST_PAUSE_S * 4.0 ** (attempt - 1), _LONGEST_PAUSE_S)
+        return None
+
+    @contextmanager
+    def translated(self, what: str, *, repeatable: bool) -> Iterator[None]:
+        """Raise errors of ours in place of httpx's that leave the block.
+
+        Args:
+            what: The request, for messages.
+            repeatable: As for `pause_before_retry`; a lost response is then no unknown outcome.
+        """
+        try:
+            yield
+        except _NOT_SENT as exc:
+            raise self.unreachable(exc) from exc
+        except httpx.TimeoutException as exc:
+            raise DeadlineExceeded(f"{what}: the gateway at {self.url} did not answer in time",
+                                   hint="raise the timeout, for example with --timeout"
+                                   ) from exc  # fmt: skip
+        except httpx.TransportError as exc:
+            reason = str(exc) or type(exc).__name__
+            if repeatable:
+                raise FabricUnavailable(
+                    f"{what}: the response of {self.url} was lost: {reason}"
+                ) from exc
+            raise CallOutcomeUnknown(
+                f"{what}: the response of {self.url} was lost: {reason}",
+                hint="the request may have taken effect; it was not sent again",
+            ) from exc
+        except (httpx.InvalidURL, UnicodeError) as exc:
+            raise ConfigError(f"{what}: {exc}") from None
+
+    def unreachable(self, exc: Exception) -> FabricUnavailable:
+        """Return the error for a gateway that cannot be connected to."""
+        return FabricUnavailable(
+            f"the gateway at {self.url} cannot be reached: {str(exc) or type(exc).__name__}",
+            hint="check the address (--system-url, AENV_SYSTEM_URL), or start a local gateway "
+            "with: aenv up",
+        )
 
 
 class GatewayHttp:
-    """Requests to one gateway, each with our errors and sent again where that is harmless.
+    """Blocking requests to one gateway.
 
     Args:
-        url: As `parse_url` takes it.
-        token: Sent as a bearer token; None: none is.
-        timeout_s: How long one answer may take.
-        transport: Instead of sockets, such as an application in this process.
+        url: See `parse_url`.
+        token: Sent as a bearer token; None sends none.
+        timeout_s: Default for one response.
+        attempts: How often a request is sent at most.
+        transport: Replaces network connections, for example by an application in this process.
         sleep: Called with the seconds between two attempts.
     """
 
@@ -100,28 +199,17 @@ class GatewayHttp:
         token: str | None = None,
         *,
         timeout_s: float = 30.0,
+        attempts: int = ATTEMPTS,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = parse_url(url)
+        self.policy = GatewayPolicy(url, token, timeout_s=timeout_s, attempts=attempts)
+        self.url = self.policy.url
         self._sleep = sleep
-        is_direct = _is_loopback(self.url)
-        headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
-        if token:
-            with boundary(ConfigError, "the token is no text that HTTP can carry"):
-                token.encode("latin-1")
-            headers["Authorization"] = f"Bearer {token}"
         with boundary(ConfigError, f"gateway {self.url}"):
-            self._http = httpx.Client(
-                base_url=self.url,
-                headers=headers,
-                timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
-                transport=transport,
-                follow_redirects=False,  # a token goes nowhere but where it was meant to
-                trust_env=not is_direct,
-                # Reading the machine's certificates takes 20 ms: not for a line without TLS.
-                verify=not is_direct or self.url.startswith("https:"),
-            )
+            if transport is None and self.policy.is_direct:
+                transport = httpx.HTTPTransport(**self.policy.transport_options())
+            self._http = httpx.Client(transport=transport, **self.policy.client_options())
 
     def close(self) -> None:
         """Close the connections."""
@@ -133,22 +221,24 @@ class GatewayHttp:
         path: str,
         *,
         repeatable: bool | None = None,
-        attempts: int = ATTEMPTS,
+        attempts: int | None = None,
         **request: Any,
     ) -> Any:
-        """Return the ``data`` of an answer.
+        """Return the ``data`` of a response.
 
         Args:
             method: HTTP method.
-            path: Of the route, quoted.
-            repeatable: Doing it twice does it once. None: by the method.
-            attempts: How often it is sent at most.
-            request: Further arguments of `httpx.Client.build_request`; ``timeout_s`` instead of
-                the client's, infinite for none.
+            path: Quoted path of the route.
+            repeatable: Sending it twice has the effect of once. None: depends on the method.
+            attempts: How often it is sent at most; None: the policy's.
+            request: Further arguments of `httpx.Client.build_request`; ``timeout_s`` replaces the
+                default, `math.inf` waits without limit.
 
         Raises:
-            AenvError: What the gateway answered.
-            FabricUnavailable: It cannot be reached, or its answer was lost.
+            AenvError: The gateway's error.
+            FabricUnavailable: It cannot be reached, or the response to a repeatable request was
+                lost.
+            CallOutcomeUnknown: The response to a request that must not be repeated was lost.
             DeadlineExceeded: It did not answer in time.
         """
         return self.answer(method, path, repeatable=repeatable, attempts=attempts, **request)[0]
@@ -159,81 +249,163 @@ class GatewayHttp:
         path: str,
         *,
         repeatable: bool | None = None,
-        attempts: int = ATTEMPTS,
+        attempts: int | None = None,
         **request: Any,
     ) -> tuple[Any, httpx.Headers]:
-        """Return the ``data`` of an answer and its headers; as `data`."""
-        again = method in {"GET", "HEAD", "PUT", "DELETE"} if repeatable is None else repeatable
+        """Return the ``data`` of a response and its headers; see `data`."""
 
         def once() -> tuple[Any, httpx.Headers]:
             response = self._http.send(self._http.build_request(method, path, **_full(request)))
             return read_envelope(response), response.headers
 
-        return self._repeat(once, f"{method} {path}", again, attempts)
+        again = self.policy.is_repeatable(method) if repeatable is None else repeatable
+        with self.policy.translated(f"{method} {path}", repeatable=again):
+            return self._repeat(once, again, attempts)
 
     @contextmanager
     def stream(
         self, method: str, path: str, *, allowed: frozenset[int] = frozenset(), **request: Any
     ) -> Iterator[httpx.Response]:
-        """Yield an answer whose body is read piece by piece; not sent again.
+        """Yield a response whose body is still to be read; once it began it is not sent again.
 
         Args:
             method: HTTP method.
-            path: Of the route, quoted.
-            allowed: Failing statuses that are an answer too.
+            path: Quoted path of the route.
+            allowed: Failing statuses that are yielded instead of raised.
             request: As in `data`.
 
         Raises:
             AenvError: As `data`; also when the body breaks off.
         """
-        with self._translated(f"{method} {path}"):
+
+        def once() -> httpx.Response:
             built = self._http.build_request(method, path, **_full(request))
             response = self._http.send(built, stream=True)
             try:
                 if not response.is_success and response.status_code not in allowed:
                     response.read()
                     read_envelope(response)
+            except BaseException:
+                response.close()
+                raise
+            return response
+
+        again = self.policy.is_repeatable(method)
+        with self.policy.translated(f"{method} {path}", repeatable=again):
+            response = self._repeat(once, again, None)
+            try:
                 yield response
             finally:
                 response.close()
 
-    def _repeat(self, once: Callable[[], T], what: str, again: bool, attempts: int) -> T:
-        with self._translated(what):
-            for attempt in range(1, attempts + 1):
-                try:
-                    return once()
-                except (httpx.TransportError, AenvError) as exc:
-                    pause_s = pause_before_retry(exc, attempt=attempt, repeatable=again)
-                    if pause_s is None or attempt == attempts:
-                        raise
-                self._sleep(pause_s)
-            raise AssertionError
+    def _repeat(self, once: Callable[[], T], repeatable: bool, attempts: int | None) -> T:
+        attempt = 1
+        while True:
+            try:
+                return once()
+            except (httpx.TransportError, AenvError) as exc:
+                pause_s = self.policy.pause_before_retry(
+                    exc, attempt=attempt, repeatable=repeatable, attempts=attempts
+                )
+                if pause_s is None:
+                    raise
+            self._sleep(pause_s)
+            attempt += 1
 
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
-            raise FabricUnavailable(
-                f"the gateway at {self.url} cannot be reached: {str(exc) or type(exc).__name__}",
-                hint="bring up a local one with: aenv up; or name another with --system-url",
-            ) from exc
-        except httpx.TimeoutException as exc:
-            raise DeadlineExceeded(f"{what}: the gateway at {self.url} did not answer in time",
-                                   hint="give it more with --timeout") from exc  # fmt: skip
-        except httpx.TransportError as exc:
-            raise FabricUnavailable(
-                f"{what}: the answer of {self.url} was lost: {str(exc) or type(exc).__name__}"
-            ) from exc
-        except (httpx.InvalidURL, UnicodeError) as exc:
-            raise ConfigError(f"{what}: {exc}") from None
+
+class AsyncGatewayHttp:
+    """`GatewayHttp` for async code; same arguments, same decisions. Use it on one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        attempts: int = ATTEMPTS,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.policy = GatewayPolicy(url, token, timeout_s=timeout_s, attempts=attempts)
+        self.url = self.policy.url
+        self._sleep = sleep
+        with boundary(ConfigError, f"gateway {self.url}"):
+            if transport is None and self.policy.is_direct:
+                transport = httpx.AsyncHTTPTransport(**self.policy.transport_options())
+            self._http = httpx.AsyncClient(transport=transport, **self.policy.client_options())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def data(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        attempts: int | None = None,
+        **request: Any,
+    ) -> Any:
+        """Return the ``data`` of a response; see `GatewayHttp.data`."""
+
+        async def once() -> Any:
+            built = self._http.build_request(method, path, **_full(request))
+            return read_envelope(await self._http.send(built))
+
+        again = self.policy.is_repeatable(method) if repeatable is None else repeatable
+        with self.policy.translated(f"{method} {path}", repeatable=again):
+            return await self.repeat(once, again, attempts)
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, allowed: frozenset[int] = frozenset(), **request: Any
+    ) -> AsyncIterator[httpx.Response]:
+        """Yield a response whose body is still to be read; see `GatewayHttp.stream`."""
+
+        async def once() -> httpx.Response:
+            built = self._http.build_request(method, path, **_full(request))
+            response = await self._http.send(built, stream=True)
+            try:
+                if not response.is_success and response.status_code not in allowed:
+                    await response.aread()
+                    read_envelope(response)
+            except BaseException:
+                await response.aclose()
+                raise
+            return response
+
+        again = self.policy.is_repeatable(method)
+        with self.policy.translated(f"{method} {path}", repeatable=again):
+            response = await self.repeat(once, again)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+
+    async def repeat(
+        self, once: Callable[[], Awaitable[T]], repeatable: bool, attempts: int | None = None
+    ) -> T:
+        """Return what `once` returns, calling it again as the policy says."""
+        attempt = 1
+        while True:
+            try:
+                return await once()
+            except (httpx.TransportError, AenvError) as exc:
+                pause_s = self.policy.pause_before_retry(
+                    exc, attempt=attempt, repeatable=repeatable, attempts=attempts
+                )
+                if pause_s is None:
+                    raise
+            await self._sleep(pause_s)
+            attempt += 1
 
 
 def read_envelope(response: httpx.Response) -> Any:
-    """Return the ``data`` of an answer.
+    """Return the ``data`` of a gateway's response.
 
     Raises:
-        AenvError: The one that the answer, or else its status, describes.
+        AenvError: The error in the response, else the one that its status stands for.
     """
     try:
         body = response.json()
@@ -242,30 +414,35 @@ def read_envelope(response: httpx.Response) -> Any:
     if isinstance(body, dict) and response.is_success and body.get("success"):
         return body.get("data")
     if isinstance(body, dict) and isinstance(body.get("error"), Mapping):
-        raise _with_way_out(from_wire(body["error"]))
+        raise _with_hint(from_wire(body["error"]))
     status, url = response.status_code, response.request.url
     if isinstance(body, dict) and "message" in body:
         text = str(body["message"])
     else:
         text = " ".join(response.text.split())[:_SHOWN_CHARACTERS]
     if status == 401:
-        raise _with_way_out(Unauthorized(text or f"{url} wants a token"))
+        raise _with_hint(Unauthorized(text or f"{url} requires a token"))
     if status == 403:
-        raise _with_way_out(Forbidden(text or f"{url} does not allow this"))
+        raise _with_hint(Forbidden(text or f"{url} does not allow this"))
     if status == 429:
-        seconds = response.headers.get("Retry-After", "")
-        raise RateLimited(text, retry_after_s=float(seconds) if seconds.isdecimal() else 1.0)
+        raise RateLimited(text or f"{url} limits requests", retry_after_s=retry_after_s(response.headers))
     if status in {502, 503, 504}:
         raise FabricUnavailable(f"{url} answered HTTP {status}: {text}")
     if status >= 500:
         raise InternalError(f"{url} answered HTTP {status}: {text}")
     raise ConfigError(f"{url} answered HTTP {status}: {text or 'nothing'}",
-                      hint="is that the address of a gateway?")  # fmt: skip
+                      hint="is this the address of a gateway?")  # fmt: skip
 
 
-def _with_way_out(error: AenvError) -> AenvError:
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a ``Retry-After`` header asks for; 1 if it names no number."""
+    seconds = headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() else 1.0
+
+
+def _with_hint(error: AenvError) -> AenvError:
     if isinstance(error, Unauthorized | Forbidden) and error.hint is None:
-        error.hint = "give a token that may with --api-key, AENV_API_KEY or hub_config.api_key"
+        error.hint = "use another token with --api-key, AENV_API_KEY or hub_config.api_key"
     return error
 
 
@@ -281,15 +458,24 @@ def _full(request: dict[str, Any]) -> dict[str, Any]:
         if full.get(key) is not None:
             full[key] = {k: v for k, v in full[key].items() if v is not None}
     if "json" in full:
-        with boundary(ConfigError, "the request is no JSON"):
+        with boundary(ConfigError, "the request is not JSON"):
             full["content"] = json.dumps(full.pop("json"), allow_nan=False).encode()
         full["headers"] = {"Content-Type": "application/json", **(full.get("headers") or {})}
     return full
 
 
-def _is_loopback(url: str) -> bool:
-    """Return whether a proxy of this machine's user cannot be meant."""
-    host = urlsplit(url).hostname or ""
+def is_proxied(url: str) -> bool:
+    """Return whether the environment names a proxy for a URL; loopback is always direct."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if _is_loopback(host):
+        return False
+    proxies = getproxies()
+    named = proxies.get(parts.scheme) or proxies.get("all")
+    return bool(named) and not proxy_bypass(host)
+
+
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
