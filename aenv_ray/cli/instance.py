@@ -179,6 +179,10 @@ def exec(
       aenv instance exec mini-terminal-abc12345 ls /
       aenv instance exec mini-terminal-abc12345 "ls | wc -l"
     """
+    if command[0] == "--":  # as for ssh, docker exec and kubectl exec
+        command = command[1:]
+    if not command:
+        raise typer.BadParameter("name a command after --", param_hint="COMMAND")
     with gateway(system_url, api_key) as door:
         done = door.exec(instance_id, command[0] if len(command) == 1 else command, timeout)
     if chosen(output) is not Format.TABLE:

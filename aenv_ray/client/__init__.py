@@ -1,6 +1,6 @@
 """The client: `Environment` and its sync facade, over Ray or over HTTP.
 
-Names are loaded when first used: who talks to one HTTP server does not load Ray.
+Names are loaded when first used, so that a client of an HTTP server does not load Ray.
 """
 
 from __future__ import annotations

@@ -9,19 +9,19 @@ from typing import Final
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, CircuitOpen
 
 CIRCUIT_THRESHOLD: Final = 5
-"""Infrastructure failures in a row that open the circuit; AEnvironment's number."""
+"""Consecutive infrastructure failures that open the circuit; as in AEnvironment."""
 CIRCUIT_PAUSE_S: Final = 5.0
-"""How long an open circuit refuses calls before it lets one through to probe."""
+"""How long an open circuit refuses calls before it lets one through as a probe."""
 
 
 class CircuitBreaker:
     """Refuses calls after repeated infrastructure failures, and recovers by itself.
 
-    What a tool does, raise, time out or refuse its arguments, is no failure of the infrastructure.
+    A tool that raises, times out or rejects its arguments is not an infrastructure failure.
 
     Args:
-        threshold: Failures in a row that open it.
-        pause_s: Seconds until one call may probe again.
+        threshold: Consecutive failures that open the circuit.
+        pause_s: Seconds until a call may probe again.
         now: Monotonic seconds.
     """
 
@@ -39,23 +39,23 @@ class CircuitBreaker:
         self._probing = False
 
     def check(self) -> None:
-        """Let a call through.
+        """Allow a call.
 
         Raises:
-            CircuitOpen: Too many failures in a row, and the pause is not over.
+            CircuitOpen: The circuit is open, and the pause is not over.
         """
         if self._opened_at is None:
             return
         if self._now() - self._opened_at < self._pause_s or self._probing:
             raise CircuitOpen(
-                f"{self._failures} infrastructure failures in a row; calls pause for "
+                f"{self._failures} infrastructure failures in a row: calls are refused for "
                 f"{self._pause_s:g} s",
-                hint="the next call after that probes; release() and initialize() start anew",
+                hint="try again after the pause, or call release() and initialize()",
             )
         self._probing = True
 
     def record(self, error: BaseException | None) -> None:
-        """Note how a call ended."""
+        """Record the outcome of a call."""
         self._probing = False
         if isinstance(error, INFRASTRUCTURE):
             self._failures += 1

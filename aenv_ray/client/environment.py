@@ -3,54 +3,68 @@
     async with Environment("mini-terminal@1.0.0") as env:
         result = await env.call_tool("execute_command", {"command": "uname"})
 
-Inside a Ray cluster, or with none around, it speaks Ray; with ``AENV_SYSTEM_URL`` set it speaks
-HTTP to a gateway, and with ``DUMMY_INSTANCE_IP`` to one server that ``aenv run`` started.
+The settings choose how the instance is reached: ``DUMMY_INSTANCE_IP`` names one server that
+``aenv run`` started; else ``aenv_url`` or ``AENV_SYSTEM_URL`` names a gateway; else Ray is used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import bare_tool_name
 from aenv_ray.actors.calls.parameters import call_pairs, object_of
 from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
-from aenv_ray.client.opening import check_numbers, open_instance
-from aenv_ray.client.waiting import Wait
-from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded
+from aenv_ray.client.waiting import HEALTHY, Wait, with_hint
+from aenv_ray.config import read_settings
+from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 
 T = TypeVar("T")
+BackendT = TypeVar("BackendT", bound=EnvironmentBackend)
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
 
 
 class Environment:
     """One instance of an environment.
 
     Args:
-        env_name: ``name@version``, ``name``, or, over Ray, a project's path.
-        datasource: Given to the instance as ``AENV_DATASOURCE``.
+        env_name: ``name@version``, ``name``, or, over Ray, the path of a project.
+        datasource: Set in the instance as ``AENV_DATASOURCE``.
         ttl: None: the project's ``deployConfig.ttl``, else 30 minutes.
-        environment_variables: Added to the project's.
+        environment_variables: Added to the project's variables.
         arguments: ``sys.argv[1:]`` of the instance's code.
-        aenv_url: A gateway, as ``AENV_SYSTEM_URL`` names it.
-        timeout: Default seconds for a call.
-        startup_timeout: Seconds for creation until healthy.
-        max_retries: Attempts to create, beyond the first, when the fabric has no room or is away.
+        aenv_url: A gateway's address. None: ``AENV_SYSTEM_URL``.
+        timeout: Default timeout of a call, in seconds.
+        startup_timeout: Seconds from the create request until the instance is healthy.
+        max_retries: Create attempts beyond the first, if the fabric is full or unreachable.
         api_key: Token for a gateway. None: ``AENV_API_KEY``.
         skip_for_healthy: Do not wait for the health check.
-        owner: Whom the instance is accounted to.
-        labels: For people and listings.
-        actor: ``dedicated`` or ``shared``. None: over Ray dedicated, else the gateway chooses.
-        engine: None chooses.
+        owner: The owner that the instance counts for.
+        labels: Shown in listings and usable as filters.
+        actor: ``dedicated`` or ``shared``. None: dedicated over Ray, else the gateway chooses.
+        engine: None: chosen by project and cluster.
         idle_timeout: Ends the instance after this long without a call.
 
-    Its methods may be called concurrently; the first one creates the instance if ``async with``
-    or `initialize` did not.
+    Methods may be called concurrently. The first call creates the instance if neither
+    ``async with`` nor `initialize` did.
     """
 
     def __init__(  # noqa: PLR0913  # AEnvironment's parameters, in its order, are a contract
@@ -73,7 +87,7 @@ class Environment:
         engine: str | None = None,
         idle_timeout: str | float | None = None,
     ) -> None:
-        check_numbers(timeout, startup_timeout, max_retries)
+        _check_numbers(timeout, startup_timeout, max_retries)
         self.env_name = str(env_name)
         self.timeout = timeout
         self.startup_timeout = startup_timeout
@@ -87,7 +101,7 @@ class Environment:
             environment_variables=environment_variables, arguments=arguments, labels=labels,
             owner=owner, datasource=datasource,
         )  # fmt: skip
-        self._instance: Any = None
+        self._instance: EnvironmentBackend | None = None
         self._attach_to: str | None = None
         self._initializing = asyncio.Lock()
         self._wait = Wait(self.env_name, startup_timeout)
@@ -99,7 +113,7 @@ class Environment:
         """Return an environment on a live instance; leaving it releases the instance.
 
         Raises:
-            InstanceNotFound: No host has it.
+            InstanceNotFound: No live instance has this id.
         """
         name = instance_id.rpartition("-")[0]
         environment = cls(name, **options)
@@ -117,10 +131,10 @@ class Environment:
         await self.release()
 
     async def initialize(self) -> bool:
-        """Create the instance and wait until it is healthy; True when it is there.
+        """Create the instance and wait until it is healthy; returns True.
 
         Raises:
-            AenvError: As `aenv_ray.create`; nothing is left then.
+            AenvError: As `aenv_ray.create`; no instance is left.
             DeadlineExceeded: `startup_timeout` passed.
         """
         async with self._initializing:
@@ -129,17 +143,7 @@ class Environment:
             self._breaker.reset()
             self._wait = Wait(f"an instance of {self.env_name}", self.startup_timeout)
             async with self._within(self.startup_timeout, "raise startup_timeout"):
-                self._instance = await open_instance(
-                    self.env_name,
-                    self._options,
-                    url=self._url,
-                    api_key=self._api_key,
-                    actor=self._actor,
-                    attach_to=self._attach_to,
-                    wait=self._wait,
-                    health_timeout_s=None if self.skip_for_healthy else self.timeout,
-                    max_retries=self.max_retries,
-                )
+                self._instance = await self._open()
             return True
 
     @asynccontextmanager
@@ -155,8 +159,56 @@ class Environment:
                 f"{self.env_name} was not ready within {seconds:g} s{why}", hint=hint
             ) from exc
 
+    async def _open(self) -> EnvironmentBackend:
+        """Return a healthy instance; if it does not become healthy, none is left."""
+        settings = read_settings()
+        backend: EnvironmentBackend
+        if settings.dummy_instance is not None:
+            # Imported here: a driver on Ray need not load an HTTP client.
+            from aenv_ray.client.over_http import HttpInstance
+
+            server = HttpInstance(settings.dummy_instance)
+            if not self.skip_for_healthy:
+                await _release_on_failure(server, server.wait_healthy(wait=self._wait))
+            return server
+        gateway = self._url or settings.system_url
+        if gateway is not None:
+            from aenv_ray.client.over_gateway import GatewayInstance
+
+            token = self._api_key or settings.api_key
+            if self._attach_to is not None:
+                return await GatewayInstance.attach(gateway, token, self._attach_to)
+            backend = await self._create(
+                lambda: GatewayInstance.create(
+                    gateway, token, self.env_name, self._options, actor=self._actor
+                )
+            )
+        elif self._attach_to is not None:
+            return await AsyncEnvHandle.attach(self._attach_to)
+        else:
+            backend = await self._create(
+                lambda: AsyncEnvHandle.create(self.env_name, self._options)
+            )
+        if not self.skip_for_healthy:
+            await _release_on_failure(backend, _expect_healthy(backend, self.timeout))
+        return backend
+
+    async def _create(self, create: Callable[[], Awaitable[BackendT]]) -> BackendT:
+        """Create the instance, again after errors that may pass."""
+        pause_s = _FIRST_PAUSE_S
+        for attempt in range(self.max_retries + 1):
+            try:
+                return await create()
+            except AenvError as exc:
+                if not exc.retryable or attempt == self.max_retries:
+                    raise
+                self._wait.goes_on(with_hint(exc))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise AssertionError
+
     async def wait_for_ready(self, timeout: float = 300.0) -> None:
-        """Create the instance if need be and wait until it is healthy.
+        """Create the instance if necessary and wait until it is healthy.
 
         Raises:
             DeadlineExceeded: `timeout` seconds passed.
@@ -165,7 +217,7 @@ class Environment:
             await self.initialize()
 
     async def release(self) -> None:
-        """End the instance. Any number of times; `initialize` then makes a new one."""
+        """End the instance, any number of times; `initialize` then creates a new one."""
         async with self._initializing:
             instance, self._instance = self._instance, None
         self._breaker.reset()
@@ -176,7 +228,7 @@ class Environment:
                 await instance.close()
 
     async def destroy(self) -> None:
-        """End the instance; another name of `release`."""
+        """End the instance; same as `release`."""
         await self.release()
 
     async def renew(self, ttl: str | float = "30m") -> InstanceInfo:
@@ -184,7 +236,7 @@ class Environment:
         return await self._run(lambda instance: instance.renew(ttl))
 
     async def get_env_info(self) -> dict[str, Any]:
-        """Return ``name, instance_id, status, ip, created_at, updated_at`` and, if known, more."""
+        """Return ``name, instance_id, status, ip, created_at, updated_at`` and further fields."""
         instance = await self._ready()
         if instance.instance_id is None:
             return {
@@ -201,18 +253,18 @@ class Environment:
 
     @property
     def instance_id(self) -> str | None:
-        """The instance's id; None before `initialize`, and of an ``aenv run`` server."""
-        return getattr(self._instance, "instance_id", None)
+        """The instance's id; None before `initialize`, and for an ``aenv run`` server."""
+        return None if self._instance is None else self._instance.instance_id
 
     # --- calls ----------------------------------------------------------------------------------
 
-    async def _ready(self) -> Any:
-        if self._instance is None:
+    async def _ready(self) -> EnvironmentBackend:
+        while self._instance is None:
             await self.initialize()
         return self._instance
 
-    async def _run(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """Run one call through the circuit breaker."""
+    async def _run(self, call: Callable[[EnvironmentBackend], Coroutine[Any, Any, T]]) -> T:
+        """Make a call through the circuit breaker."""
         self._breaker.check()
         instance = await self._ready()
         try:
@@ -234,12 +286,12 @@ class Environment:
         arguments: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> ToolResult:
-        """Call a tool by its own name or as ``<env_name>/<tool>``.
+        """Call a tool, named ``<tool>`` or ``<env_name>/<tool>``.
 
         Raises:
             ToolNotFound: No such tool, or the prefix names another environment.
-            ToolInputInvalid: The arguments do not fit.
-            ToolTimeout: It was stopped after `timeout` seconds.
+            ToolInputInvalid: The arguments do not fit the tool's schema.
+            ToolTimeout: The tool was stopped after `timeout` seconds.
             AenvError: The infrastructure failed; see `aenv_ray.errors.INFRASTRUCTURE`.
         """
         name = bare_tool_name(tool_name, self.env_name)
@@ -255,7 +307,7 @@ class Environment:
     ) -> list[ToolResult | AenvError]:
         """Call several tools in one round trip, in order or all at once.
 
-        Each item is a result or the error that kept the call from having one.
+        Each item is a result, or the error for which the call has none.
         """
         seconds = self.timeout if timeout is None else timeout
         named = [(bare_tool_name(name, self.env_name), given) for name, given in call_pairs(calls)]
@@ -272,7 +324,7 @@ class Environment:
         timeout: float | None = None,
         method: str = "POST",
     ) -> Any:
-        """Call a function and return what it returned.
+        """Call a function and return its result.
 
         Raises:
             FunctionFailed: It raised.
@@ -287,10 +339,10 @@ class Environment:
         timeout: float | None = None,
         name: str | None = None,
     ) -> Any:
-        """Call a reward, by default the default one, and return what it returned.
+        """Call a reward, by default the default one, and return its result.
 
         Raises:
-            FunctionFailed: It raised, or returned NaN: never a made-up number.
+            FunctionFailed: It raised, or returned NaN.
         """
         seconds = self.timeout if timeout is None else timeout
         given = object_of(name or "reward", arguments)
@@ -303,8 +355,7 @@ class Environment:
         seconds = self.timeout if timeout is None else timeout
         given = object_of("health", arguments)
         instance = await self._ready()
-        body: dict[str, Any] = await instance.check_health(given, seconds)
-        return body
+        return await instance.check_health(given, seconds)
 
     async def exec(
         self,
@@ -315,84 +366,96 @@ class Environment:
         stdin: bytes | None = None,
         timeout: float | None = None,
     ) -> ExecResult:
-        """Run a command in the sandbox; a failing one is a result."""
+        """Run a command in the sandbox; a failing command is a result."""
         seconds = self.timeout if timeout is None else timeout
-        return await self._in_sandbox(
-            lambda i: i.exec(command, seconds, cwd=cwd, env=env, stdin=stdin)
-        )
+        return await self._run(lambda i: i.exec(command, seconds, cwd=cwd, env=env, stdin=stdin))
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read a file of the sandbox."""
-        return await self._in_sandbox(lambda i: i.read_file(path, offset, length))
+        return await self._run(lambda i: i.read_file(path, offset, length))
 
     async def write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> int:
         """Write a file of the sandbox; returns its size."""
-        return await self._in_sandbox(lambda i: i.write_file(path, data, append, mode))
+        return await self._run(lambda i: i.write_file(path, data, append, mode))
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
         """List a directory of the sandbox."""
-        return await self._in_sandbox(lambda i: i.list_files(path))
+        return await self._run(lambda i: i.list_files(path))
 
     async def logs(
         self, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str, None]:
-        """Yield what the instance printed, in pieces that may end within a line.
+        """Yield the output of the instance, in pieces that may end within a line.
 
             async for piece in env.logs(tail=10, follow=True):
                 print(piece, end="")
 
         Args:
-            follow: Go on with what it prints from now on, until it ends.
-            tail: Begin with so many of the last lines. None: all that is kept.
+            follow: Continue with new output until the instance ends.
+            tail: Start with this many of the last lines. None: all that are stored.
 
         Raises:
             AenvError: The instance has ended.
         """
-        instance = await self._managed()
+        instance = await self._ready()
         async with aclosing(instance.logs(tail, follow)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    async def _managed(self) -> Any:
-        """Return an instance of the fabric, which has more than a public door."""
-        instance = await self._ready()
-        if instance.instance_id is None:
-            raise ConfigError(
-                "an `aenv run` server offers tools and functions, not commands, files and logs",
-                hint="unset DUMMY_INSTANCE_IP to use an instance on Ray or behind a gateway",
-            )
-        return instance
-
-    async def _in_sandbox(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        await self._managed()
-        return await self._run(call)
 
     # --- OpenAI ---------------------------------------------------------------------------------
 
     async def list_openai_tools(self) -> list[dict[str, Any]]:
         """Return the tools as OpenAI function tools, under names that OpenAI accepts.
 
-        `tool_of_openai_name` gives the tool's own name back; `call_tool` takes either.
+        `tool_of_openai_name` maps such a name back to the tool's name.
         """
         self._openai = OpenAITools(await self._run(lambda instance: instance.list_tools()))
         return self._openai.listed
 
     def tool_of_openai_name(self, name: str) -> str:
-        """Return the tool's own name for a name from `list_openai_tools`.
+        """Return the name of the tool that `list_openai_tools` listed under `name`.
 
         Raises:
-            ToolNotFound: `list_openai_tools` gave no such name.
+            ToolNotFound: It listed none.
         """
         return self._openai.own_name(name)
 
     async def call_openai_tool(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
-        """Call a tool as a model asked for it: OpenAI name, arguments as JSON text or object.
+        """Call a tool as a model requests it: OpenAI name, arguments as JSON text or object.
 
         Raises:
             ToolNotFound: No such name.
-            ToolInputInvalid: The text is no JSON object, or does not fit.
+            ToolInputInvalid: The text is not a JSON object, or does not fit the tool's schema.
         """
         own = self.tool_of_openai_name(name)
         return await self.call_tool(own, openai_arguments(own, arguments))
+
+
+async def _expect_healthy(instance: EnvironmentBackend, timeout_s: float) -> None:
+    data = (await instance.check_health({}, timeout_s))["data"]
+    if data.get("status") not in HEALTHY:
+        raise SandboxStartFailed(
+            f"{instance.instance_id} is {data.get('status')}: {data.get('message', '')}",
+            instance_id=instance.instance_id,
+        )
+
+
+async def _release_on_failure(
+    instance: EnvironmentBackend, check: Coroutine[Any, Any, object]
+) -> None:
+    try:
+        await check
+    except BaseException:
+        await asyncio.shield(instance.release())
+        await instance.close()
+        raise
+
+
+def _check_numbers(timeout_s: object, startup_timeout_s: object, max_retries: object) -> None:
+    for what, seconds in (("timeout", timeout_s), ("startup_timeout", startup_timeout_s)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise ConfigError(f"{what} {seconds!r} is not a number of seconds above zero")
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise ConfigError(f"max_retries {max_retries!r} is not a whole number of at least 0")

@@ -1,4 +1,4 @@
-"""A gateway's control side, as calls: environments, instances, pools, tokens, the hub."""
+"""The gateway's REST API as blocking calls: environments, instances, services, pools, tokens."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from aenv_ray.client.gateway_http import ATTEMPTS, GatewayHttp
+from aenv_ray.client.gateway_http import GatewayHttp
 from aenv_ray.client.gateway_records import (
     Answer,
     EnvironmentAnswer,
     InstanceAnswer,
+    ServiceAnswer,
     TokenAnswer,
     parse,
 )
-from aenv_ray.client.gateway_services import GatewayServices
 from aenv_ray.errors import (
     ConfigError,
     FabricUnavailable,
@@ -34,16 +34,16 @@ from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 
 PAGE: Final = 200
 _SILENCE_S: Final = 60.0
-"""A stream that says nothing for so long, not even that all is as before, has broken."""
+"""An event stream that sends nothing for this long, not even a keep-alive, is broken."""
 _PIECE_BYTES: Final = 256 * 1024
 TRANSFER_S: Final = 300.0
-"""How long a gateway may take to unpack and load what it was given, or to make an instance."""
+"""Timeout for requests that load an archive or create an instance."""
 _ENDED: Final = frozenset({"Failed", "Terminated"})
 GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
-"""What is raised about an instance that has ended."""
+"""Errors that mean that an instance has ended."""
 
 OnBytes = Callable[[int], None]
-"""Told how many more bytes went over the wire; a negative number takes back what starts anew."""
+"""Called with the number of bytes transferred; negative when an upload starts over."""
 
 
 def _nothing(count: int) -> None:
@@ -51,10 +51,10 @@ def _nothing(count: int) -> None:
 
 
 class Gateway:
-    """Calls to one gateway; blocks. Each raises what the gateway answered, and FabricUnavailable.
+    """Blocking calls to one gateway. Each raises the gateway's error, see `GatewayHttp.data`.
 
     Args:
-        http: How it is reached.
+        http: The HTTP client; closed with this object.
     """
 
     def __init__(self, http: GatewayHttp) -> None:
@@ -63,7 +63,7 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The gateway's address."""
         return self.http.url
 
     def __enter__(self) -> Self:
@@ -78,39 +78,39 @@ class Gateway:
         self.http.close()
 
     def health(self) -> Any:
-        """Return what the gateway says of itself; it needs no token."""
+        """Return the gateway's health; needs no token."""
         return self.http.data("GET", "/health", attempts=1)
 
     # --- environments ---------------------------------------------------------------------------
 
     def environment(self, name: str, version: str | None = None) -> EnvironmentAnswer:
-        """Return a version; None: the highest one."""
+        """Return a version of an environment; None is the highest one."""
         path = _path("env", name, version) if version else _path("env", name)
         return _environment(self.http.data("GET", path))
 
     def environments(self, limit: int, *, offset: int = 0, **filters: Any) -> list[Any]:
-        """Return up to `limit` versions after the first `offset`, in the hub's order.
+        """Return up to `limit` versions, by name and descending version.
 
         Args:
-            limit: How many at most.
-            offset: How many are left out at the start.
-            filters: ``name, tag, text, status, latest``; None is none.
+            limit: Maximum number of rows.
+            offset: Number of rows to skip.
+            filters: ``name, tag, text, status, latest``; None disables a filter.
         """
         rows = self._all("/env/", filters, limit + offset)
         return [_environment(row) for row in rows[offset:]]
 
     def versions(self, name: str) -> list[EnvironmentAnswer]:
-        """Return all versions of a name, the highest first."""
+        """Return all versions of an environment, the highest first."""
         rows = self.http.data("GET", _path("env", name, "versions"))
         return [_environment(row) for row in rows or []]
 
     def functions(self, name: str, version: str) -> list[dict[str, Any]]:
-        """Return what a version registers, without starting it."""
+        """Return the tools, functions and rewards of a version, without starting it."""
         rows = self.http.data("GET", _path("env", name, version, "functions"))
         return [dict(row) for row in rows or []]
 
     def release_environment(self, name: str, version: str) -> None:
-        """Move a version to Released, in which it stays."""
+        """Set the status of a version to Released, for good."""
         self.http.data("POST", _path("env", name, version, "release"))
 
     def delete_environment(self, name: str, version: str) -> None:
@@ -120,23 +120,23 @@ class Gateway:
     # --- artifacts ------------------------------------------------------------------------------
 
     def has_artifact(self, digest: str) -> bool:
-        """Return whether the gateway has an archive."""
+        """Return whether the gateway has an archive, by its SHA-256."""
         path = _path("artifacts", digest)
         with self.http.stream("HEAD", path, allowed=frozenset({404})) as response:
             return response.is_success
 
     def upload(self, archive: bytes, digest: str, on_bytes: OnBytes = _nothing) -> None:
-        """Upload an archive under the name of its content; the same again changes nothing.
+        """Upload an archive; idempotent.
 
         Args:
-            archive: Its bytes.
-            digest: Their SHA-256.
-            on_bytes: Told of progress.
+            archive: The content.
+            digest: Its SHA-256.
+            on_bytes: Called with the progress.
         """
         sent = 0
 
         class Body:
-            """Read anew for each attempt: a stream that was begun cannot be sent again."""
+            """Restarts for each attempt; a generator could be sent only once."""
 
             def __iter__(self) -> Iterator[bytes]:
                 nonlocal sent
@@ -156,11 +156,11 @@ class Gateway:
         self.http.data("PUT", path, content=Body(), headers=headers, timeout_s=TRANSFER_S)
 
     def download(self, digest: str, on_bytes: OnBytes = _nothing) -> bytes:
-        """Return an archive, checked against its name.
+        """Return an archive whose content has the digest.
 
         Raises:
-            FabricUnavailable: The body broke off, or is not what its name says.
-            ConfigError: It is larger than any project may be.
+            FabricUnavailable: The response broke off, or its content has another digest.
+            ConfigError: It is larger than a project may be.
         """
         content = bytearray()
         path = _path("artifacts", digest)
@@ -171,22 +171,22 @@ class Gateway:
                 if len(content) > MAX_ARCHIVE_BYTES:
                     raise ConfigError(
                         f"archive {digest[:12]} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
-                        hint="no project is so large: what answers is no gateway of ours",
+                        hint="is this the address of a gateway? no project is that large",
                     )
         seen = hashlib.sha256(content).hexdigest()
         if seen != digest:
             raise FabricUnavailable(
-                f"archive {digest[:12]} came as something else ({seen[:12]})",
-                hint="try again; if it stays so, push the version under a new number",
+                f"archive {digest[:12]} arrived with digest {seen[:12]}",
+                hint="try again; if it repeats, push the project as a new version",
             )
         return bytes(content)
 
     def publish(self, archive: str, allow_secrets: Sequence[str] = ()) -> EnvironmentAnswer:
-        """Publish an uploaded archive; the same content again changes nothing.
+        """Publish an uploaded archive; idempotent for the same content.
 
         Args:
             archive: Its SHA-256.
-            allow_secrets: Files, or patterns, that are published although they look like secrets.
+            allow_secrets: Files or patterns to publish although they look like secrets.
         """
         body = {"archive": archive, "allow_secrets": list(allow_secrets)}
         data = self.http.data("POST", "/publish", json=body, repeatable=True, timeout_s=TRANSFER_S)
@@ -201,19 +201,19 @@ class Gateway:
         *,
         key: str | None = None,
         timeout_s: float = TRANSFER_S,
-        attempts: int = ATTEMPTS,
+        attempts: int | None = None,
     ) -> list[InstanceAnswer]:
-        """Make instances and return them once they run.
+        """Create instances and return them once they run.
 
-        A lost answer is asked for again under the same key, so that nothing is made twice.
+        If a response is lost, the request is repeated with the same idempotency key.
 
         Args:
             environment: ``name@version`` or ``name``.
             options: ``ttl, idle_timeout, engine, environment_variables, arguments, labels, owner,
                 datasource, count``.
-            key: What makes a repeated call the same one. None: a new one.
-            timeout_s: How long one answer may take.
-            attempts: How often it is asked at most.
+            key: Idempotency key. None generates one.
+            timeout_s: Timeout for one response.
+            attempts: How often the request is sent at most; None: the client's default.
         """
         data = self.http.data(
             "POST",
@@ -230,13 +230,13 @@ class Gateway:
         """Return up to `limit` instances, the newest first.
 
         Args:
-            limit: How many at most.
-            filters: ``owner, label, status, env``; None is none.
+            limit: Maximum number of rows.
+            filters: ``owner, label, status, env``; None disables a filter.
         """
         return [_instance(row) for row in self._all("/instances", filters, limit)]
 
     def count_instances(self) -> int:
-        """Return how many instances there are that this token may see."""
+        """Return the number of instances that the token may see."""
         data, headers = self.http.answer("GET", "/instances", params={"limit": 1})
         total = headers.get("X-Total-Count", "")
         return int(total) if total.isdecimal() else len(data or [])
@@ -250,12 +250,12 @@ class Gateway:
         self.http.data("DELETE", _path("instances", instance_id), timeout_s=120.0)
 
     def check_health(self, instance_id: str) -> dict[str, Any]:
-        """Return what an instance's health function says."""
+        """Return the result of an instance's health check."""
         headers = {"AEnvCore-EnvInstance-ID": instance_id}
         return dict(self.http.data("GET", "/health", headers=headers) or {})
 
     def tools(self, instance_id: str) -> list[dict[str, Any]]:
-        """Return the tools of an instance, as MCP lists them."""
+        """Return the tools of an instance as MCP ``Tool`` objects."""
         path = _path("instances", instance_id, "mcp")
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         headers = {"Accept": "application/json, text/event-stream"}
@@ -265,7 +265,7 @@ class Gateway:
         return [dict(tool) for tool in (answer.get("result") or {}).get("tools") or []]
 
     def functions_of(self, instance_id: str) -> list[dict[str, Any]]:
-        """Return the functions of an instance that are no tools."""
+        """Return the functions of an instance, without its tools."""
         headers = {"AEnvCore-EnvInstance-ID": instance_id}
         found = self.http.data("GET", "/functions/list", headers=headers) or []
         return [
@@ -273,21 +273,21 @@ class Gateway:
         ]
 
     def renew(self, instance_id: str, ttl: str | float) -> InstanceAnswer:
-        """Let an instance live `ttl` from now on; again and again if need be."""
+        """Move the deadline of an instance to `ttl` from now."""
         path = _path("instances", instance_id, "renew")
         return _instance(self.http.data("POST", path, json={"ttl": ttl}, repeatable=True))
 
     def exec(
         self, instance_id: str, command: Sequence[str] | str, timeout_s: float
     ) -> dict[str, Any]:
-        """Run a command in an instance, once, and return what came of it."""
+        """Run a command in an instance and return its result; never sent twice."""
         body = {"command": command, "timeout": timeout_s}
         path = _path("instances", instance_id, "exec")
         data = self.http.data("POST", path, json=body, timeout_s=timeout_s + 30.0)
         return dict(data)
 
     def logs(self, instance_id: str, tail: int | None, follow: bool) -> Iterator[str]:
-        """Yield what an instance printed; with `follow` until it ends."""
+        """Yield the output of an instance; with `follow` until it ends."""
         params = {"tail": tail, "follow": "true" if follow else None}
         path = _path("instances", instance_id, "logs")
         limit_s = math.inf if follow else None  # an instance may print nothing for hours
@@ -295,10 +295,10 @@ class Gateway:
             yield from response.iter_text()
 
     def follow(self, instance_id: str) -> Iterator[InstanceAnswer]:
-        """Yield an instance as it is now and whenever its status changes, until it has ended.
+        """Yield an instance now and at each change of its status, until it has ended.
 
         Raises:
-            FabricUnavailable: The gateway went away meanwhile; follow it again.
+            FabricUnavailable: The connection broke; call it again.
         """
         path = _path("instances", instance_id, "events")
         with self.http.stream("GET", path, timeout_s=_SILENCE_S) as response:
@@ -314,7 +314,7 @@ class Gateway:
                     yield found
                     if found.status in _ENDED:
                         return
-        raise FabricUnavailable(f"the gateway stopped telling of {instance_id}")
+        raise FabricUnavailable(f"the event stream of {instance_id} ended early")
 
     # --- pools, tokens, the hub -----------------------------------------------------------------
 
@@ -323,39 +323,36 @@ class Gateway:
         return [dict(row) for row in self.http.data("GET", "/pools") or []]
 
     def set_pool(self, environment: str, count: int) -> Any:
-        """Keep `count` sandboxes of an environment ready; 0: none."""
+        """Keep `count` sandboxes of an environment ready; 0 removes the pool."""
         body = {"environment": environment, "count": count}
         return self.http.data("PUT", "/pools", json=body, timeout_s=TRANSFER_S)
 
     def tokens(self) -> list[TokenAnswer]:
-        """Return the tokens that this one may see, without their secrets."""
+        """Return the tokens that the caller's token may see, without their secrets."""
         return [parse(TokenAnswer, row, "/tokens") for row in self.http.data("GET", "/tokens")]
 
     def create_token(self, **wanted: Any) -> TokenAnswer:
-        """Make a token; its secret is in this answer alone, so a lost one is not asked for again.
+        """Create a token; only this response has its secret, so the request is never repeated.
 
         Args:
-            wanted: ``role, owner, instance_id, ttl, note``; None is none.
+            wanted: ``role, owner, instance_id, ttl, note``; None leaves out a field.
         """
         body = {key: value for key, value in wanted.items() if value is not None}
         path = "/tokens"
         if body.get("role") == "agent" and "instance_id" in body:
-            path = _path("instances", body["instance_id"], "token")  # its owner is the token's
-        answer: TokenAnswer = parse(
-            TokenAnswer, self.http.data("POST", path, json=body), f"POST {path}"
-        )
-        return answer
+            path = _path("instances", body["instance_id"], "token")  # the token gets its owner
+        return parse(TokenAnswer, self.http.data("POST", path, json=body), f"POST {path}")
 
     def revoke_token(self, token_id: str) -> bool:
-        """End a token, and tell whether there was one."""
+        """Revoke a token; returns whether it existed."""
         return bool(self.http.data("DELETE", _path("tokens", token_id)))
 
     def hub(self) -> dict[str, Any]:
-        """Return what the hub says of itself."""
+        """Return the hub's status."""
         return dict(self.http.data("GET", "/hub"))
 
     def _all(self, path: str, filters: Mapping[str, Any], limit: int) -> list[Any]:
-        """Return the first `limit` rows of a listing, page by page."""
+        """Return the first `limit` rows of a paged listing."""
         rows: list[Any] = []
         cursor: str | None = None
         while len(rows) < limit:
@@ -368,26 +365,82 @@ class Gateway:
         return rows[:limit]
 
 
+class GatewayServices:
+    """Blocking calls about services.
+
+    Args:
+        http: The HTTP client.
+    """
+
+    def __init__(self, http: GatewayHttp) -> None:
+        self._http = http
+
+    def create(self, environment: str, **options: Any) -> ServiceAnswer:
+        """Create a service and return it at once, with status Creating.
+
+        Args:
+            environment: ``name`` or ``name@version``.
+            options: Fields of the request body; None leaves out a field.
+        """
+        body = {"envName": environment, **_given(options)}
+        return _service(self._http.data("POST", "/env-service", json=body))
+
+    def update(self, service_id: str, **changes: Any) -> ServiceAnswer:
+        """Change a service; idempotent."""
+        return _service(self._http.data("PUT", _service_path(service_id), json=_given(changes)))
+
+    def get(self, service_id: str) -> ServiceAnswer:
+        """Return a service."""
+        return _service(self._http.data("GET", _service_path(service_id)))
+
+    def find(self, environment: str | None = None) -> list[ServiceAnswer]:
+        """Return services, the newest first; only of ``name`` or ``name@version`` if given."""
+        rows = self._http.data("GET", _service_path(environment or "*", "list"))
+        return [_service(row) for row in rows or []]
+
+    def delete(self, service_id: str, *, delete_storage: bool = False) -> None:
+        """End a service, and delete its storage if asked to."""
+        query = {"deleteStorage": "true"} if delete_storage else None
+        self._http.data("DELETE", _service_path(service_id), params=query)
+
+    def logs(self, service_id: str, tail: int | None) -> str:
+        """Return the output of the service's sandboxes."""
+        path = _service_path(service_id, "logs")
+        with self._http.stream("GET", path, params={"tail": tail}) as response:
+            response.read()
+            return response.text
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _service_path(*parts: str) -> str:
+    return _path("env-service", *parts)
+
+
+def _service(data: Any) -> ServiceAnswer:
+    return parse(ServiceAnswer, data, "service")
+
+
 def _path(*parts: str) -> str:
-    """Return a path whose parts cannot be taken for more than one."""
+    """Return a path of quoted parts; none can add a level or leave its place."""
     for part in parts:
         if part in {"", ".", ".."}:
-            raise ConfigError(f"{part!r} is no name")
-    return "/" + "/".join(quote(part, safe="@") for part in parts)
+            raise ConfigError(f"invalid name {part!r}")
+    return "/" + "/".join(quote(part, safe="@*") for part in parts)
 
 
 def _rpc(body: str) -> Any:
-    """Return the message of an answer that is JSON, or one event of a stream."""
+    """Return the JSON-RPC message of a response that is JSON or an event stream."""
     events = [line[5:] for line in body.splitlines() if line.startswith("data:")]
-    with boundary(FabricUnavailable, "the answer cannot be read"):
+    with boundary(FabricUnavailable, "invalid response to tools/list"):
         return json.loads(events[-1] if events else body)
 
 
 def _environment(data: Any) -> EnvironmentAnswer:
-    answer: EnvironmentAnswer = parse(EnvironmentAnswer, data, "environment")
-    return answer
+    return parse(EnvironmentAnswer, data, "environment")
 
 
 def _instance(data: Any) -> InstanceAnswer:
-    answer: InstanceAnswer = parse(InstanceAnswer, data, "instance")
-    return answer
+    return parse(InstanceAnswer, data, "instance")

@@ -46,6 +46,10 @@ _SHOWN_CHARACTERS: Final = 200
 _REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before any byte of the request was sent."""
+_LOST: Final = (
+    httpx.NetworkError, httpx.RemoteProtocolError, FabricUnavailable, CallOutcomeUnknown,
+)  # fmt: skip
+"""Failures after which the request may have taken effect."""
 
 
 def parse_url(text: str) -> str:
@@ -138,8 +142,7 @@ class GatewayPolicy:
             return None
         if isinstance(error, RateLimited):  # refused before it had any effect
             return error.retry_after_s if error.retry_after_s <= _LONGEST_PAUSE_S else None
-        lost = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | FabricUnavailable)
-        if isinstance(error, _NOT_SENT) or (repeatable and lost):
+        if isinstance(error, _NOT_SENT) or (repeatable and isinstance(error, _LOST)):
             return min(_FIRST_PAUSE_S * 4.0 ** (attempt - 1), _LONGEST_PAUSE_S)
         return None
 
@@ -425,7 +428,9 @@ def read_envelope(response: httpx.Response) -> Any:
     if status == 403:
         raise _with_hint(Forbidden(text or f"{url} does not allow this"))
     if status == 429:
-        raise RateLimited(text or f"{url} limits requests", retry_after_s=retry_after_s(response.headers))
+        raise RateLimited(
+            text or f"{url} limits requests", retry_after_s=retry_after_s(response.headers)
+        )
     if status in {502, 503, 504}:
         raise FabricUnavailable(f"{url} answered HTTP {status}: {text}")
     if status >= 500:

@@ -1,8 +1,8 @@
-"""What a gateway answers: environments, instances and tokens, with fields that we do not know."""
+"""Records of the gateway's REST API. Unknown fields are kept and shown."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,17 +11,17 @@ from aenv_ray.hub.records import EnvironmentStatus
 
 
 class Answer(BaseModel):
-    """An object of an answer; all that came is kept and shown."""
+    """An object of a response."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON data, as it came."""
+        """Return the object as JSON data, as it was received."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class EnvironmentAnswer(Answer):
-    """A version of an environment, as EnvHub writes it, and our fields."""
+    """A version of an environment: EnvHub's fields and ours."""
 
     name: str
     version: str
@@ -31,7 +31,7 @@ class EnvironmentAnswer(Answer):
     status_name: str = ""
     digest: str = ""
     archive: str = ""
-    """SHA-256 of its source archive; empty: it has none here."""
+    """SHA-256 of the source archive; empty if the hub has none."""
     archive_bytes: int = 0
     owner: str | None = None
     created_at: str | float | None = None
@@ -44,7 +44,7 @@ class EnvironmentAnswer(Answer):
 
     @property
     def status_word(self) -> str:
-        """Its status by name, where EnvHub sends a number."""
+        """The status by name; EnvHub sends a number."""
         known = [status.value for status in EnvironmentStatus]
         if self.status_name or not isinstance(self.status, int):
             return self.status_name or str(self.status)
@@ -52,7 +52,7 @@ class EnvironmentAnswer(Answer):
 
 
 class InstanceAnswer(Answer):
-    """An instance, as AEnvironment's EnvInstance, and our fields."""
+    """An instance: fields of AEnvironment's EnvInstance and ours."""
 
     id: str
     status: str = ""
@@ -68,12 +68,12 @@ class InstanceAnswer(Answer):
 
     @property
     def environment(self) -> str:
-        """``name@version``, as far as it is told."""
+        """``name@version``, or as much of it as the gateway sent."""
         return _environment(self.env)
 
 
 class ServiceAnswer(Answer):
-    """A service, as AEnvironment's EnvService, and our fields."""
+    """A service: fields of AEnvironment's EnvService and ours."""
 
     id: str
     status: str = ""
@@ -99,12 +99,12 @@ class ServiceAnswer(Answer):
 
     @property
     def environment(self) -> str:
-        """``name@version``, as far as it is told."""
+        """``name@version``, or as much of it as the gateway sent."""
         return _environment(self.env)
 
 
 class TokenAnswer(Answer):
-    """A token; its secret only when it was just made."""
+    """A token; the response that creates it also has its secret."""
 
     id: str
     role: str = ""
@@ -116,23 +116,26 @@ class TokenAnswer(Answer):
     expires_at: str | float | None = None
 
 
+Record = TypeVar("Record", bound=Answer)
+
+
 def _environment(env: dict[str, Any] | str | None) -> str:
     if isinstance(env, dict):
         return "@".join(str(env[k]) for k in ("name", "version") if env.get(k))
     return env or ""
 
 
-def parse(model: type[Any], data: Any, what: str) -> Any:
-    """Return an answer's data as `model`.
+def parse(model: type[Record], data: Any, what: str) -> Record:
+    """Return the data of a response as `model`.
 
     Raises:
-        FabricUnavailable: It has another shape: what answers there is no gateway of ours.
+        FabricUnavailable: The data has another shape, so the server is not a gateway.
     """
     try:
         return model.model_validate(data)
     except ValueError as exc:
         first = str(exc).splitlines()[0]
         raise FabricUnavailable(
-            f"{what}: the answer cannot be read: {first}",
-            hint="is that a gateway of this version? see: aenv hub status",
+            f"{what}: invalid response: {first}",
+            hint="is this the address of a gateway of this version? see: aenv hub status",
         ) from exc

@@ -1,9 +1,9 @@
-"""One MCP session over streamable HTTP, on an HTTP client that its owner shares with other calls.
+"""One MCP session over streamable HTTP, on an HTTP client that its owner uses for other calls too.
 
-Small and ours, rather than the MCP package's client, for three reasons: every request is a POST of
-its own, so one failure cannot end the calls beside it; it knows whether a request can have reached
-the server, which decides between asking again and `CallOutcomeUnknown`; and it needs a tenth of the
-import time. It speaks the versions with sessions, which AEnvironment's servers speak and ours do.
+It is used instead of the MCP package's client for three reasons: each request is a separate POST,
+so a failing one does not end concurrent calls; it knows whether a request can have reached the
+server, which decides between sending it again and `CallOutcomeUnknown`; and it takes a tenth of the
+time to import. It supports the protocol versions with sessions, as AEnvironment's servers and ours.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import httpx
 
-from aenv_ray.client.post_transport import PostAnswer, PostTransport
-from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
+from aenv_ray.client.gateway_http import retry_after_s
+from aenv_ray.client.post_transport import PostResponse, PostTransport
+from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable, RateLimited
 from aenv_ray.runtime.public import mcp_messages
 from aenv_ray.runtime.public.mcp_messages import ACCEPT, SESSION
 
 FAREWELL_S: Final = 2.0
-"""What a cancellation or the end of a session may take to be told to the server."""
+"""Time limit for notifying the server of a cancellation or of the end of the session."""
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before any byte of the request was sent."""
 
@@ -47,15 +48,15 @@ class _SessionUnknown(Exception):
 
 
 class McpSession:
-    """A session that is opened at the first request, and again when the server has forgotten it.
+    """A session, opened by the first request and reopened when the server has forgotten it.
 
     Args:
         http: Pooled client; not closed here.
         url: The MCP endpoint.
-        posts: What is under `http`, if requests may be sent without it: for many small ones httpx
-            takes longer than all else. None: they go through `http`.
+        posts: The transport of `http`, used without it where possible, which is faster. None sends
+            all requests through `http`.
 
-    Any number of requests may be under way at once.
+    Any number of requests may run concurrently.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class McpSession:
         self._url = url
         self._posts = posts
         self._target = str(httpx.URL(url))  # quoted
-        # Of every request; an answer that were compressed could not be read without httpx.
+        # Sent with every request; without httpx a compressed response could not be read.
         self._common = {k: v for k, v in http.headers.items() if k not in _NOT_SENT_BARE}
         self._ids = itertools.count(1)
         self._opening = asyncio.Lock()
@@ -75,12 +76,14 @@ class McpSession:
     async def request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return its result.
 
-        Cancelling tells the server. The caller bounds the time.
+        Cancelling notifies the server. The caller bounds the time.
 
         Raises:
-            RpcError: The server refused it.
-            CallOutcomeUnknown: It may have reached the server, and no answer came. Never resent.
-            FabricUnavailable: The server refuses work for now; the request did not run.
+            RpcError: The server answered with an error.
+            CallOutcomeUnknown: The request may have reached the server, and no response came. It is
+                never sent again.
+            RateLimited, FabricUnavailable: The server refuses work for now; the request did not
+                run.
             ConfigError: There is no MCP server at this URL, or it refuses this client.
             httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout: It was not sent.
         """
@@ -88,7 +91,7 @@ class McpSession:
         try:
             return await self._exchange(method, params, headers)
         except _SessionUnknown:
-            # The server was restarted or has dropped an idle session; nothing ran.
+            # The server was restarted or dropped an idle session; the request did not run.
             if self._headers is headers:
                 self._headers = None
         headers = await self._open()
@@ -96,11 +99,12 @@ class McpSession:
             return await self._exchange(method, params, headers)
         except _SessionUnknown as exc:
             raise FabricUnavailable(
-                f"{self._url} forgets its sessions: {exc}", hint="is it behind a load balancer?"
+                f"{self._url} forgets its sessions: {exc}",
+                hint="behind a load balancer, enable session affinity",
             ) from exc
 
     async def close(self) -> None:
-        """End the session at the server; waits a moment at most, and never fails."""
+        """End the session at the server, within `FAREWELL_S`; never fails."""
         headers, self._headers = self._headers, None
         if headers and SESSION in headers:
             self._say_goodbye(self._http.delete(self._url, headers=headers))
@@ -118,7 +122,7 @@ class McpSession:
             except NOT_SENT:
                 raise
             except (CallOutcomeUnknown, httpx.TransportError) as exc:
-                raise FabricUnavailable(f"{self._url} opens no session: {exc}") from exc
+                raise FabricUnavailable(f"{self._url} did not open a session: {exc}") from exc
             return self._headers
 
     async def _initialize(self) -> dict[str, str]:
@@ -154,7 +158,7 @@ class McpSession:
                     whole = mcp_messages.message_of(await response.aread())
                     if whole is not None and mcp_messages.is_answer(whole, request_id):
                         return _result(whole)
-                    raise _unknown(method, "the server answered another request")
+                    raise _unknown(method, "the server sent the response to another request")
                 async with aclosing(_messages(response)) as messages:
                     async for answer in messages:
                         if mcp_messages.is_answer(answer, request_id):
@@ -169,11 +173,11 @@ class McpSession:
             raise
         except (httpx.TransportError, httpx.StreamError, ValueError) as exc:
             raise _unknown(method, f"{type(exc).__name__}: {exc}") from exc
-        raise _unknown(method, "the server ended its answer without a result")
+        raise _unknown(method, "the server ended its response without a result")
 
     def _posted(
         self, message: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[httpx.Response | PostAnswer]:
+    ) -> AbstractAsyncContextManager[httpx.Response | PostResponse]:
         if self._posts is None or self._http.cookies:
             return self._http.stream("POST", self._url, json=message, headers={**ACCEPT, **headers})
         content = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -181,11 +185,11 @@ class McpSession:
         return self._posts.stream(self._target, everything, content.encode())
 
     async def _check(
-        self, response: httpx.Response | PostAnswer, headers: Mapping[str, str]
+        self, response: httpx.Response | PostResponse, headers: Mapping[str, str]
     ) -> None:
-        """Raise for an HTTP status that carries no JSON-RPC answer to this request."""
+        """Raise if the HTTP status means that there is no JSON-RPC response to this request."""
         status = response.status_code
-        if "set-cookie" in response.headers and isinstance(response, PostAnswer):
+        if "set-cookie" in response.headers and isinstance(response, PostResponse):
             self._keep_cookies(response)
         if status < 400:
             return
@@ -196,7 +200,12 @@ class McpSession:
             error = json.loads(text)["error"]
         except (ValueError, KeyError, TypeError):
             error = None
-        if status in {429, 503}:
+        if status == 429:
+            raise RateLimited(
+                f"{self._url} limits requests: {text[:200]}",
+                retry_after_s=retry_after_s(response.headers),
+            )
+        if status == 503:
             raise FabricUnavailable(f"{self._url} answered HTTP {status}: {text[:200]}")
         if isinstance(error, dict) and "code" in error:
             raise RpcError(error["code"], str(error.get("message")), error.get("data"))
@@ -207,14 +216,14 @@ class McpSession:
             )
         raise _unknown("the request", f"HTTP {status}: {text[:200]}")
 
-    def _keep_cookies(self, response: PostAnswer) -> None:
-        """Hand the cookies of a balancer to `http`, which sends them, and all further requests."""
+    def _keep_cookies(self, response: PostResponse) -> None:
+        """Store a load balancer's cookies in `http`, which then sends all further requests."""
         request = httpx.Request("POST", self._url)
         told = httpx.Response(response.status_code, headers=response.headers_list, request=request)
         self._http.cookies.extract_cookies(told)
 
     def _decline(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        """Answer what the server asks of its client: it may ping, and nothing else."""
+        """Answer a request of the server; only ``ping`` is supported."""
         answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
         if request["method"] == "ping":
             answer["result"] = {}
@@ -223,14 +232,14 @@ class McpSession:
         self._say_goodbye(self._http.post(self._url, json=answer, headers={**ACCEPT, **headers}))
 
     def _say_goodbye(self, sending: Any) -> None:
-        """Send in the background what no answer is needed for."""
+        """Send a message in the background, ignoring failures."""
 
         async def send() -> None:
             try:
                 async with asyncio.timeout(FAREWELL_S):
                     await sending
             except (TimeoutError, httpx.HTTPError, RuntimeError):
-                return  # the server is gone, or this client is closed: nobody to tell
+                return  # the server is gone, or this client is closed
 
         task = asyncio.get_running_loop().create_task(send())
         self._farewells.add(task)
@@ -239,7 +248,7 @@ class McpSession:
 
 def _unknown(what: str, reason: str) -> CallOutcomeUnknown:
     return CallOutcomeUnknown(
-        f"{what} was sent and has no answer: {reason}",
+        f"{what} was sent, and its response was lost: {reason}",
         hint="it may have run; it was not sent again",
     )
 
@@ -252,7 +261,7 @@ def _result(answer: Mapping[str, Any]) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-async def _messages(response: httpx.Response | PostAnswer) -> AsyncGenerator[dict[str, Any]]:
+async def _messages(response: httpx.Response | PostResponse) -> AsyncGenerator[dict[str, Any]]:
     """Yield the JSON-RPC messages of an event stream.
 
     Raises:
@@ -265,8 +274,8 @@ async def _messages(response: httpx.Response | PostAnswer) -> AsyncGenerator[dic
             yield message
 
 
-async def _lines(response: httpx.Response | PostAnswer) -> AsyncIterator[str]:
-    """Yield an event stream's lines: split at CR and LF only, not at what Unicode calls a line."""
+async def _lines(response: httpx.Response | PostResponse) -> AsyncIterator[str]:
+    """Yield an event stream's lines, split at CR and LF only, not at Unicode line separators."""
     parts: list[bytes] = []
     async for chunk in response.aiter_bytes():
         *complete, rest = chunk.split(b"\n")

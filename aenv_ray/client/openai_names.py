@@ -1,4 +1,4 @@
-"""Tools under names that OpenAI and most model servers accept."""
+"""Tool names that OpenAI and most model servers accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPENAI_NAME_LENGTH: Final = 64
 
 
 def openai_name(name: str, taken: Mapping[str, str]) -> str:
-    """Return `name` in OpenAI's alphabet, at most 64 characters, distinct from `taken`."""
+    """Return `name` with only characters that OpenAI allows, at most 64, distinct from `taken`."""
     legal = _OPENAI_NAME.sub("_", name)[:_OPENAI_NAME_LENGTH] or "tool"
     if legal not in taken:
         return legal
@@ -24,7 +24,7 @@ def openai_name(name: str, taken: Mapping[str, str]) -> str:
 
 
 class OpenAITools:
-    """The tools of one listing, and the way back from their OpenAI names."""
+    """The tools of one listing, and the mapping from OpenAI names to tool names."""
 
     def __init__(self, tools: Iterable[Mapping[str, Any]] = ()) -> None:
         self._own: dict[str, str] = {}
@@ -41,7 +41,7 @@ class OpenAITools:
             self.listed.append({"type": "function", "function": function})
 
     def own_name(self, name: str) -> str:
-        """Return the tool's own name for its OpenAI name.
+        """Return the tool name for an OpenAI name.
 
         Raises:
             ToolNotFound: No tool was listed under that name.
@@ -55,10 +55,10 @@ class OpenAITools:
 
 
 def openai_arguments(tool: str, arguments: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call's arguments from what a model wrote: JSON text or an object.
+    """Return the arguments of a model's tool call, given as JSON text or an object.
 
     Raises:
-        ToolInputInvalid: The text is no JSON object.
+        ToolInputInvalid: They are not a JSON object.
     """
     if isinstance(arguments, str):
         try:
@@ -68,5 +68,5 @@ def openai_arguments(tool: str, arguments: str | Mapping[str, Any]) -> Mapping[s
                 f"arguments of {tool!r} are not JSON: {exc}", tool_name=tool
             ) from None
     if not isinstance(arguments, Mapping):
-        raise ToolInputInvalid(f"arguments of {tool!r} are no object", tool_name=tool)
+        raise ToolInputInvalid(f"arguments of {tool!r} are not an object", tool_name=tool)
     return arguments

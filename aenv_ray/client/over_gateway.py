@@ -1,8 +1,8 @@
-"""An instance reached through a gateway: what `Environment` uses outside of the cluster.
+"""An instance reached through a gateway: what `Environment` uses outside the cluster.
 
-Tools, functions, rewards and health go the way they go to an environment server, with a header that
-names the instance; the rest are the gateway's own routes. A tool call has an id of ours, so that it
-is sent again when the connection or a replica of the gateway fails: it runs once.
+Tools, functions, rewards and health use the protocol of an environment server, with a header that
+names the instance; everything else uses the gateway's own routes. A tool call carries a call id, so
+it can be sent again when the connection or a replica of the gateway fails, and still runs once.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ import base64
 import contextlib
 import functools
 import logging
+import math
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
+import httpx
+
 from aenv_ray.actors.calls.parameters import exec_arguments, write_arguments
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.client.gateway import Gateway
-from aenv_ray.client.gateway_async import ANSWER_S, ATTEMPTS, AsyncGatewayHttp
-from aenv_ray.client.gateway_http import GatewayHttp, parse_url, pause_before_retry
-from aenv_ray.client.mcp_session import NOT_SENT
-from aenv_ray.client.over_http import HttpInstance
+from aenv_ray.client.gateway import GONE, Gateway
+from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp, parse_url
+from aenv_ray.client.over_http import HttpInstance, read_envelope
 from aenv_ray.errors import (
     AenvError,
-    CallOutcomeUnknown,
-    FabricUnavailable,
-    InstanceExpired,
     InstanceNotFound,
-    InstanceReleased,
-    SandboxLost,
 )
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
@@ -38,11 +34,13 @@ from aenv_ray.runtime.door.async_calls import CALL_ID
 
 logger = logging.getLogger(__name__)
 
+_RESPONSE_S: Final = 90.0
+_ATTEMPTS: Final = 5
+"""With their pauses long enough for a replica of the gateway to be replaced."""
 _CREATE_S: Final = 330.0
-"""Longer than a create may take in the cluster: its own errors come first."""
-_ASKED: set[asyncio.Task[list[dict[str, Any]]]] = set()
-"""Creates whose answers are awaited, be their callers there or not."""
-_GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
+"""Longer than a create may take in the cluster, so that the cluster's own error arrives."""
+_CREATES: set[asyncio.Task[list[dict[str, Any]]]] = set()
+"""Keeps create requests alive until they are answered, even if their callers were cancelled."""
 
 
 class GatewayInstance(HttpInstance):
@@ -50,22 +48,26 @@ class GatewayInstance(HttpInstance):
 
     Args:
         url: The gateway's address, see `aenv_ray.client.gateway_http.parse_url`.
-        token: Of the instance's owner, or an administrator's; None: none is sent.
-        instance_id: Which one.
+        token: The instance owner's or an administrator's; None sends none.
+        instance_id: The instance.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
     """
 
     def __init__(self, url: str, token: str | None, instance_id: str) -> None:
         headers = {"AEnvCore-EnvInstance-ID": instance_id}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        super().__init__(parse_url(url), headers=headers)
+        # A second client: the header of the first would route every path to the instance.
+        self._gateway = _connect(url, token)
+        super().__init__(url, headers=headers, uses_proxy=not self._gateway.policy.is_direct)
         self.instance_id: str = instance_id
         self._path = f"/instances/{instance_id}"
-        # Beside the other client, whose header would make every path one of the instance's.
-        self._gateway = AsyncGatewayHttp(url, token)
+
+    @staticmethod
+    def _base_url(address: str) -> str:
+        return parse_url(address)
 
     @classmethod
     async def create(
@@ -77,14 +79,14 @@ class GatewayInstance(HttpInstance):
         *,
         actor: str | None = None,
     ) -> GatewayInstance:
-        """Make an instance. A cancelled creation leaves nothing behind.
+        """Create an instance. If cancelled, the instance is released as soon as it exists.
 
         Args:
             url: The gateway's address.
             token: An owner's or an administrator's.
             environment: ``name@version`` or ``name``.
-            options: Of the instance.
-            actor: ``shared`` or ``dedicated``; None: the gateway chooses.
+            options: The instance's options.
+            actor: ``shared`` or ``dedicated``; None lets the gateway choose.
 
         Raises:
             AenvError: As `aenv_ray.create`, and Unauthorized, Forbidden, QuotaExceeded.
@@ -102,15 +104,15 @@ class GatewayInstance(HttpInstance):
             "wait": True,
         }
         wish |= {} if actor is None else {"actor": actor}
-        # Without an idempotency key: the gateway undoes a create whose client went away.
-        asked = asyncio.create_task(_ask(url, token, wish))
-        _ASKED.add(asked)
-        asked.add_done_callback(_ASKED.discard)
+        # Sent without an idempotency key: the gateway undoes a create whose client disconnects.
+        create = asyncio.create_task(_create(url, token, wish))
+        _CREATES.add(create)
+        create.add_done_callback(_CREATES.discard)
         try:
-            (made,) = await asyncio.shield(asked)
+            (made,) = await asyncio.shield(create)
         except asyncio.CancelledError:
-            # The answer may be on its way, and the gateway cannot know that nobody reads it.
-            asked.add_done_callback(functools.partial(_undo, url, token))
+            # The response may be on its way; the gateway cannot know that nobody reads it.
+            create.add_done_callback(functools.partial(_undo, url, token))
             raise
         return cls(url, token, made["id"])
 
@@ -119,7 +121,7 @@ class GatewayInstance(HttpInstance):
         """Return a live instance.
 
         Raises:
-            InstanceNotFound: There is none of that id, or it has ended.
+            InstanceNotFound: No instance has this id, or it has ended.
         """
         instance = cls(url, token, instance_id)
         try:
@@ -128,39 +130,45 @@ class GatewayInstance(HttpInstance):
                 raise InstanceNotFound(f"{instance_id} has ended", hint="create a new instance")
         except BaseException as exc:
             await instance.close()
-            if isinstance(exc, _GONE):
+            if isinstance(exc, GONE):
                 raise InstanceNotFound(
                     exc.message, instance_id=instance_id, hint=exc.hint
                 ) from None
             raise
         return instance
 
-    # --- calls ------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------
 
     def _unreachable(self, exc: Exception) -> AenvError:
-        reason = str(exc) or type(exc).__name__
-        return FabricUnavailable(
-            f"the gateway at {self.url} cannot be reached: {reason}",
-            hint="check AENV_SYSTEM_URL; instances live on until their TTL ends",
-        )
+        return self._gateway.policy.unreachable(exc)
 
     def _meta(self, timeout_s: float) -> dict[str, Any]:
         return {**super()._meta(timeout_s), CALL_ID: new_call_id()}
 
     async def _request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request, again with the same call id where its answer was lost."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return await super()._request(method, params)
-            except (CallOutcomeUnknown, FabricUnavailable, *NOT_SENT) as exc:
-                lost = FabricUnavailable(str(exc))
-                pause_s = pause_before_retry(lost, attempt=attempt, repeatable=True)
-                if pause_s is None or attempt == ATTEMPTS:
-                    raise
-            await asyncio.sleep(pause_s)
-        raise AssertionError
+        """Send a request, and again with the same call id if its response was lost."""
 
-    # --- commands and files -----------------------------------------------------------------
+        async def once() -> dict[str, Any]:
+            return await super(GatewayInstance, self)._request(method, params)
+
+        return await self._gateway.repeat(once, repeatable=True)
+
+    async def _exchange(
+        self, method: str, path: str, arguments: Mapping[str, Any], timeout_s: float, name: str
+    ) -> httpx.Response:
+        """Send a call of a function or reward; again only if it was refused or not sent."""
+
+        async def once() -> httpx.Response:
+            response = await super(GatewayInstance, self)._exchange(
+                method, path, arguments, timeout_s, name
+            )
+            if response.status_code == 429:
+                read_envelope(response, name)
+            return response
+
+        return await self._gateway.repeat(once, repeatable=False)
+
+    # --- commands and files ---------------------------------------------------------------------
 
     async def exec(
         self,
@@ -174,17 +182,17 @@ class GatewayInstance(HttpInstance):
         """Run a command; never sent twice."""
         body = exec_arguments(command, cwd, env, stdin)
         body |= {"encoding": "base64", "timeout": timeout_s}
-        told = await self._control("POST", "/exec", json=body, timeout_s=timeout_s + ANSWER_S)
+        done = await self._control("POST", "/exec", json=body, timeout_s=timeout_s + _RESPONSE_S)
         return ExecResult(
-            exit_code=told["exit_code"],
-            stdout=base64.b64decode(told["stdout"]),
-            stderr=base64.b64decode(told["stderr"]),
-            truncated=told["truncated"],
-            duration_s=told["duration_s"],
+            exit_code=done["exit_code"],
+            stdout=base64.b64decode(done["stdout"]),
+            stderr=base64.b64decode(done["stderr"]),
+            truncated=done["truncated"],
+            duration_s=done["duration_s"],
         )
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Read a file or a piece of it."""
+        """Read a file, or `length` bytes of it from `offset`."""
         params = {"path": path, "offset": str(offset)}
         if length is not None:
             params["length"] = str(length)
@@ -201,8 +209,10 @@ class GatewayInstance(HttpInstance):
         if mode is not None:
             params["mode"] = f"{mode:o}"
         content = base64.b64decode(checked["data"])
-        told = await self._control("PUT", "/files", params=params, content=content)
-        return int(told["size_bytes"])
+        written = await self._control(
+            "PUT", "/files", params=params, content=content, repeatable=not append
+        )
+        return int(written["size_bytes"])
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
         """List a directory."""
@@ -215,24 +225,24 @@ class GatewayInstance(HttpInstance):
         if tail is not None:
             params["tail"] = str(tail)
         url = f"{self._path}/logs"
-        async with self._gateway.stream("GET", url, params=params, timeout_s=None) as response:
+        async with self._gateway.stream("GET", url, params=params, timeout_s=math.inf) as response:
             async for piece in response.aiter_text():
                 yield piece
 
-    # --- life -------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------
 
     async def info(self) -> InstanceInfo:
-        """Return what is known of the instance."""
+        """Return the instance's state, deadline and placement."""
         return InstanceInfo.model_validate(await self._control("GET", "/info"))
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Move the deadline."""
+        """Move the deadline to `ttl` from now."""
         await self._control("POST", "/renew", json={"ttl": ttl})
         return await self.info()
 
     async def release(self) -> None:
         """End the instance; from every state, any number of times."""
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*GONE):
             await self._control("DELETE", "")
 
     async def close(self) -> None:
@@ -244,8 +254,12 @@ class GatewayInstance(HttpInstance):
         return await self._gateway.data(method, f"{self._path}{path}", **request)
 
 
-async def _ask(url: str, token: str | None, wish: Mapping[str, Any]) -> list[dict[str, Any]]:
-    gateway = AsyncGatewayHttp(url, token)
+def _connect(url: str, token: str | None) -> AsyncGatewayHttp:
+    return AsyncGatewayHttp(url, token, timeout_s=_RESPONSE_S, attempts=_ATTEMPTS)
+
+
+async def _create(url: str, token: str | None, wish: Mapping[str, Any]) -> list[dict[str, Any]]:
+    gateway = _connect(url, token)
     try:
         made: list[dict[str, Any]] = await gateway.data(
             "POST", "/instances", json=wish, timeout_s=_CREATE_S
@@ -255,19 +269,19 @@ async def _ask(url: str, token: str | None, wish: Mapping[str, Any]) -> list[dic
         await gateway.close()
 
 
-def _undo(url: str, token: str | None, asked: asyncio.Task[list[dict[str, Any]]]) -> None:
-    """End what a create made whose caller has left."""
-    if asked.cancelled() or asked.exception() is not None:
+def _undo(url: str, token: str | None, create: asyncio.Task[list[dict[str, Any]]]) -> None:
+    """End the instances of a create whose caller was cancelled."""
+    if create.cancelled() or create.exception() is not None:
         return
-    ids = [str(one["id"]) for one in asked.result()]
-    # In a thread: the loop may end now.
+    ids = [str(one["id"]) for one in create.result()]
+    # In a thread, because the event loop may end now.
     threading.Thread(target=_end, args=(url, token, ids), name="aenv-undo").start()
 
 
 def _end(url: str, token: str | None, ids: Sequence[str]) -> None:
     try:
-        with Gateway(GatewayHttp(url, token)) as door:
+        with Gateway(GatewayHttp(url, token)) as gateway:
             for instance_id in ids:
-                door.delete(instance_id)
+                gateway.delete(instance_id)
     except AenvError as exc:
-        logger.warning("an instance may live on until its TTL ends: %s", exc)
+        logger.warning("instances %s may live until their TTL ends: %s", ", ".join(ids), exc)

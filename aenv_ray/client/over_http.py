@@ -1,29 +1,23 @@
-"""Talks to one environment server at an address: what `Environment` uses with ``aenv run``.
+"""An environment server at an address, such as one that ``aenv run`` started.
 
-An instance here is a server that somebody else started. Nothing listens at its address: if it never
-answered, that is `FabricUnavailable` (start it, or wait); if it did, the instance with its state is
-gone, and that is `SandboxLost`.
+If nothing listens at the address, the error depends on history: a server that never answered is
+`FabricUnavailable` (start it, or wait); one that answered before has lost its state, so the error
+is `SandboxLost`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
 from aenv_ray.actors.calls.parameters import object_of
-from aenv_ray.client.http_answers import (
-    MethodNotAllowed,
-    from_rpc,
-    json_object,
-    parse_address,
-    query_text,
-    read_envelope,
-)
+from aenv_ray.client.gateway_http import retry_after_s
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.client.waiting import Wait, until_healthy
@@ -33,48 +27,71 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
+    FunctionFailed,
     InternalError,
+    RateLimited,
     SandboxLost,
+    ToolInputInvalid,
     ToolNotFound,
     ToolTimeout,
     from_wire,
 )
-from aenv_ray.models import InstanceInfo, ToolResult
+from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 from aenv_ray.runtime.door.async_calls import TIMEOUT_S
 
+DEFAULT_PORT: Final = 8081
 _CONNECT_S: Final = 5.0
 _GRACE_S: Final = 2.0
-"""What the server's own deadline gets before the caller's ends the call from here."""
+"""Added to a call's deadline, so that the server's own deadline normally ends the call first."""
 _KEEP_IDLE_S: Final = 4.0
-"""Below the 5 s after which servers close idle connections: none is sent into a closing one."""
+"""Less than the 5 s after which servers close idle connections: no request meets a closing one."""
 
 
-def _direct(limits: httpx.Limits, max_connections: int) -> PostTransport:
-    return PostTransport(
-        httpx.AsyncHTTPTransport(limits=limits, trust_env=False, verify=False),
-        max_connections=max_connections,
-        keep_idle_s=_KEEP_IDLE_S,
-        connect_s=_CONNECT_S,
-    )
+def parse_address(address: str) -> str:
+    """Return the base URL of an environment server, without a trailing slash.
+
+    Args:
+        address: ``host``, ``host:port``, ``[ipv6]:port``, or a URL, whose scheme, port and path
+            prefix are kept. The default port is 8081 for both schemes.
+
+    Raises:
+        ConfigError: `address` is not such an address.
+    """
+    text = address.strip()
+    hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
+    if "://" not in text:
+        is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        text = f"http://[{text}]" if is_bare_ipv6 else f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port or DEFAULT_PORT
+    except ValueError as exc:
+        raise ConfigError(f"address {address!r}: {exc}", hint=hint) from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(f"invalid server address {address!r}", hint=hint)
+    if parts.username or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the address of {parts.hostname} has a user, query or fragment", hint=hint
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 class HttpInstance:
-    """One environment server, reached by HTTP; one MCP session and one pool of connections.
+    """One environment server, reached by HTTP: one MCP session and one connection pool.
 
     Args:
         address: See `parse_address`.
-        headers: Sent with every request, for example for a gateway.
-        max_connections: Calls under way at once; more wait for a connection.
+        headers: Sent with every request.
+        max_connections: Concurrent calls; more wait for a connection.
+        uses_proxy: Use the proxies that the environment names. None: for https only.
 
-    Calls may run concurrently; a failing one does not disturb the others. Use it on one event loop.
-    Cancelling a call cancels it at the server.
-
-    Raises:
-        ConfigError: The address is none.
+    Calls may run concurrently; one that fails does not affect the others. Cancelling a call cancels
+    it at the server. Use it on one event loop.
     """
 
     instance_id: str | None = None
-    """None: a server of somebody else's, which is no instance of the fabric."""
+    """None: the server is not an instance of the fabric."""
 
     def __init__(
         self,
@@ -82,29 +99,42 @@ class HttpInstance:
         *,
         headers: Mapping[str, str] | None = None,
         max_connections: int = 1000,
+        uses_proxy: bool | None = None,
     ) -> None:
-        self.url = parse_address(address)
-        secure = self.url.startswith("https://")
+        self.url = self._base_url(address)
+        is_secure = self.url.startswith("https://")
+        is_direct = not (is_secure if uses_proxy is None else uses_proxy)
         limits = httpx.Limits(
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
             keepalive_expiry=_KEEP_IDLE_S,
         )
-        posts = None if secure else _direct(limits, max_connections)
+        transport: httpx.AsyncBaseTransport | None = None
+        posts: PostTransport | None = None
+        if is_direct:
+            transport = httpx.AsyncHTTPTransport(limits=limits, verify=is_secure)
+        if is_direct and not is_secure:
+            assert transport is not None
+            transport = posts = PostTransport(
+                transport,
+                max_connections=max_connections,
+                keep_idle_s=_KEEP_IDLE_S,
+                connect_s=_CONNECT_S,
+            )
         self._http = httpx.AsyncClient(
             headers=dict(headers or {}),
-            # Deadlines are the calls' own.
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # each call bounds its own time
             limits=limits,
-            # Without TLS this is a direct line: no proxy from the environment, no certificates.
-            trust_env=secure,
-            verify=secure,
-            transport=posts,
+            transport=transport,
         )
         self._session = McpSession(self._http, f"{self.url}/mcp", posts)
         self._answered = False
 
-    # --- tools ------------------------------------------------------------------------------
+    @staticmethod
+    def _base_url(address: str) -> str:
+        return parse_address(address)
+
+    # --- tools ----------------------------------------------------------------------------------
 
     async def list_tools(self, timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Return the tools as MCP ``Tool`` objects: ``name``, ``description``, ``inputSchema``.
@@ -132,13 +162,13 @@ class HttpInstance:
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float = 60.0
     ) -> ToolResult:
-        """Call a tool; never sent twice. A tool that raises is a result with ``is_error``.
+        """Call a tool; never sent twice. If the tool raises, the result has ``is_error`` set.
 
         Raises:
-            ToolNotFound, ToolInputInvalid: It did not run.
-            ToolTimeout: It reached `timeout_s` and was told to stop.
-            CallOutcomeUnknown: The call was sent, and the connection failed before its answer.
-            FabricUnavailable, SandboxLost: Nothing listens there: never yet, or no longer.
+            ToolNotFound, ToolInputInvalid: The tool did not run.
+            ToolTimeout: It was stopped after `timeout_s`.
+            CallOutcomeUnknown: The connection failed after the call was sent.
+            FabricUnavailable, SandboxLost: Nothing listens at the address: never yet, or no longer.
         """
         params = {
             "name": name,
@@ -153,7 +183,7 @@ class HttpInstance:
         return ToolResult.from_wire(data)
 
     def _meta(self, timeout_s: float) -> dict[str, Any]:
-        """Return what is said of a tool call beside its arguments."""
+        """Return the ``_meta`` of a tool call."""
         return {TIMEOUT_S: timeout_s}
 
     async def _request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +197,7 @@ class HttpInstance:
     ) -> list[ToolResult | AenvError]:
         """Call several tools, in order or all at once, within `timeout_s` together.
 
-        Each item is a result or the error that kept the call from having one.
+        Each item is a result, or the error for which the call has none.
         """
         ends_at = asyncio.get_running_loop().time() + timeout_s
 
@@ -193,7 +223,7 @@ class HttpInstance:
 
     @asynccontextmanager
     async def _attributed(self, name: str, timeout_s: float | None) -> AsyncIterator[None]:
-        """Bound a block by the call's deadline, and raise our errors for all that leaves it."""
+        """Bound a block by the call's deadline, and translate the errors that leave it."""
         limit_s = None if timeout_s is None else timeout_s + _GRACE_S
         deadline = asyncio.timeout(limit_s)
         try:
@@ -203,7 +233,7 @@ class HttpInstance:
             if not deadline.expired():
                 raise
             raise ToolTimeout(
-                f"{name!r} had no result after {timeout_s:g} s and was told to stop",
+                f"{name!r} had no result after {timeout_s:g} s and was cancelled",
                 tool_name=name,
                 hint="give the call a longer timeout",
             ) from exc
@@ -224,7 +254,7 @@ class HttpInstance:
             )
         return SandboxLost(f"the environment server at {self.url} is gone: {reason}")
 
-    # --- functions and rewards --------------------------------------------------------------
+    # --- functions and rewards ------------------------------------------------------------------
 
     async def list_functions(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """Return ``total``, and the lists ``functions``, ``reward`` and ``health``.
@@ -245,17 +275,17 @@ class HttpInstance:
         """Call a function and return its result; never sent twice.
 
         Args:
-            name: The function's, or its endpoint, starting with ``/``. Where the function has an
-                endpoint or method of its own, the server is asked for it.
+            name: The function's name, or its endpoint, starting with ``/``. A function with a
+                custom endpoint or method is looked up in the server's list.
             arguments: Sent as a JSON object, or as the query with GET.
-            timeout_s: Then it is stopped.
+            timeout_s: The function is stopped after this.
             method: The HTTP method to try first.
 
         Raises:
-            ToolNotFound, ToolInputInvalid: It did not run.
+            ToolNotFound, ToolInputInvalid: The function did not run.
             FunctionFailed: It raised.
-            ToolTimeout: It reached `timeout_s` and was told to stop.
-            CallOutcomeUnknown: The call was sent, and the connection failed before its answer.
+            ToolTimeout: It was stopped after `timeout_s`.
+            CallOutcomeUnknown: The connection failed after the call was sent.
             FabricUnavailable, SandboxLost: As for `call_tool`.
         """
         path = name if name.startswith("/") else f"/functions/{quote(name, safe='')}"
@@ -282,36 +312,40 @@ class HttpInstance:
     async def _send(
         self, method: str, path: str, arguments: Mapping[str, Any], timeout_s: float, name: str
     ) -> Any:
-        headers = {"aenv-timeout-s": f"{timeout_s:g}"}
         async with self._attributed(name, timeout_s):
-            try:
-                if method == "GET":
-                    query = {key: query_text(value) for key, value in arguments.items()}
-                    response = await self._http.get(self.url + path, params=query, headers=headers)
-                else:
-                    response = await self._http.request(
-                        method, self.url + path, json=dict(arguments), headers=headers
-                    )
-            except NOT_SENT:
-                raise
-            except httpx.TransportError as exc:
-                raise CallOutcomeUnknown(
-                    f"{name!r} was sent and has no answer: {type(exc).__name__}: {exc}",
-                    hint="it may have run; it was not sent again",
-                ) from exc
+            response = await self._exchange(method, path, arguments, timeout_s, name)
         return read_envelope(response, name)
 
-    # --- health -----------------------------------------------------------------------------
+    async def _exchange(
+        self, method: str, path: str, arguments: Mapping[str, Any], timeout_s: float, name: str
+    ) -> httpx.Response:
+        headers = {"aenv-timeout-s": f"{timeout_s:g}"}
+        try:
+            if method == "GET":
+                query = {key: query_text(value) for key, value in arguments.items()}
+                return await self._http.get(self.url + path, params=query, headers=headers)
+            return await self._http.request(
+                method, self.url + path, json=dict(arguments), headers=headers
+            )
+        except NOT_SENT:
+            raise
+        except httpx.TransportError as exc:
+            raise CallOutcomeUnknown(
+                f"{name!r} was sent, and its response was lost: {type(exc).__name__}: {exc}",
+                hint="it may have run; it was not sent again",
+            ) from exc
+
+    # --- health ---------------------------------------------------------------------------------
 
     async def check_health(
         self, arguments: Mapping[str, Any] | None = None, timeout_s: float = 5.0
     ) -> dict[str, Any]:
-        """Return the health check's whole answer; ``data.status`` says how the environment is.
+        """Return the health check's response; ``data.status`` is the environment's state.
 
         Raises:
             FabricUnavailable, SandboxLost: Nothing answers at the address.
-            DeadlineExceeded: No answer within `timeout_s`.
-            InternalError: The answer is none of a health check.
+            DeadlineExceeded: No response within `timeout_s`.
+            InternalError: The response is not one of a health check.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -324,10 +358,10 @@ class HttpInstance:
             ) from None
         except httpx.TransportError as exc:
             raise self._unreachable(exc) from exc
-        body = json_object(response)
+        body = _json_object(response)
         if body is None or not isinstance(body.get("data"), dict):
             raise InternalError(
-                f"{self.url}/health answered HTTP {response.status_code} and no health: "
+                f"{self.url}/health answered HTTP {response.status_code} without a health status: "
                 f"{response.text[:200]}"
             )
         self._answered = True
@@ -336,13 +370,14 @@ class HttpInstance:
     async def wait_healthy(
         self, deadline_s: float = 300.0, wait: Wait | None = None
     ) -> dict[str, Any]:
-        """Wait until the environment is healthy and return the health check's answer.
+        """Wait until the environment is healthy and return the health check's response.
 
-        A wait of more than a few seconds is told on the log; `wait` is one that the caller began.
+        A wait of more than a few seconds is logged. `wait` continues one that the caller began.
 
         Raises:
-            DeadlineExceeded: It was not within `deadline_s`; the message has the last answer.
-            SandboxStartFailed: Its code does not load, which waiting does not change.
+            DeadlineExceeded: It was not healthy within `deadline_s`; the message has the last
+                response.
+            SandboxStartFailed: Its code does not load, so waiting longer is useless.
         """
         return await until_healthy(
             lambda timeout_s: self.check_health(timeout_s=timeout_s),
@@ -350,21 +385,130 @@ class HttpInstance:
             wait or Wait(f"a healthy environment at {self.url}", deadline_s),
         )
 
-    async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Refuse: a server that somebody else started has no deadline.
+    # --- only for instances of the fabric -------------------------------------------------------
 
-        Raises:
-            ConfigError: Always.
-        """
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        timeout_s: float,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    async def write_file(
+        self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
+    ) -> int:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    async def info(self) -> InstanceInfo:
+        """Raise ConfigError."""
+        raise self._unmanaged()
+
+    async def renew(self, ttl: str | float) -> InstanceInfo:
+        """Raise ConfigError: the server has no deadline."""
         raise ConfigError(
             f"the server at {self.url} has no TTL to renew",
             hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
         )
 
+    def _unmanaged(self) -> ConfigError:
+        return ConfigError(
+            f"the `aenv run` server at {self.url} offers tools and functions, not commands, files "
+            "and logs",
+            hint="unset DUMMY_INSTANCE_IP to use an instance on Ray or behind a gateway",
+        )
+
     async def release(self) -> None:
-        """Do nothing: the server is its starter's to end."""
+        """Do nothing: the server ends with the process that started it."""
 
     async def close(self) -> None:
-        """End the session and close the connections; any number of times."""
+        """End the session and close the connections, any number of times."""
         await self._session.close()
         await self._http.aclose()
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+class MethodNotAllowed(ConfigError):
+    """The path takes another HTTP method; nothing ran."""
+
+
+def query_text(value: Any) -> str:
+    """Return a value as text for a query string."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _json_object(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def read_envelope(response: httpx.Response, name: str) -> Any:
+    """Return the ``data`` of a response.
+
+    Args:
+        response: Of an environment server, or of a proxy in front of it.
+        name: The function or reward that was called.
+
+    Raises:
+        AenvError: The error in the response, else the one that its status stands for.
+    """
+    body = _json_object(response)
+    if response.is_success and body is not None and body.get("success"):
+        return body.get("data")
+    if body and isinstance(body.get("error"), Mapping):
+        raise from_wire(body["error"])  # a gateway's
+    status = response.status_code
+    text = str(body.get("error")) if body and "error" in body else response.text[:500]
+    if status == 405:
+        raise MethodNotAllowed(text, hint="call it with the function's HTTP method")
+    if body and isinstance(body.get("code"), str):
+        raise from_wire({**body, "message": text})
+    if status == 404:
+        raise ToolNotFound(f"there is no function {name!r}", tool_name=name)
+    if status in {400, 413, 422}:
+        raise ToolInputInvalid(text, tool_name=name)
+    if status in {401, 403, 421}:
+        raise ConfigError(f"{response.url} refuses this client: HTTP {status}: {text}")
+    if status == 429:
+        raise RateLimited(
+            f"{response.url} limits requests: {text}", retry_after_s=retry_after_s(response.headers)
+        )
+    if status == 503:
+        raise FabricUnavailable(f"{response.url} answered HTTP {status}: {text}")
+    if body is None and status in {502, 504}:
+        raise CallOutcomeUnknown(f"{name!r}: a proxy answered HTTP {status}: {text}")
+    raise FunctionFailed(text or f"HTTP {status}", tool_name=name)
+
+
+def from_rpc(error: RpcError, name: str) -> AenvError:
+    """Return our error for a JSON-RPC error."""
+    if isinstance(error.data, dict) and "code" in error.data:
+        return from_wire(error.data)
+    if error.code == -32602:
+        unknown = error.message.lower().startswith("unknown tool")
+        return (ToolNotFound if unknown else ToolInputInvalid)(error.message, tool_name=name)
+    return InternalError(
+        f"{name}: the server answered JSON-RPC error {error.code}: {error.message}"
+    )

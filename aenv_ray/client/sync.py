@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import ConfigError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SyncEnvironment:
-    """`Environment` without ``await``: each method blocks, on a loop thread of its own.
+def _blocking(
+    method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncEnvironment, P], T]:
+    """Return a method of `SyncEnvironment` that calls a coroutine method of `Environment`."""
 
-    Takes the same arguments, and has the same methods. Usable from several threads.
+    @functools.wraps(method)
+    def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_open()
+        return self._wait(method(self._environment, *args, **kwargs))
+
+    return call
+
+
+class SyncEnvironment:
+    """`Environment` without ``await``: each method blocks, and may be called from any thread.
+
+    Takes the same arguments and has the same methods. The calls run on an event loop in a
+    background thread, which `close` ends.
     """
 
     def __init__(self, env_name: str, **options: Any) -> None:
@@ -31,6 +46,11 @@ class SyncEnvironment:
         except BaseException:
             self._end_loop()
             raise
+        self.env_name = self._environment.env_name
+        self.timeout = self._environment.timeout
+        self.startup_timeout = self._environment.startup_timeout
+        self.max_retries = self._environment.max_retries
+        self.skip_for_healthy = self._environment.skip_for_healthy
 
     @classmethod
     def attach(cls, instance_id: str, **options: Any) -> SyncEnvironment:
@@ -43,37 +63,49 @@ class SyncEnvironment:
             raise
         return self
 
-    def _wait(self, awaitable: Awaitable[T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(_result(awaitable), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C in the caller's thread cancels the call
-            raise
+    initialize = _blocking(Environment.initialize)
+    wait_for_ready = _blocking(Environment.wait_for_ready)
+    renew = _blocking(Environment.renew)
+    get_env_info = _blocking(Environment.get_env_info)
+    list_tools = _blocking(Environment.list_tools)
+    call_tool = _blocking(Environment.call_tool)
+    call_tools = _blocking(Environment.call_tools)
+    list_functions = _blocking(Environment.list_functions)
+    call_function = _blocking(Environment.call_function)
+    call_reward = _blocking(Environment.call_reward)
+    check_health = _blocking(Environment.check_health)
+    exec = _blocking(Environment.exec)
+    read_file = _blocking(Environment.read_file)
+    write_file = _blocking(Environment.write_file)
+    list_files = _blocking(Environment.list_files)
+    list_openai_tools = _blocking(Environment.list_openai_tools)
+    call_openai_tool = _blocking(Environment.call_openai_tool)
 
-    def _check_open(self) -> None:
-        if self._loop.is_closed():
-            raise ConfigError(
-                f"this SyncEnvironment of {self._environment.env_name} was closed",
-                hint="make a new one; after release() alone it can be used again",
-            )
+    @property
+    def instance_id(self) -> str | None:
+        """The instance's id; see `Environment.instance_id`."""
+        return self._environment.instance_id
+
+    def tool_of_openai_name(self, name: str) -> str:
+        """Return the name of a tool; see `Environment.tool_of_openai_name`."""
+        return self._environment.tool_of_openai_name(name)
 
     def __enter__(self) -> SyncEnvironment:
-        self._check_open()
-        self._wait(self._environment.initialize())
+        self.initialize()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """End the instance. Any number of times."""
-        if self._loop.is_closed():
-            return
-        self._wait(self._environment.release())
+        """End the instance, any number of times."""
+        if not self._loop.is_closed():
+            self._wait(self._environment.release())
+
+    destroy = release
 
     def logs(self, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
-        """Yield what the instance printed; see `Environment.logs`."""
+        """Yield the output of the instance; see `Environment.logs`."""
         self._check_open()
         pieces = self._environment.logs(follow=follow, tail=tail)
         try:
@@ -83,7 +115,7 @@ class SyncEnvironment:
             self._wait(pieces.aclose())
 
     def close(self) -> None:
-        """End the instance and the loop thread. Any number of times."""
+        """End the instance and the background thread, any number of times."""
         if self._loop.is_closed():
             return
         try:
@@ -91,23 +123,26 @@ class SyncEnvironment:
         finally:
             self._end_loop()
 
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise ConfigError(
+                f"this SyncEnvironment of {self._environment.env_name} is closed",
+                hint="create a new one; release() without close() allows further calls",
+            )
+
+    def _wait(self, awaitable: Awaitable[T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(_result(awaitable), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the caller's thread cancels the call
+            raise
+
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._loop.close()
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._environment, name)
-        if not asyncio.iscoroutinefunction(attribute):
-            return attribute
-
-        @functools.wraps(attribute)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._check_open()
-            return self._wait(attribute(*args, **kwargs))
-
-        return call
 
 
 async def _result(awaitable: Awaitable[T]) -> T:

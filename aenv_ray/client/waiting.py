@@ -1,4 +1,4 @@
-"""Waiting for what may never come, aloud: what is waited for is on the log after a few seconds."""
+"""Waiting for an instance, with log messages once it takes more than a few seconds."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from aenv_ray.errors import (
 logger = logging.getLogger("aenv_ray")
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
-FIRST_WORD_S: Final = 5.0
-"""A wait this long is told; and then each time that it has doubled."""
+FIRST_LOG_S: Final = 5.0
+"""A wait is logged after this long, and again each time it has doubled."""
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.5
 _PROBE_S: Final = 3.0
 
 
 class Wait:
-    """A wait of a caller who hears nothing else of it.
+    """A wait with a deadline that is logged while it lasts.
 
     Args:
-        what: That is waited for.
-        longest_s: Then the caller gives up.
+        what: What is waited for, for the log.
+        longest_s: The caller's timeout.
         now: Monotonic seconds.
     """
 
@@ -41,27 +41,27 @@ class Wait:
         self, what: str, longest_s: float, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.why = ""
-        """Why it was not over when it was asked last."""
+        """Why the last attempt did not end the wait."""
         self._what = what
         self.longest_s = longest_s
         self._now = now
         self._began = now()
-        self._next_word_s = FIRST_WORD_S
+        self._next_log_s = FIRST_LOG_S
 
     @property
     def remaining_s(self) -> float:
-        """What is left of it; below zero when it is over."""
+        """Seconds until the timeout; negative after it."""
         return self._began + self.longest_s - self._now()
 
     def goes_on(self, why: str) -> None:
-        """Note that it is not over yet; told on the log when it is time."""
+        """Record why the wait continues, and log it if it is time to."""
         self.why = why
         waited_s = self._now() - self._began
-        if waited_s < self._next_word_s:
+        if waited_s < self._next_log_s:
             return
-        self._next_word_s = 2 * waited_s
+        self._next_log_s = 2 * waited_s
         logger.warning(
-            "waiting for %s since %.0f s, for %g s at most: %s",
+            "still waiting for %s after %.0f s of at most %g s: %s",
             self._what, waited_s, self.longest_s, why,
         )  # fmt: skip
 
@@ -69,25 +69,25 @@ class Wait:
 async def until_healthy(
     check_health: Callable[[float], Awaitable[dict[str, Any]]], url: str, wait: Wait
 ) -> dict[str, Any]:
-    """Wait until a server is healthy and return its health check's answer.
+    """Wait until a server is healthy and return the response of its health check.
 
     Args:
-        check_health: Asks it, with a timeout in seconds.
-        url: Of the server.
-        wait: How long, and who is told.
+        check_health: Makes one health check, with a timeout in seconds.
+        url: The server's address, for messages.
+        wait: Deadline and log.
 
     Raises:
-        DeadlineExceeded: It was not within that time; the message has the last answer.
-        SandboxStartFailed: Its code does not load, which waiting does not change.
+        DeadlineExceeded: It was not healthy in time; the message has the last response.
+        SandboxStartFailed: Its code does not load, so waiting longer is useless.
     """
     pause_s, last = _FIRST_POLL_S, ""
     while True:
         try:
             body = await check_health(min(_PROBE_S, max(wait.remaining_s, 0.001)))
-        except DeadlineExceeded as exc:  # no answer: the last one is the one before
+        except DeadlineExceeded as exc:  # no response: report the previous one
             last = last or exc.message
         except (FabricUnavailable, SandboxLost, InternalError) as exc:
-            last = said(exc)
+            last = with_hint(exc)
         else:
             data = body["data"]
             if data.get("status") in HEALTHY:
@@ -99,13 +99,13 @@ async def until_healthy(
             last = json.dumps(data)[:500]
         if wait.remaining_s < pause_s:
             raise DeadlineExceeded(
-                f"{url} was not healthy within {wait.longest_s:g} s; its last answer: {last}"
+                f"{url} was not healthy within {wait.longest_s:g} s; its last response: {last}"
             )
         wait.goes_on(last)
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_POLL_S)
 
 
-def said(error: AenvError) -> str:
-    """Return an error's message, with its way out."""
+def with_hint(error: AenvError) -> str:
+    """Return the message of an error, followed by its hint."""
     return f"{error.message} ({error.hint})" if error.hint else error.message

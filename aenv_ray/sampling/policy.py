@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, InstanceReleased, ToolError
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
@@ -32,7 +32,7 @@ class EpisodeEnv:
     Rewards, functions and release are the sampler's, not the policy's (invariant 8).
     """
 
-    def __init__(self, instance: RayInstance, steps: list[Step]) -> None:
+    def __init__(self, instance: AsyncEnvHandle, steps: list[Step]) -> None:
         self._instance = instance
         self._steps = steps
         self.failure: AenvError | None = None

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, DeadlineExceeded, ToolError
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
@@ -215,9 +215,9 @@ class Sampling:
         steps: list[Step] = []
         started = time.perf_counter()
         fields: dict[str, Any] = {"index": index, "task_id": task.id, "attempts": attempt}
-        instance: RayInstance | None = None
+        instance: AsyncEnvHandle | None = None
         try:
-            instance = await RayInstance.create(self._environment, self._options)
+            instance = await AsyncEnvHandle.create(self._environment, self._options)
             fields["create_s"] = time.perf_counter() - started
             fields["instance_id"] = instance.handle.instance_id
             fields |= await self._roll_out(instance, task, steps)
@@ -230,7 +230,7 @@ class Sampling:
         return Episode(steps=tuple(steps), duration_s=duration_s, **fields)
 
     async def _roll_out(
-        self, instance: RayInstance, task: Task, steps: list[Step]
+        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
     ) -> dict[str, Any]:
         """Prepare, let the policy act, and judge; infrastructure failures pass."""
         try:
@@ -274,13 +274,13 @@ def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
     return {"status": status, "reward": None, "error": f"{code}: {message}"}
 
 
-async def _expect(instance: RayInstance) -> None:
+async def _expect(instance: AsyncEnvHandle) -> None:
     """Raise what a call would once the instance has ended; until then this is no call."""
     if (await instance.info()).status is not InstanceStatus.RUNNING:
         await instance.list_tools()
 
 
-async def _release(instance: RayInstance) -> None:
+async def _release(instance: AsyncEnvHandle) -> None:
     """Release whatever happens: also when the episode was cancelled a moment ago."""
     task = asyncio.ensure_future(instance.release())
     try:

@@ -22,7 +22,7 @@ from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.ray_shell import ray_serve
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import (
@@ -235,7 +235,7 @@ class ServiceReplica:
 
     # --- the sandbox ------------------------------------------------------------------------
 
-    async def _make(self) -> RayInstance:
+    async def _make(self) -> AsyncEnvHandle:
         record, storage = self._record, self._record.storage
         node_ids: tuple[str, ...] = ()
         engine = chosen_engine(self._project, record.engine)
@@ -257,7 +257,7 @@ class ServiceReplica:
         (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
         if storage is not None and not storage.is_made:
             await service_storage.note_made(self._storages, storage)
-        return RayInstance(handle)
+        return AsyncEnvHandle(handle)
 
     async def _end_orphans(self) -> None:
         """End orphan sandboxes; before using a storage with a single writer, wait for all others.

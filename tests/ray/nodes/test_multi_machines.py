@@ -27,9 +27,9 @@ HUB = (
 )
 LOST = """
 import asyncio
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 def call(handle):
-    return asyncio.run(RayInstance(handle).call_tool("count", {}, 30.0)).data
+    return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 30.0)).data
 """
 TTL_S: Final = 25.0
 LONG_S: Final = 120.0
@@ -38,7 +38,7 @@ CALLER = """
 import asyncio, threading
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.client import blocking
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.hub.records import Quota
 hub = ensure_hub()
 blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=9)))
@@ -46,11 +46,11 @@ def used():
     blocking(hub.compare())
     return blocking(hub.quotas())["owner:ann"][0]
 def ask(handle, tool, **arguments):
-    return asyncio.run(RayInstance(handle).call_tool(tool, arguments, 600.0)).data
+    return asyncio.run(AsyncEnvHandle(handle).call_tool(tool, arguments, 600.0)).data
 ended = []
 def call_and_tell():
     try:
-        asyncio.run(RayInstance(far[0]).call_tools(
+        asyncio.run(AsyncEnvHandle(far[0]).call_tools(
             [("note", {"line": "begun"}), ("hold", {"key": "never"})], False, 600.0))
         ended.append("a result")
     except Exception as exc:

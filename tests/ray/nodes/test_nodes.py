@@ -175,9 +175,9 @@ def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
 
 LOST = """
 import asyncio
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 def call(handle):
-    return asyncio.run(RayInstance(handle).call_tool("count", {}, 5.0)).data
+    return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 5.0)).data
 """
 
 

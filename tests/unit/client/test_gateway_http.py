@@ -1,4 +1,4 @@
-"""Requests to a gateway: addresses, the envelope, and what may be sent twice."""
+"""The blocking gateway client: addresses, calls, and the errors that responses become."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from aenv_ray.client.gateway import Gateway
-from aenv_ray.client.gateway_http import GatewayHttp, parse_url, pause_before_retry
+from aenv_ray.client.gateway_http import GatewayHttp, GatewayPolicy, parse_url
 from aenv_ray.errors import (
     ERRORS,
+    CallOutcomeUnknown,
     ConfigError,
     FabricUnavailable,
     Forbidden,
@@ -40,7 +41,7 @@ def test_addresses(text, url):
 
 
 @pytest.mark.parametrize("text", ["", "ftp://host", "http://", "http://h:99999", "http://h?x=1"])
-def test_what_is_no_address_is_a_config_error(text):
+def test_an_invalid_address_is_a_config_error(text):
     with pytest.raises(ConfigError):
         parse_url(text)
 
@@ -75,7 +76,8 @@ LOST = httpx.ReadError("reset")
     ],
 )
 def test_what_is_sent_again(error, repeatable, again):
-    pause_s = pause_before_retry(error, attempt=1, repeatable=repeatable)
+    policy = GatewayPolicy("gateway", None)
+    pause_s = policy.pause_before_retry(error, attempt=1, repeatable=repeatable)
     assert (pause_s is not None) == again
 
 
@@ -111,7 +113,7 @@ def bad(error) -> httpx.Response:
     return httpx.Response(error.http_status, json={**body, "error": to_wire(error)})
 
 
-def test_a_create_whose_answer_was_lost_is_asked_for_again_under_the_same_key():
+def test_a_create_whose_response_was_lost_is_repeated_with_the_same_key():
     server = Server(LOST, good([{"id": "a-1", "status": "Running"}]))
     with server.client() as gateway:
         (made,) = gateway.create("a", {"ttl": "1m"})
@@ -121,21 +123,21 @@ def test_a_create_whose_answer_was_lost_is_asked_for_again_under_the_same_key():
     assert len(first) >= 16
 
 
-def test_a_command_whose_answer_was_lost_is_not_run_again():
+def test_a_command_whose_response_was_lost_is_not_sent_again():
     server = Server(LOST)
-    with server.client() as gateway, pytest.raises(FabricUnavailable, match="was lost"):
+    with server.client() as gateway, pytest.raises(CallOutcomeUnknown, match="was lost"):
         gateway.exec("a-1", ["rm", "x"], 5.0)
     assert len(server.asked) == 1
 
 
-def test_a_token_whose_answer_was_lost_is_not_made_again():
+def test_a_token_request_whose_response_was_lost_is_not_sent_again():
     server = Server(LOST)
-    with server.client() as gateway, pytest.raises(FabricUnavailable):
+    with server.client() as gateway, pytest.raises(CallOutcomeUnknown):
         gateway.create_token(role="owner")
     assert len(server.asked) == 1
 
 
-def test_a_gateway_that_is_away_is_asked_three_times_and_the_hint_names_the_way_out():
+def test_an_unreachable_gateway_is_tried_three_times_and_the_hint_says_what_to_do():
     server = Server(REFUSED, REFUSED, REFUSED)
     with server.client() as gateway, pytest.raises(FabricUnavailable) as caught:
         gateway.hub()
@@ -143,7 +145,7 @@ def test_a_gateway_that_is_away_is_asked_three_times_and_the_hint_names_the_way_
     assert "aenv up" in str(caught.value.hint)
 
 
-def test_an_upload_begins_anew_after_a_lost_connection_and_its_progress_adds_up():
+def test_an_upload_restarts_after_a_lost_connection_and_its_progress_adds_up():
     content = bytes(range(256)) * 4000
     server = Server(LOST, good(None))
     seen: list[int] = []
@@ -153,17 +155,17 @@ def test_an_upload_begins_anew_after_a_lost_connection_and_its_progress_adds_up(
     assert sum(seen) == len(content)
 
 
-def test_a_download_is_checked_against_its_name():
+def test_a_download_is_checked_against_its_digest():
     content = b"x" * 1_000_000
     digest = hashlib.sha256(content).hexdigest()
     server = Server(httpx.Response(200, content=content), httpx.Response(200, content=b"other"))
     with server.client() as gateway:
         assert gateway.download(digest) == content
-        with pytest.raises(FabricUnavailable, match="came as something else"):
+        with pytest.raises(FabricUnavailable, match="arrived with digest"):
             gateway.download(digest)
 
 
-def test_an_archive_that_is_not_there_is_no_error():
+def test_a_missing_archive_is_not_an_error():
     server = Server(httpx.Response(404), httpx.Response(200))
     with server.client() as gateway:
         assert not gateway.has_artifact("a" * 64)
@@ -214,7 +216,7 @@ def test_every_error_arrives_as_itself(cls):
         (good({"no": "name"}), FabricUnavailable),
     ],
 )
-def test_what_is_not_our_gateway_is_said_in_words(answer, error):
+def test_responses_of_other_servers_become_errors(answer, error):
     server = Server(*[answer] * 3)
     with server.client() as gateway, pytest.raises(error) as caught:
         gateway.environment("a", "1")
@@ -239,7 +241,7 @@ def test_a_listing_is_read_page_by_page_up_to_its_limit():
     ]
 
 
-def test_names_cannot_leave_their_place_in_a_path():
+def test_names_in_a_path_are_quoted():
     server = Server(good({"name": "a", "version": "1"}))
     with server.client() as gateway:
         gateway.environment("../../tokens?x", "1/2")

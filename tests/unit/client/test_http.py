@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from aenv_ray import errors
-from aenv_ray.client.http_answers import from_rpc, parse_address, read_envelope
 from aenv_ray.client.mcp_session import RpcError, _messages
-from aenv_ray.client.over_http import HttpInstance
+from aenv_ray.client.over_http import HttpInstance, from_rpc, parse_address, read_envelope
 
 
 @pytest.mark.parametrize(

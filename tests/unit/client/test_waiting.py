@@ -1,4 +1,4 @@
-"""A client that waits for a server which is not there says so, before its deadline."""
+"""A client that waits for a server logs it, and its timeout error has the last failure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aenv_ray import Environment, SyncEnvironment
-from aenv_ray.client import environment as environments
-from aenv_ray.client.waiting import FIRST_WORD_S, Wait, said, until_healthy
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.client.waiting import FIRST_LOG_S, Wait, until_healthy, with_hint
 from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -29,27 +29,27 @@ class Clock:
         return self.now_s
 
 
-def test_a_long_wait_is_told_and_then_each_time_it_has_doubled(
+def test_a_long_wait_is_logged_and_then_each_time_it_has_doubled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
     wait = Wait("a server", 500.0, clock)
-    told = []
+    logged = []
     for second in range(41):
         clock.now_s = 100.0 + second
         before = len(caplog.records)
-        wait.goes_on(said(GONE))
-        told += [second] if len(caplog.records) > before else []
-    assert told == [FIRST_WORD_S, 2 * FIRST_WORD_S, 4 * FIRST_WORD_S, 8 * FIRST_WORD_S]
+        wait.goes_on(with_hint(GONE))
+        logged += [second] if len(caplog.records) > before else []
+    assert logged == [FIRST_LOG_S, 2 * FIRST_LOG_S, 4 * FIRST_LOG_S, 8 * FIRST_LOG_S]
     assert (wait.remaining_s, wait.why) == (460.0, "nobody answers (start a server)")
     assert caplog.records[0].levelno == logging.WARNING
     assert caplog.records[0].getMessage() == (
-        "waiting for a server since 5 s, for 500 s at most: nobody answers (start a server)"
+        "still waiting for a server after 5 s of at most 500 s: nobody answers (start a server)"
     )
 
 
 @pytest.mark.parametrize("status", ["healthy", "success", "ok"])
-def test_a_server_that_comes_late_is_waited_for(status: str) -> None:
+def test_a_server_that_starts_late_is_waited_for(status: str) -> None:
     """AEnvironment's client waits for a server that is not there yet."""
     answers: list[Any] = [GONE, {"data": {"status": "error"}}, {"data": {"status": status}}]
 
@@ -64,7 +64,7 @@ def test_a_server_that_comes_late_is_waited_for(status: str) -> None:
     assert (body, answers) == ({"data": {"status": status}}, [])
 
 
-def test_one_that_never_comes_ends_with_its_last_answer() -> None:
+def test_a_server_that_never_starts_ends_the_wait_with_the_last_failure() -> None:
     """Invariant 9."""
 
     async def check(timeout_s: float) -> dict[str, Any]:
@@ -89,12 +89,12 @@ async def test_an_environment_without_a_server_says_what_it_waited_for(
 ) -> None:
     """Invariant 9: also when its own deadline comes first."""
 
-    async def open_instance(*args: Any, wait: Wait, **options: Any) -> None:
-        del args, options
-        wait.goes_on(said(GONE))
-        await asyncio.Event().wait()
+    async def create(*args: Any) -> None:
+        raise GONE
 
-    monkeypatch.setattr(environments, "open_instance", open_instance)
+    monkeypatch.delenv("AENV_SYSTEM_URL", raising=False)
+    monkeypatch.delenv("DUMMY_INSTANCE_IP", raising=False)
+    monkeypatch.setattr(AsyncEnvHandle, "create", create)
     environment = Environment("nobody", startup_timeout=0.01)
     with pytest.raises(DeadlineExceeded, match=r"nobody was not .* 0\.01 s: nobody answers \("):
         await environment.initialize()
@@ -108,7 +108,7 @@ async def test_an_environment_without_a_server_says_what_it_waited_for(
         {"max_retries": 1.5},
     ],
 )  # fmt: skip
-def test_numbers_that_are_none_are_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+def test_invalid_numbers_are_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Environment("mini-terminal", **wrong)
 
@@ -119,7 +119,7 @@ def test_a_sync_environment_that_was_closed_says_so(monkeypatch: pytest.MonkeyPa
     environment.close()
     environment.close()
     environment.release()
-    with pytest.raises(ConfigError, match="was closed"):
+    with pytest.raises(ConfigError, match="is closed"):
         environment.call_tool("echo", {})
-    with pytest.raises(ConfigError, match="was closed"), environment:
+    with pytest.raises(ConfigError, match="is closed"), environment:
         pass

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import success
@@ -41,10 +41,10 @@ class SandboxDoor:
         self._fabric = fabric
         self._limit_bytes = limit_bytes
 
-    async def _instance(self, request: Request) -> RayInstance:
+    async def _instance(self, request: Request) -> AsyncEnvHandle:
         target = await self._find(request)
         target.check_not_agent()
-        return RayInstance(await self._fabric.handle(target.instance_id))
+        return AsyncEnvHandle(await self._fabric.handle(target.instance_id))
 
     async def info(self, request: Request) -> Response:
         """Answer with what is known of the instance, its isolation included."""

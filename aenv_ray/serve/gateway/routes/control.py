@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.records import Lease
 from aenv_ray.models import InstanceStatus
@@ -66,14 +66,14 @@ class Control:
             }
         )
 
-    async def live(self, principal: Principal, instance_id: str) -> RayInstance:
+    async def live(self, principal: Principal, instance_id: str) -> AsyncEnvHandle:
         """Return an instance to work with.
 
         Raises:
             AenvError: As `owned`, and as `Instances.handle`.
         """
         await self.owned(principal, instance_id)
-        return RayInstance(await self.deps.fabric.handle(instance_id))
+        return AsyncEnvHandle(await self.deps.fabric.handle(instance_id))
 
     async def shown(self, request: Request, *leases: Lease) -> list[InstanceObject]:
         """Return instances of one environment as their owner sees them alone."""

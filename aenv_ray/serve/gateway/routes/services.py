@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import InstanceCalls
-from aenv_ray.client.over_ray import RayInstance
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
     AenvError,
     ArtifactDamaged,
@@ -266,7 +266,7 @@ class ServiceRoutes:
 
     async def _log(self, instance_id: str, tail: int | None) -> str:
         try:
-            instance = RayInstance(await self._control.deps.fabric.handle(instance_id))
+            instance = AsyncEnvHandle(await self._control.deps.fabric.handle(instance_id))
             text = "".join([piece async for piece in instance.logs(tail, False)])
         except AenvError as exc:  # one that ends meanwhile keeps no other from being read
             text = exc.message

@@ -1,4 +1,7 @@
-"""An instance reached through Ray, in async code: what `Environment` uses inside a cluster."""
+"""`AsyncEnvHandle`: an `EnvHandle` whose methods are coroutines.
+
+`Environment`, the sampler and the gateway reach instances through it.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,26 @@ from aenv_ray.models import (
 )
 
 _HOST_GRACE_S: Final = 90.0
-"""Beyond a call's own deadline: how long a host may take to be restarted and adopt (D7)."""
+"""Added to a call's deadline: a host that is restarted takes this long to adopt its instances."""
 
 
-class RayInstance:
-    """One instance; methods raise the classes of `aenv_ray.errors` and never Ray's own.
+class AsyncEnvHandle:
+    """One instance reached through Ray; methods raise `AenvError` and never Ray's exceptions.
 
     Args:
         handle: From `create` or `attach`.
     """
+
+    url: str = ""
+    """Empty: the instance is not reached by HTTP."""
 
     def __init__(self, handle: EnvHandle) -> None:
         self.handle = handle
         self.instance_id: str = handle.instance_id
 
     @classmethod
-    async def create(cls, environment: str, options: CreateOptions) -> RayInstance:
-        """Make an instance. A cancelled creation leaves nothing behind.
+    async def create(cls, environment: str, options: CreateOptions) -> AsyncEnvHandle:
+        """Create an instance. If cancelled, the instance is released as soon as it exists.
 
         Raises:
             AenvError: As `aenv_ray.create`.
@@ -50,11 +56,11 @@ class RayInstance:
             raise
 
     @classmethod
-    async def attach(cls, instance_id: str) -> RayInstance:
-        """Return a live instance.
+    async def attach(cls, instance_id: str) -> AsyncEnvHandle:
+        """Return a handle to a live instance.
 
         Raises:
-            InstanceNotFound: No host has it.
+            InstanceNotFound: No live instance has this id.
         """
         connect = connector()
         return cls(await asyncio.to_thread(lambda: connect().get(instance_id)))
@@ -73,7 +79,7 @@ class RayInstance:
                 ) from exc
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools, under their own names."""
+        """Return the tools: ``name, description, inputSchema``."""
         return list(await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0))
 
     async def call_tool(
@@ -109,7 +115,7 @@ class RayInstance:
     async def call_function(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, method: str = "POST"
     ) -> Any:
-        """Call a function; `method` matters only over HTTP."""
+        """Call a function; `method` is used only over HTTP."""
         del method
         reference = self.handle.call_function.remote(name, arguments, timeout_s)
         return await self._cancellable(reference, f"function {name!r}", timeout_s)
@@ -122,7 +128,7 @@ class RayInstance:
         return await self._cancellable(reference, f"reward {name or 'default'!r}", timeout_s)
 
     async def check_health(self, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the body that the public door would send."""
+        """Return ``{"success": True, "data": {"status": …}}``, as the HTTP server does."""
         reference = self.handle.check_health.remote(arguments, timeout_s)
         data = await self._wait(reference, "health", timeout_s)
         return {"success": True, "data": data}
@@ -136,7 +142,7 @@ class RayInstance:
         return result
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Read a file or a piece of it."""
+        """Read a file, or `length` bytes of it from `offset`."""
         reference = self.handle.read_file.remote(path, offset, length)
         data: bytes = await self._wait(reference, f"reading {path!r}", 60.0)
         return data
@@ -162,15 +168,15 @@ class RayInstance:
                 if piece:
                     yield piece
         finally:
-            ray_api.cancel(references)  # else it goes on until the instance ends
+            ray_api.cancel(references)  # otherwise the host streams until the instance ends
 
     async def info(self) -> InstanceInfo:
-        """Return what is known of the instance."""
+        """Return the instance's state, deadline and placement."""
         info: InstanceInfo = await self._wait(self.handle.info.remote(), "info", 60.0)
         return info
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Move the deadline."""
+        """Move the deadline to `ttl` from now."""
         info: InstanceInfo = await self._wait(self.handle.renew.remote(ttl), "renew", 60.0)
         return info
 
@@ -179,7 +185,7 @@ class RayInstance:
         await self._wait(self.handle.release.remote(), "release", 60.0)
 
     async def close(self) -> None:
-        """Do nothing: a handle holds no connection."""
+        """Do nothing; a handle holds no connection."""
 
 
 async def _as_awaitable(reference: Awaitable[Any]) -> Any:
@@ -187,9 +193,9 @@ async def _as_awaitable(reference: Awaitable[Any]) -> Any:
 
 
 class _Creation:
-    """A create in a thread, which cannot be stopped: what nobody waits for any more, it releases.
+    """A create in a thread; if it is abandoned, the thread releases the instance.
 
-    That is the thread's own work, for the event loop may be closed by then.
+    A thread cannot be stopped, and the event loop may be closed when it finishes.
     """
 
     def __init__(self, environment: str, options: CreateOptions) -> None:
@@ -201,11 +207,11 @@ class _Creation:
         self._is_abandoned = False
 
     def run(self) -> EnvHandle:
-        """Make the instance.
+        """Create the instance.
 
         Raises:
             AenvError: As `aenv_ray.create`.
-            FabricUnavailable: The fabric was shut down since the create was asked for.
+            FabricUnavailable: The fabric was shut down before the create started.
         """
         fabric = self._connect()
         with fabric.gate:
@@ -219,7 +225,7 @@ class _Creation:
         return made
 
     def abandon(self) -> None:
-        """Have the instance released, at once or when it is there."""
+        """Release the instance, now or as soon as it exists."""
         with self._lock:
             self._is_abandoned = True
             made = self._made
