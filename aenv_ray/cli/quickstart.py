@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -63,7 +64,8 @@ def quickstart(
 
     shown.check_replaceable(out)
     shown.check_writable(out)
-    sampling = _prepare(policy, rollouts, concurrency, out, seed, engine)
+    owner = f"quickstart-{secrets.token_hex(4)}"
+    sampling = _prepare(policy, rollouts, concurrency, out, seed, engine, owner)
     from aenv_ray.actors.fabric import entrance
 
     form = Format.JSON if as_json else chosen(output)
@@ -74,7 +76,7 @@ def quickstart(
         else:
             console.say(_connected(engine))
         finished = shown.run_all(sampling, quiet=quiet)
-        left = shown.instances_left(ENVIRONMENT, engine)
+        left = shown.instances_left(ENVIRONMENT, engine, owner)
     summary = finished.model_dump(mode="json") | {"instances_left": left}
     show(summary, form, shown.table(finished, left))
     if sampling.output_failure is not None:
@@ -86,7 +88,13 @@ def quickstart(
 
 
 def _prepare(
-    policy: PolicyName, rollouts: int, concurrency: int, out: Path, seed: int, engine: str | None
+    policy: PolicyName,
+    rollouts: int,
+    concurrency: int,
+    out: Path,
+    seed: int,
+    engine: str | None,
+    owner: str,
 ) -> Sampling:
     from aenv_ray.project import project
     from aenv_ray.sampling import load_tasks, sample
@@ -96,7 +104,7 @@ def _prepare(
     chosen = [tasks[index % len(tasks)] for index in range(rollouts)]
     return sample(
         source.reference, _scripted(policy, seed), chosen,
-        concurrency=concurrency, out=out, engine=engine,
+        concurrency=concurrency, out=out, engine=engine, owner=owner,
     )  # fmt: skip
 
 

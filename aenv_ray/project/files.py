@@ -11,12 +11,15 @@ This runs at every create, so it looks at each file once and reads none that it 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import warnings
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from pathspec import GitIgnoreSpec, RegexPattern
+
 from aenv_ray.errors import ConfigError
-from aenv_ray.project.ignore_rules import IgnoreRules
 
 CONFIG_NAME: Final = "config.json"
 """At the top of a project; never ignored."""
@@ -39,6 +42,16 @@ EXCLUDED: Final = frozenset(
         ".aenv",
     }
 )
+_CLASSES: Final = {
+    "alnum": "a-zA-Z0-9", "alpha": "a-zA-Z", "blank": " \t", "cntrl": "\x00-\x1f\x7f",
+    "digit": "0-9", "graph": "\x21-\x7e", "lower": "a-z", "print": " -~",
+    "punct": "!-/:-@[-`{-~", "space": " \t\n\r\f\v", "upper": "A-Z", "xdigit": "0-9a-fA-F",
+}  # fmt: skip
+_DIRECTORY: Final = "ps_d"
+"""pathspec's group for the slash after a directory."""
+_CLASS: Final = re.compile(r"\[:(\w+):\]")
+_EVERYTHING_BELOW: Final = re.compile(r"/\*\*(/?) *$")
+_MAX_VERDICTS: Final = 50_000
 _IGNORE_FILES: Final = (".gitignore", ".aenvignore")
 """The stronger one last."""
 
@@ -53,6 +66,71 @@ class FileRow(NamedTuple):
     ctime_ns: int
     """Also an edit that puts the time of the content back changes it."""
     mode: int
+
+
+class IgnoreRules:
+    """The patterns of one ignore file, parsed by pathspec and applied as git applies them.
+
+    git decides about each entry by its own name, from the top down, and does not descend into
+    ignored directories. pathspec's own matching also applies a pattern for a directory to
+    everything below it, so that ``a`` and then ``!b`` would bring back ``b/a``.
+
+    Args:
+        text: The file's content; bytes that are not UTF-8 as surrogates, as in file names.
+    """
+
+    def __init__(self, text: str) -> None:
+        lines = text.removeprefix("\ufeff").split("\n")
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # "[[a]" is fine
+            parsed = [_parse(line) for line in lines]
+        self._patterns = [pattern for pattern in reversed(parsed) if pattern is not None]
+        self._cached = lru_cache(maxsize=_MAX_VERDICTS)(self._decide)
+
+    def verdict(self, path: str, *, is_directory: bool) -> bool | None:
+        """Return whether an entry is ignored; None if no pattern matches it.
+
+        Args:
+            path: Relative to the directory of the ignore file. No directory above is ignored.
+            is_directory: False for a symlink to a directory.
+        """
+        return self._cached(f"{path}/" if is_directory else path)
+
+    def _decide(self, path: str) -> bool | None:
+        name = path[path.rfind("/", 0, -1) + 1 :]
+        for pattern in self._patterns:
+            match = pattern.regex.search(path if pattern.is_anchored else name)
+            if match is None:
+                continue
+            # Where the matched directory ends: within the path it is a parent of the entry.
+            end = match.end(_DIRECTORY) if _DIRECTORY in pattern.regex.groupindex else -1
+            if end in (-1, len(match.string)):
+                return pattern.is_ignoring
+        return None
+
+
+class _Pattern(NamedTuple):
+    regex: re.Pattern[str]
+    is_ignoring: bool
+    """False: it brings back what an earlier line ignores."""
+    is_anchored: bool
+    """It is matched against the path, not against the name alone."""
+
+
+def _parse(line: str) -> _Pattern | None:
+    """Return the pattern of a line; None if it matches nothing."""
+    # pathspec does not know POSIX classes, and its "a/**" matches the directory "a/" too.
+    line = _CLASS.sub(lambda match: _CLASSES.get(match[1], match[0]), line)
+    line = _EVERYTHING_BELOW.sub(r"/**/*\1", line)
+    try:
+        (pattern,) = GitIgnoreSpec.from_lines([line]).patterns
+    except (ValueError, re.error):
+        return None  # git skips malformed lines
+    if pattern.include is None:
+        return None
+    assert isinstance(pattern, RegexPattern)
+    assert pattern.regex is not None
+    is_anchored = "/" in line.rstrip("\r").rstrip(" ").removesuffix("/")
+    return _Pattern(pattern.regex, pattern.include, is_anchored)
 
 
 class _Rules(NamedTuple):

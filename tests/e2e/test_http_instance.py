@@ -122,7 +122,7 @@ async def test_a_server_that_dies_leaves_unknown_outcomes_then_is_lost(tmp_path:
         await eventually((tmp_path / "function.began").exists, "the function began")
         server.process.kill()
         for call in (tool, function):
-            with pytest.raises(CallOutcomeUnknown, match="no answer"):
+            with pytest.raises(CallOutcomeUnknown, match="response was lost"):
                 await call
         server.process.wait()
         for call_again in (
@@ -137,7 +137,7 @@ async def test_a_server_that_dies_leaves_unknown_outcomes_then_is_lost(tmp_path:
         never = HttpInstance(server.url)
         with pytest.raises(FabricUnavailable, match="no environment server answers"):
             await never.call_tool("add", {"a": 1, "b": 1})
-        with pytest.raises(DeadlineExceeded, match="its last answer: no environment server"):
+        with pytest.raises(DeadlineExceeded, match="its last response: no environment server"):
             await never.wait_healthy(0.1)
         await never.close()
         await never.close()

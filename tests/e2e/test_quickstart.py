@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import aenv_ray
+from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling import Episode
 from tests.e2e.quickstarts import interrupted, quickstart, root
 from tests.ray.cluster import Cluster
@@ -56,6 +58,21 @@ def test_a_policy_in_json(root: Path, joined: dict[str, str], policy: str, mean:
     assert sorted(e.index for e in episodes) == list(range(8))
     assert [e.reward for e in episodes] == [mean] * 8
     assert sum(len(e.steps) for e in episodes) == summary["tool_calls"]
+
+
+def test_instances_of_others_are_not_counted_as_left(root: Path, joined: dict[str, str]) -> None:
+    """A shared cluster runs other people's instances; they do not make a quickstart fail."""
+    import ray
+
+    other = aenv_ray.create("mini-terminal", actor="shared")
+    try:
+        options = ("--rollouts", "2", "--concurrency", "2", "--json")
+        done = quickstart(root, *options, **joined)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["instances_left"] == 0
+        assert ray.get(other.info.remote()).status is InstanceStatus.RUNNING
+    finally:
+        ray.get(other.release.remote())
 
 
 def test_the_random_policy_repeats_itself(root: Path, joined: dict[str, str]) -> None:

@@ -119,23 +119,33 @@ def _run_quietly(sampling: Sampling) -> Summary:
     return sampling.summary()
 
 
-def instances_left(environment: str, engine: str | None) -> int:
-    """Count what still runs, by what runs it; what is ending gets a moment.
+def instances_left(environment: str, engine: str | None, owner: str) -> int:
+    """Return how many instances of the rollouts still run; waits for those that are ending.
+
+    On a Ray started for the rollouts these are all processes, containers and pods of sandboxes; on
+    a shared one, the instances of `owner`, since others may run more.
 
     Args:
-        environment: Whose sandboxes are not to be kept ready for more rollouts: none follow.
-        engine: That the rollouts asked for.
+        environment: Its warm pool is emptied first, as no more rollouts follow.
+        engine: The rollouts' engine.
+        owner: The rollouts' owner.
     """
     from aenv_ray.actors.fabric import entrance
     from aenv_ray.actors.fabric.warm_api import warm
     from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
-    # What still starts, or is on a host that is away, is counted, and ends with this job.
+    # Sandboxes that are starting, or on an unreachable host, are counted, and end with this job.
     with contextlib.suppress(DeadlineExceeded, FabricUnavailable):
         warm(environment, 0, engine=engine)
     connection = entrance.init()
+
+    def count() -> int:
+        if connection.owns_ray:
+            return connection.count_processes()
+        return sum(instance.owner == owner for instance in connection.list_instances())
+
     deadline = time.monotonic() + _SETTLE_S
-    while (left := connection.count_processes()) and time.monotonic() < deadline:
+    while (left := count()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 
