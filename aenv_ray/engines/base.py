@@ -1,17 +1,18 @@
-"""The contract between a host and whatever makes sandboxes.
+"""The contract between a host actor and the engine that makes its sandboxes.
 
-An *engine* makes sandboxes on one node for one host actor. A *sandbox* is one of them: it holds one
-instance of an environment and answers the fast door's methods. Everything above this file, the
-actors, handles and samplers, knows these classes and no engine.
+An *engine* makes sandboxes on one node for one host actor. A *sandbox* holds one instance of an
+environment and answers the fast door's methods. Actors, handles and samplers use these classes and
+no concrete engine.
 
-What every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
+Every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
 
 - A sandbox outlives the host that made it, until its deadline: a new host with the same id attaches
-  to it and calls go on. It is no child of the host and inherits no descriptor of it.
-- Nothing of it is left after `Engine.stop`, after its deadline by more than 10 s, or after the end
-  of whatever the engine was told owns it, whoever was killed in between.
-- Its end is reported with a cause in words. A dead sandbox never answers a call with a result.
-- It sees the environment variables, arguments and labels of its spec and none of the host's.
+  to it and calls continue. It is not a child of the host and inherits none of its descriptors.
+- Nothing is left of a sandbox after `Engine.stop`, 10 s after its deadline, or after the end of the
+  process that the engine was given as owner, whichever processes were killed in between.
+- The end of a sandbox is reported with a cause in words. A dead sandbox never answers a call with a
+  result.
+- A sandbox sees the environment variables, arguments and labels of its spec and none of the host's.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
 
 OnProgress = Callable[[float, float | None, str | None], None]
-"""Told ``progress``, ``total`` (None when unknown) and a message."""
+"""Called with ``progress``, ``total`` (None if unknown) and a message."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; stated, never assumed."""
+    """What an engine can do."""
 
     isolation: str
-    """The strongest it offers: ``namespaces``, ``container``, ``none`` …"""
+    """The strongest kind that it offers: ``namespaces``, ``container``, ``none`` …"""
     network_modes: frozenset[str] = frozenset({"host"})
     attach: bool = True
     """A new host can take over a running sandbox."""
@@ -47,9 +48,9 @@ class Capabilities:
     snapshot: bool = False
     pause: bool = False
     storage: bool = False
-    """Sandboxes may have storage that outlives them; see `Engine.delete_storage`."""
+    """Sandboxes can have storage that outlives them; see `Engine.delete_storage`."""
     slow_start: bool = False
-    """A start takes so long that hosts anticipate demand (design D9)."""
+    """Starts are slow, so hosts start sandboxes ahead of demand (design D9)."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,22 @@ class SandboxSpec:
 
     instance_id: InstanceId
     project_dir: Path
-    """The unpacked project on this node; read-only for everyone."""
+    """The unpacked project on this node; nobody writes to it."""
     config: EnvironmentConfig
     deadline: float
-    """Seconds since the epoch; the engine ends the sandbox then, also when the host is gone."""
+    """Seconds since the epoch; the engine ends the sandbox then, even without its host."""
     environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The caller's; the config's are added below them."""
+    """Given by the caller; they override the variables of the config."""
     arguments: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     datasource: str = ""
     storage: StorageMount | None = None
-    """What of it outlives it; only engines with the capability are asked for that."""
+    """Storage that outlives the sandbox; only given to engines with the capability."""
 
 
 @dataclass(frozen=True)
 class RunningSandbox:
-    """What an engine's own listing says of a sandbox that really exists."""
+    """A sandbox that exists, as the engine lists it."""
 
     instance_id: InstanceId
     host_id: HostId
@@ -83,13 +84,13 @@ class RunningSandbox:
 class Sandbox(ABC):
     """One running sandbox, as its host sees it.
 
-    Safe for any number of concurrent `request` calls on one event loop.
+    `request` may be called concurrently on one event loop.
     """
 
     instance_id: InstanceId
     isolation: Isolation
     start_mode: str
-    """How it came to be, for people: ``template``, or ``bare: <reason>``."""
+    """How it was started, for people: ``template``, or ``bare: <reason>``."""
 
     @abstractmethod
     async def request_json(
@@ -101,26 +102,26 @@ class Sandbox(ABC):
         on_progress: OnProgress | None = None,
         may_wait: bool = False,
     ) -> bytes:
-        """Send one call and wait for its result, both as JSON text: nothing is decoded on the way.
+        """Send one call and wait for its result, both as JSON text.
 
         Args:
             method: A fast-door method, for example ``tools/call``.
-            params: Its parameters, a JSON object on one line; ``_meta`` carries ``aenv/call_id``,
-                and a ``progressToken`` where `on_progress` is given.
-            deadline_s: Seconds after which the sandbox counts as not answering. Longer than the
+            params: Its parameters, a JSON object on one line. Its ``_meta`` contains
+                ``aenv/call_id``, and a ``progressToken`` if `on_progress` is given.
+            deadline_s: Seconds after which the sandbox counts as not answering; longer than the
                 call's own timeout, which the runtime enforces.
-            on_progress: Told of the call's progress.
-            may_wait: It may be sent some milliseconds later, together with those that follow it.
+            on_progress: Called when the runtime reports progress of the call.
+            may_wait: The call may be delayed by milliseconds, to be sent with others.
 
         Returns:
             The JSON-RPC result.
 
         Raises:
-            ToolError: The runtime refused or stopped the call; the concrete class says why.
+            ToolError: The runtime refused or stopped the call; the subclass says why.
             SandboxLost: The sandbox ended before it answered.
             CallOutcomeUnknown: `deadline_s` passed without an answer.
 
-        Cancelling tells the runtime to stop the call and passes on at once.
+        Cancelling tells the runtime to stop the call and does not wait for that.
         Idempotent by call id: a repeated id returns the first outcome and runs nothing.
         """
 
@@ -133,7 +134,7 @@ class Sandbox(ABC):
         deadline_s: float,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Send one call and wait for its result, as data; otherwise like `request_json`."""
+        """Send one call as `request_json` does, with parameters and result as Python data."""
         if on_progress is not None:
             meta = {"progressToken": "p", **params.get("_meta", {})}
             params = {**params, "_meta": meta}
@@ -145,22 +146,22 @@ class Sandbox(ABC):
     @property
     @abstractmethod
     def end_cause(self) -> str | None:
-        """Why the sandbox ended, in words; None while it runs."""
+        """Return why the sandbox ended, in words; None while it runs."""
 
     @abstractmethod
     def on_end(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` told the cause when the sandbox ends; at once when it has."""
+        """Call `callback` with the cause when the sandbox ends; at once if it has ended."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Disconnect; the sandbox runs on. Does nothing on later calls."""
+        """Disconnect; the sandbox keeps running. Later calls do nothing."""
 
 
 class Engine(ABC):
     """Makes and ends the sandboxes of one host.
 
-    Args given to the constructors of concrete engines are that engine's own; every engine takes a
-    ``host_id``, under which a restarted host finds its sandboxes again.
+    Constructors differ between engines; each takes a ``host_id``, by which a restarted host finds
+    its sandboxes again.
     """
 
     name: str
@@ -168,29 +169,30 @@ class Engine(ABC):
 
     @abstractmethod
     async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
-        """Make sandboxes and wait until each answers calls or has failed.
+        """Start sandboxes and wait until each answers calls or has failed.
 
         Args:
-            specs: Distinct instance ids.
+            specs: Their instance ids are distinct.
 
         Returns:
-            In the order of `specs`, a sandbox or the error that kept it from starting
+            In the order of `specs`, each sandbox or the error that prevented its start
             (`SandboxStartFailed` with the reason and the last lines of its log, `ConfigError`,
-            `CapacityExceeded`). A failed one has left nothing behind.
+            `CapacityExceeded`). A failed start leaves nothing behind.
 
         Raises:
-            FabricUnavailable: The node cannot make sandboxes at all.
-            DeadlineExceeded: What makes them on the node did not answer; those under way are ended.
+            FabricUnavailable: The node cannot start sandboxes at all.
+            DeadlineExceeded: The node's launcher or daemon did not answer; unfinished starts are
+                undone.
 
-        Cancelling ends those that were under way.
+        Cancelling ends the sandboxes that were being started.
         """
 
     @final
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Make one sandbox.
+        """Start one sandbox.
 
         Raises:
-            AenvError: As in the result of `start_many`.
+            AenvError: Any that `start_many` raises or returns.
         """
         (started,) = await self.start_many([spec])
         if isinstance(started, AenvError):
@@ -199,21 +201,21 @@ class Engine(ABC):
 
     @abstractmethod
     async def attach(self, instance_id: InstanceId) -> Sandbox:
-        """Connect to a sandbox that an earlier host of the same id made.
+        """Connect to a sandbox that an earlier host with the same id started.
 
         Raises:
-            SandboxLost: It does not run any more.
+            SandboxLost: It no longer runs.
         """
 
     @abstractmethod
     async def running(self) -> list[RunningSandbox]:
-        """Return this host's sandboxes that really exist: asked of what runs them, not of us."""
+        """Return this host's sandboxes that exist, according to the launcher, daemon or API."""
 
     @abstractmethod
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
         """End sandboxes with everything in them, and return when they are gone.
 
-        Unknown and ended ids do nothing. Works while calls are under way: those get `SandboxLost`.
+        Unknown and ended ids are ignored. Pending calls fail with `SandboxLost`.
         """
 
     @abstractmethod
@@ -221,61 +223,63 @@ class Engine(ABC):
         """Move a sandbox's deadline, in seconds since the epoch.
 
         Raises:
-            SandboxLost: It does not run any more.
+            SandboxLost: It no longer runs.
         """
 
     @abstractmethod
     def logs(
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what a sandbox printed: standard output and error of all that runs in it.
+        """Yield the output of a sandbox: standard output and error of all its processes.
 
         Args:
             instance_id: Of a sandbox that this engine object started or attached to.
-            tail_lines: Begin with so many of the last lines, at least 0. None: with all that is
-                kept, which is the end of it; what is gone says so where the engine knows.
-            follow: Go on with what is printed from now on, until the sandbox ends.
+            tail_lines: Begin with this many of the last lines, at least 0. None: with the whole
+                log, which is limited to its end; a mark says how much was cut, if that is known.
+            follow: Continue with new output until the sandbox ends.
 
         Returns:
-            Pieces of output as they came; one may end within a line or a character.
+            Pieces of output, which may end within a line or a character.
 
         Raises:
             SandboxLost: It does not run.
-            FabricUnavailable: What runs it does not answer.
+            FabricUnavailable: The launcher, daemon or API does not answer.
 
-        Closing the generator ends it; any number may run at once.
+        Any number of generators may run at once; each ends when it is closed.
         """
 
     async def delete_storage(self, storage: StorageMount) -> None:
-        """Delete a storage with all that is in it, once no sandbox has it; one that is not is gone.
+        """Delete a storage and its data, once no sandbox uses it; does nothing if it is missing.
 
         Raises:
-            ConfigError: This engine keeps none.
-            FabricUnavailable: A sandbox has it still, or what keeps it refuses.
+            ConfigError: This engine has no storage.
+            FabricUnavailable: A sandbox still uses it, or it cannot be deleted.
         """
-        raise ConfigError(f"the {self.name} engine keeps no storage: {storage.name}")
+        raise ConfigError(
+            f"the {self.name} engine has no storage, so {storage.name} cannot be deleted"
+        )
 
     @abstractmethod
     async def close(self) -> None:
-        """Disconnect from the node; sandboxes run on, for the next host of the same id."""
+        """Disconnect from the node; sandboxes keep running for the next host with the same id."""
 
 
 def check_os(config: EnvironmentConfig, own: str, whose: str) -> None:
-    """Refuse a project that is for another operating system.
+    """Check that a project is for the operating system of the sandboxes.
 
     Args:
         config: The project's.
-        own: What sandboxes run on: ``linux``, ``darwin`` …
-        whose: Operating system that is, for the message.
+        own: The sandboxes' operating system: ``linux``, ``darwin`` …
+        whose: What runs it, for the message, for example ``this node``.
 
     Raises:
-        ConfigError: They are not the same; the message names both.
+        ConfigError: The project is for another one; the message names both.
     """
     wanted = config.deploy.os
     if wanted and wanted.lower() != own.lower():
         raise ConfigError(
-            f"{config.reference} is for {wanted} (deployConfig.os), and {whose} runs {own}",
-            hint="run it where that is, with an engine that has it, or change deployConfig.os",
+            f"{config.reference} is for {wanted} (deployConfig.os), but {whose} runs {own}",
+            hint=f"run it on a node or engine with {wanted}, or change deployConfig.os",
         )
 
 

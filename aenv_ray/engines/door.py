@@ -1,4 +1,4 @@
-"""A sandbox reached through the fast door: the client side of `aenv_ray.runtime.door.door`."""
+"""The client side of the fast door (`aenv_ray.runtime.door.door`): one connection to a sandbox."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ import pydantic_core
 
 from aenv_ray import errors
 from aenv_ray.engines.base import OnProgress, Sandbox, lost
-from aenv_ray.engines.door_requests import RuntimeRequests
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 
 CAUSE_WAIT_S: Final = 2.0
-"""How long a broken connection waits to learn why; the launcher tells within milliseconds."""
-
+"""How long to wait for the cause of a broken connection; a launcher reports it in milliseconds."""
+SIDECAR_METHOD: Final = "aenv/second"
+SIDECAR_METHODS: Final = frozenset({"aenv/exec", "aenv/read_file", "aenv/write_file"})
+"""What environment code may request of its sidecar container."""
+_SIDECAR_GRACE_S: Final = 5.0
+_MAX_SIDECAR_S: Final = 86_400.0
 _WATCH_S: Final = 0.5
-"""How exactly an unanswered call's deadline is kept."""
+"""How often overdue calls are looked for."""
 _BUSY_CALLS: Final = 16
-"""With this many calls waiting, a request waits `_BUSY_DELAY_S` for others to go with it."""
+"""From this many pending calls on, a request waits `_BUSY_DELAY_S` to be sent with others."""
 _BUSY_DELAY_S: Final = 0.001
-_PATIENT_DELAY_S: Final = 0.002
-"""How long a request waits that may. Each that is sent by itself wakes the sandbox and later the
-host: a tenth of all that a call costs, on two cores. Calls come about four in a millisecond."""
+_BATCH_DELAY_S: Final = 0.002
+"""How long a request with `may_wait` waits to be sent with others. A request that is sent alone
+wakes the sandbox and later the host: a tenth of a call's cost on two cores. About four calls arrive
+in a millisecond."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
-"""A sandbox that sends a longer one is ended: its host serves others too."""
+"""A sandbox that sends a longer message is ended, because it takes its host's memory."""
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _LAST_ERROR_CHARACTERS: Final = 500
@@ -38,7 +42,7 @@ _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 
 @dataclass(slots=True)
 class _Waiting:
-    """A call that has no answer yet."""
+    """A call without an answer."""
 
     future: asyncio.Future[bytes]
     method: str
@@ -51,15 +55,15 @@ class _Waiting:
 class DoorSandbox(Sandbox):
     """A sandbox whose runtime answers on a stream socket.
 
-    It reads and writes the socket itself: a lone call is written at once and its answer taken apart
-    where it is read, which a transport would do some turns of the event loop later.
+    It reads and writes the socket itself: a single call is written at once and its answer parsed
+    where it is read, several turns of the event loop earlier than with an asyncio transport.
 
     Args:
-        instance_id: Whose sandbox it is.
-        isolation: What separates it from the node.
-        start_mode: How it came to be.
-        find_cause: Waits for the reason of a broken connection.
-        cause_wait_s: How long that may take.
+        instance_id: Of the sandbox.
+        isolation: What separates the sandbox from the node.
+        start_mode: As for `Sandbox`.
+        find_cause: Waits for the cause of a broken connection.
+        cause_wait_s: How long `find_cause` may take.
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class DoorSandbox(Sandbox):
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
         self._last_error = ""
-        self.requests = RuntimeRequests(self._send)
-        """What the runtime asks of this side."""
+        self.sidecar: Sandbox | None = None
+        """The second container, of which the runtime may make requests; None without one."""
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        """Requests of the runtime that are being answered, by id."""
 
     async def connect(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
@@ -128,7 +134,7 @@ class DoorSandbox(Sandbox):
             try:
                 self._on_line(line)
             except (ValueError, KeyError, AttributeError, TypeError):
-                self.end(f"it sent what is no answer: {line[:100]!r}")
+                self.end(f"it sent an invalid message: {line[:100]!r}")
                 return
 
     def _on_broken(self, exc: OSError | None) -> None:
@@ -138,7 +144,7 @@ class DoorSandbox(Sandbox):
 
     def _send(self, data: bytes) -> None:
         if self._sock is None:
-            return  # its end is told to all who wait
+            return  # pending calls fail with the cause of the end
         if self._unsent:
             self._unsent += data
             return
@@ -147,7 +153,7 @@ class DoorSandbox(Sandbox):
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # reading tells the end, and its cause
+            return  # reading reports the end and its cause
         if sent < len(data):
             self._unsent += data[sent:]
             self._loop.add_writer(self._sock.fileno(), self._on_writable)
@@ -166,7 +172,8 @@ class DoorSandbox(Sandbox):
             self._loop.remove_writer(self._sock.fileno())
 
     def _hang_up(self) -> None:
-        self.requests.stop()
+        for task in list(self._requests.values()):
+            task.cancel()
         sock, self._sock = self._sock, None
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
@@ -174,7 +181,7 @@ class DoorSandbox(Sandbox):
             sock.close()
 
     def _on_line(self, line: bytes) -> None:
-        # What our own runtime writes is taken apart without decoding the result.
+        # The result is passed on as JSON, without decoding it.
         if line.startswith(_ANSWER):
             id_end = line.index(b",", len(_ANSWER))
             request_id = int(line[len(_ANSWER) : id_end])
@@ -186,9 +193,18 @@ class DoorSandbox(Sandbox):
         if message.get("id", 0) is None:  # an error of no request: why it closes the connection
             self._last_error = str(message["error"]["message"])[:_LAST_ERROR_CHARACTERS]
             return
-        if self.requests.take(message):
-            return
         params = message.get("params") or {}
+        if message.get("method") == "notifications/cancelled":
+            cancelled = self._requests.get(str(params.get("requestId")))
+            if cancelled is not None:
+                cancelled.cancel()
+            return
+        if "id" in message:
+            key = str(message["id"])
+            request = self._loop.create_task(self._answer(key, message))
+            self._requests[key] = request
+            request.add_done_callback(lambda _: self._requests.pop(key, None))
+            return
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
                 report = (params["progress"], params.get("total"), params.get("message"))
@@ -202,10 +218,41 @@ class DoorSandbox(Sandbox):
             cause = f"the connection to it broke ({self._last_error or exc or 'closed'})"
         self.end(cause)
 
+    # --- requests of the runtime to its sidecar -------------------------------------------------
+
+    async def _answer(self, request_id: str, message: dict[str, Any]) -> None:
+        head = b'{"jsonrpc":"2.0","id":' + pydantic_core.to_json(request_id)
+        try:
+            result = await self._ask_sidecar(message.get("method"), message.get("params") or {})
+        except errors.AenvError as exc:
+            error = {"code": -32000, "message": exc.message, "data": errors.to_wire(exc)}
+            self._send(head + b',"error":' + pydantic_core.to_json(error) + b"}\n")
+            return
+        self._send(head + b',"result":' + result + b"}\n")
+
+    async def _ask_sidecar(self, method: Any, params: dict[str, Any]) -> bytes:
+        wanted, inner = params.get("method"), params.get("params")
+        if method != SIDECAR_METHOD or wanted not in SIDECAR_METHODS or not isinstance(inner, dict):
+            raise errors.ConfigError(f"a runtime cannot request {wanted or method!r} of its host")
+        if self.sidecar is None:
+            raise errors.ConfigError(
+                "the instance has no second container",
+                hint='set deployConfig.podTemplate to "DualContainer" and use the docker or the '
+                "kubernetes engine",
+            )
+        timeout_s = (inner.get("_meta") or {}).get("aenv/timeout_s")
+        if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_SIDECAR_S:
+            raise errors.ConfigError(
+                f"timeout {timeout_s!r} is not a number of seconds between 0 and {_MAX_SIDECAR_S:g}"
+            )
+        return await self.sidecar.request_json(
+            wanted, pydantic_core.to_json(inner), deadline_s=timeout_s + _SIDECAR_GRACE_S
+        )
+
     # --- Sandbox ------------------------------------------------------------------------------
 
     def end(self, cause: str) -> None:
-        """Note that the sandbox ended and fail what waits for it. The first cause stays."""
+        """Record that the sandbox ended and fail its pending calls; only the first cause counts."""
         if self._cause is not None:
             return
         self._cause = cause
@@ -243,7 +290,7 @@ class DoorSandbox(Sandbox):
         future: asyncio.Future[bytes] = self._loop.create_future()
         waiting = _Waiting(future, method, self._loop.time() + deadline_s, on_progress)
         if on_progress is not None:
-            # Tokens are the connection's: two calls may well have chosen the same one.
+            # Tokens are unique on the connection; two callers may have chosen the same one.
             waiting.token = f"p{request_id}"
             data = _readable(params)
             data["_meta"] = {**data.get("_meta", {}), "progressToken": waiting.token}
@@ -272,14 +319,14 @@ class DoorSandbox(Sandbox):
         )
 
     def _cancel(self, request_id: int) -> None:
-        """Tell the sandbox that nobody waits for a call any more (invariant 11)."""
+        """Tell the sandbox that a call was cancelled (invariant 11)."""
         self._write(
             b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}\n'
             % request_id
         )
 
     def _watch(self) -> None:
-        """Fail calls that the sandbox did not answer in time; runs only while some wait."""
+        """Fail overdue calls; runs only while calls are pending."""
         now = self._loop.time()
         for request_id, waiting in list(self._pending.items()):
             if waiting.deadline <= now:
@@ -297,23 +344,23 @@ class DoorSandbox(Sandbox):
             hint="it may be stuck; release it and create another",
         )
 
-    def _left(self, method: str) -> errors.CallOutcomeUnknown:
+    def _disconnected(self, method: str) -> errors.CallOutcomeUnknown:
         return errors.CallOutcomeUnknown(
             f"the connection to {self.instance_id} was closed before {method} had an answer",
             instance_id=self.instance_id,
-            hint="the call goes on: repeat it with the same call id",
+            hint="the call continues; repeat it with the same call id to get its outcome",
         )
 
     def _write(self, line: bytes, *, may_wait: bool = False) -> None:
-        """Send at once; what may wait, and all in a burst, with what comes soon after it."""
+        """Send at once, or after a short delay with what follows: if it may wait, or in a burst."""
         if may_wait or len(self._pending) >= _BUSY_CALLS:
             if not self._outbox:
-                delay_s = _PATIENT_DELAY_S if may_wait else _BUSY_DELAY_S
+                delay_s = _BATCH_DELAY_S if may_wait else _BUSY_DELAY_S
                 self._loop.call_later(delay_s, self._flush)
             self._outbox.append(line)
         elif self._outbox:
             self._outbox.append(line)
-            self._flush()  # what waited is ahead of it, and goes with it
+            self._flush()  # lines stay in order
         else:
             self._send(line)
 
@@ -327,23 +374,23 @@ class DoorSandbox(Sandbox):
         pending, self._pending = self._pending, {}
         for waiting in pending.values():
             if not waiting.future.done():
-                waiting.future.set_exception(self._left(waiting.method))
+                waiting.future.set_exception(self._disconnected(waiting.method))
         self._hang_up()
         if self._ending is not None:
             self._ending.cancel()
 
 
 def _readable(params: bytes) -> dict[str, Any]:
-    """Return a call's parameters.
+    """Decode a call's parameters.
 
     Raises:
-        ToolInputInvalid: They can be written as JSON, but not read.
+        ToolInputInvalid: They exceed the limits of the JSON parser.
     """
     try:
         data: dict[str, Any] = pydantic_core.from_json(params)
     except ValueError as exc:
         raise errors.ToolInputInvalid(
-            f"the arguments cannot be read: {exc}",
+            f"the arguments cannot be parsed: {exc}",
             hint="nest them less deeply, and write long numbers as text",
         ) from None
     return data

@@ -218,7 +218,7 @@ class DockerEngine(Engine):
         if instance.has_second:
             instance.second = await open_door(second_name(instance.name))
         sandbox = instance.sandbox = await open_door(instance.name)
-        sandbox.requests.second = instance.second
+        sandbox.sidecar = instance.second
         if instance.ended.done():
             sandbox.end(instance.ended.result())
         for opened in (sandbox, instance.second):

@@ -2,7 +2,7 @@
 
 The second container joins the network of the first, so that the two have a loopback that nobody
 else has, and shares a volume with it. In it runs our runtime without any code, which the host asks
-on behalf of the first container's runtime (`aenv_ray.engines.door_requests`).
+on behalf of the first container's runtime (`aenv_ray.engines.door`).
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class KubernetesEngine(Engine):
         except OSError as exc:
             cause = f"its pod does not answer ({exc})"
             raise lost(instance.id, cause) from exc
-        sandbox.requests.second = instance.second
+        sandbox.sidecar = instance.second
         if instance.ended.done():
             sandbox.end(instance.ended.result())
         return sandbox

@@ -1,4 +1,4 @@
-"""The host's side of the fast door: what a sandbox may send, and what ends it."""
+"""The host's side of the fast door: which messages it accepts, and which end the sandbox."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_calls_that_may_wait_are_sent_together(peer: Peer) -> None:
 async def test_a_call_in_a_hurry_takes_those_that_may_wait_along(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_PATIENT_DELAY_S", 3600.0)
+    monkeypatch.setattr(door, "_BATCH_DELAY_S", 3600.0)
     patient = [peer.call(may_wait=True) for _ in range(2)]
     hurried = peer.call()
     sent = await peer.asked()
@@ -84,12 +84,12 @@ async def test_a_call_in_a_hurry_takes_those_that_may_wait_along(
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"jsonrpc":"2.0","id":x}\n', b"\xff\n"])
-async def test_a_sandbox_that_sends_no_answers_is_ended(peer: Peer, line: bytes) -> None:
+async def test_a_sandbox_that_sends_invalid_messages_is_ended(peer: Peer, line: bytes) -> None:
     """Invariant 2: its calls are lost at once, with the reason, and not at their deadlines."""
     call = peer.call()
     await peer.asked()
     peer.sock.send(line)
-    with pytest.raises(SandboxLost, match="no answer"):
+    with pytest.raises(SandboxLost, match="invalid message"):
         await call
 
 
