@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from package_index import fetch_wheel
 
-from aenv_ray.engines.node.pip_sources import uv_options, uv_variables, without_passwords
+from aenv_ray.engines.node.installer import uv_options, uv_variables, without_passwords
 
 STAMP = "aenv-bootstrap.json"
 # Below an environment, ours that is being replaced or one that is active: what it was made from.

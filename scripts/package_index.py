@@ -18,7 +18,7 @@ from pathlib import Path
 # Python runs isolated, and then does not look where the project is.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from aenv_ray.engines.node.pip_sources import pip_settings
+from aenv_ray.engines.node.installer import pip_settings
 
 PYPI = "https://pypi.org/simple"
 DOWNLOAD_DEADLINE_S = 60.0

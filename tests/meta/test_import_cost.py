@@ -42,7 +42,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import aenv_ray.runtime", HEAVY | {"typer", "rich"}),
         ("import aenv_ray.runtime.api.loader", HEAVY | {"typer", "rich"}),
         # Before anything is installed; see scripts/bootstrap.py.
-        ("import aenv_ray.engines.node.pip_sources", HEAVY | {"pydantic", "typer", "rich"}),
+        ("import aenv_ray.engines.node.installer", HEAVY | {"pydantic", "typer", "rich"}),
         ("import aenv_ray.serve.gateway.connections", {"mcp", "mcp_types", "fastmcp"}),
     ],
 )

@@ -27,7 +27,7 @@ from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.stream import Stream, hijack
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import LINK_LABEL
-from aenv_ray.engines.node.host_key import HostKey, prove
+from aenv_ray.engines.node.host_key import HostKey, authenticate
 from aenv_ray.runtime.container.process_one import HOME
 
 PROOF_S: Final = 60.0
@@ -216,7 +216,7 @@ class ProgramLink(Link):
             raise ConnectionRefusedError(exc.message) from exc
         try:
             async with asyncio.timeout(PROOF_S):
-                await prove(stream.socket, self._secret, {"kind": kind})
+                await authenticate(stream.socket, self._secret, {"kind": kind})
         except ConnectionError as exc:
             stream.socket.close()
             await stream.ended()

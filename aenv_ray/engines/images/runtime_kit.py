@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.images import node_python as docker_python
-from aenv_ray.engines.node.installer import failure_of
-from aenv_ray.engines.node.pip_sources import uv_options, uv_variables
+from aenv_ray.engines.node.installer import failure_of, uv_options, uv_variables
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.files import FileLock
 

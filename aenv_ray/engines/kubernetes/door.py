@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
-from aenv_ray.engines.node.host_key import prove
+from aenv_ray.engines.node.host_key import authenticate
 
 CONNECT_S: Final = 10.0
 _RETRY_S: Final = 0.02
@@ -70,7 +70,7 @@ async def enter(
     sock = await reach(address, port, within_s=within_s)
     try:
         async with asyncio.timeout(CONNECT_S):
-            await prove(sock, key, purpose)
+            await authenticate(sock, key, purpose)
     except BaseException:
         sock.close()
         raise

@@ -1,4 +1,4 @@
-"""The host's side of a proof: that it and process 1 of a sandbox have the same key."""
+"""The key of a node's hosts, and how a host authenticates itself to process 1 of a sandbox."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KEY_BYTES: Final = 32
 
 
 class HostKey:
-    """What only the hosts of one node have, and from which the secrets of its instances are made.
+    """A key that the hosts of a node share, and from which the secrets of instances are derived.
 
-    A file that their user alone can read, so that a host that comes back finds it there.
+    It is a file that only their user can read, so that a restarted host derives the same secrets.
 
     Args:
-        path: Where it is, or is to be.
+        path: Of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class HostKey:
         self._key = b""
 
     def load(self) -> None:
-        """Read it, making it if need be; whoever is first decides."""
+        """Read the key, or create it if it is missing; concurrent hosts agree on one."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}.{id(self)}")
         with contextlib.suppress(FileExistsError):
@@ -44,37 +44,39 @@ class HostKey:
         self._key = self._path.read_bytes()
 
     def secret(self, name: str, nonce: str, purpose: str) -> bytes:
-        """Return a secret of one sandbox.
+        """Derive a secret of one sandbox.
 
         Args:
             name: The sandbox's.
-            nonce: What no other sandbox of that name has.
-            purpose: Tells its secrets apart.
+            nonce: Distinguishes it from other sandboxes of that name.
+            purpose: Distinguishes the secrets of one sandbox.
         """
-        words = f"{purpose}\0{name}\0{nonce}".encode()
-        return hmac.digest(self._key, words, hashlib.sha256)
+        message = f"{purpose}\0{name}\0{nonce}".encode()
+        return hmac.digest(self._key, message, hashlib.sha256)
 
 
-async def prove(sock: socket.socket, key: bytes, purpose: Mapping[str, Any]) -> None:
-    """Prove to have a key to the process 1 that has it too, and say what the connection is for.
+async def authenticate(sock: socket.socket, key: bytes, purpose: Mapping[str, Any]) -> None:
+    """Authenticate both ends of a connection by the instance's key, and tell its purpose.
+
+    The peer is process 1 of the sandbox: `aenv_ray.runtime.container.host_proof`.
 
     Args:
-        sock: Connected, non-blocking; it stays open, whatever comes of it.
+        sock: Connected, non-blocking; it is left open in any case.
         key: Of the instance.
-        purpose: For process 1.
+        purpose: A JSON object for process 1.
 
     Raises:
-        OSError: The peer closed, or is somebody who has not got the key.
+        OSError: The peer closed the connection, or does not have the key.
     """
     loop = asyncio.get_running_loop()
     theirs = await _exactly(sock, pod_door.NONCE_BYTES)
     ours = os.urandom(pod_door.NONCE_BYTES)
-    words = json.dumps(dict(purpose)).encode()
-    proof = pod_door.host_proof(key, theirs, ours, words)
-    await loop.sock_sendall(sock, ours + proof + len(words).to_bytes(2, "big") + words)
+    request = json.dumps(dict(purpose)).encode()
+    proof = pod_door.host_proof(key, theirs, ours, request)
+    await loop.sock_sendall(sock, ours + proof + len(request).to_bytes(2, "big") + request)
     answer = await _exactly(sock, pod_door.PROOF_BYTES)
     if not pod_door.are_equal(answer, pod_door.pod_proof(key, theirs, ours)):
-        raise ConnectionRefusedError("who answers there is not the instance's sandbox")
+        raise ConnectionRefusedError("the process at this address does not have the instance's key")
 
 
 async def _exactly(sock: socket.socket, size: int) -> bytes:

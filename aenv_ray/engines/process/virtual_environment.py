@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.node.installer import failure_of
-from aenv_ray.engines.node.pip_sources import uv_options, uv_variables
+from aenv_ray.engines.node.installer import failure_of, uv_options, uv_variables
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
 from aenv_ray.files import FileLock
 

@@ -154,7 +154,7 @@ async def test_a_storage_in_use_is_not_deleted(
 ) -> None:
     storage, project = a_storage(is_shared=is_shared), keeper(walled)
     sandbox = await walled.start(project, storage=storage)
-    with pytest.raises(FabricUnavailable, match="has it still"):
+    with pytest.raises(FabricUnavailable, match="still uses it"):
         LocalStorage(walled_node.data_dir / "storage").delete(storage, within_s=0.0)
     assert await said(sandbox, "note", text="alive") == "start\nalive\n"
 
@@ -215,7 +215,7 @@ def test_a_storages_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     storage, elsewhere = a_storage(), tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / storage.name).symlink_to(elsewhere)
-    with pytest.raises(FabricUnavailable, match="cannot be made"):
+    with pytest.raises(FabricUnavailable, match="cannot be created"):
         LocalStorage(tmp_path).open(storage)
     LocalStorage(tmp_path).delete(storage)
     assert list(elsewhere.iterdir()) == []

@@ -17,7 +17,7 @@ import pytest
 
 from aenv_ray.engines.docker.link import has_own_kernel
 from aenv_ray.engines.docker.stream import Stream
-from aenv_ray.engines.node.host_key import prove
+from aenv_ray.engines.node.host_key import authenticate
 from aenv_ray.runtime.container import bridge
 from aenv_ray.runtime.container.keyed_door import KeyedDoor
 
@@ -114,8 +114,8 @@ async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: soc
     with connect(name) as stranger:
         stranger.setblocking(False)
         with pytest.raises(OSError, match=r"closed|reset"):
-            await prove(stranger, bytes(32), {"kind": "door"})
-    await prove(bridged, KEY, {"kind": "boot"})
+            await authenticate(stranger, bytes(32), {"kind": "door"})
+    await authenticate(bridged, KEY, {"kind": "boot"})
     loop = asyncio.get_running_loop()
     assert await loop.sock_recv(bridged, 100) == b'{"ready": {"uid": 1}}\n'
     accepted: list[socket.socket] = []
@@ -141,7 +141,7 @@ async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
     door = KeyedDoor(name, KEY)
     bridged.setblocking(False)
     telling = asyncio.create_task(asyncio.to_thread(door.tell, {"failed": "no such tool"}))
-    await prove(bridged, KEY, {"kind": "boot"})
+    await authenticate(bridged, KEY, {"kind": "boot"})
     answer = await asyncio.get_running_loop().sock_recv(bridged, 100)
     assert answer == b'{"failed": "no such tool"}\n'
     assert not telling.done()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.node.pip_sources import (
+from aenv_ray.engines.node.installer import (
     pip_settings,
     uv_options,
     uv_variables,
