@@ -98,7 +98,7 @@ def test_a_storage_that_its_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
     made = storage.open(small).data
     grown = {"is_made": True, "size_bytes": shutil.disk_usage(tmp_path).total}
     assert storage.open(small.model_copy(update=grown)).data == made
-    with pytest.raises(FabricUnavailable, match=r"does not fit: .* in all"):
+    with pytest.raises(FabricUnavailable, match=r"does not fit: .* in total"):
         storage.open(wanted.model_copy(update={"is_made": True}))
 
 
