@@ -1,7 +1,8 @@
-"""Where the cluster has room, and the creates that wait for it: does what `backlog` decides (D9).
+"""Admission: the room of the cluster, and the creates that wait for it (design D9).
 
-Nodes that declare slots come and go with demand: they have hosts only while they are needed, and a
-backlog becomes demand that Ray's autoscaler sees. Others have hosts from the first use on.
+`AdmissionQueue` decides; this module asks the hosts and tells Ray. Nodes that declare slots come
+and go with demand: they have hosts only while they are used, and waiting creates become resource
+demand that Ray's autoscaler sees. Other nodes have hosts from the first use on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from aenv_ray.actors.controller.admission_queue import Backlog, Grant, Ticket, bundles
+from aenv_ray.actors.controller.admission_queue import (
+    AdmissionQueue,
+    Grant,
+    Ticket,
+    bundles,
+    explain_wait,
+)
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import (
     HostLoad,
@@ -31,58 +38,88 @@ from aenv_ray.models import InstanceSpec
 logger = logging.getLogger(__name__)
 
 TURN_S: Final = 0.5
-"""Whoever waits is looked after this often."""
+"""Interval at which places are handed out while creates wait."""
 HOLD_S: Final = 5.0
-"""While somebody waits, hosts take nobody else; without word for this long, they do again."""
+"""While creates wait, hosts accept only those with a reservation; each turn renews that."""
 RESERVED_S: Final = 30.0
-"""Places are kept this long for a create that was given them."""
+"""How long a host keeps a place for a create that was granted it."""
 ASK_S: Final = 5.0
 """A host that does not answer within this is left out of a turn."""
 TRY_AGAIN_S: Final = 5.0
-"""What is told to whoever waited in vain."""
-
-Places = list[tuple[str, Any, list[InstanceId]]]
-"""Names and actors of hosts with the ids that have places there."""
+"""``retry_after_s`` of a create that waited in vain."""
 
 
-class Queue:
-    """The room that a cluster has, and who waits for it.
+class Reservation(NamedTuple):
+    """Places on one host that are kept for instances."""
+
+    host_name: str
+    host: Any
+    """The host actor."""
+    instance_ids: list[InstanceId]
+
+
+class Cluster(Protocol):
+    """What admission uses of Ray; `aenv_ray.actors.ray_shell.ray_api` has it."""
+
+    def alive_nodes(self) -> dict[str, NodeFacts]:
+        """See `ray_api.alive_nodes`."""
+
+    def actor_names(self) -> list[str]:
+        """See `ray_api.actor_names`."""
+
+    def demand_slots(self, bundles: Sequence[int]) -> None:
+        """See `ray_api.demand_slots`."""
+
+    def has_autoscaler(self) -> bool:
+        """See `ray_api.has_autoscaler`."""
+
+
+class Admission:
+    """The cluster's room and the creates that wait for it.
 
     Args:
-        hosts: Through which hosts are made and asked.
-        dedicated: Says how many dedicated hosts each node has, by its id.
+        hosts: Starts hosts and asks for their load.
+        dedicated: Returns the number of dedicated hosts on each node, by node id.
+        cluster: Ray.
     """
 
-    def __init__(self, hosts: HostDirectory, dedicated: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        hosts: HostDirectory,
+        dedicated: Callable[[], Mapping[str, int]],
+        cluster: Cluster = ray_api,
+    ) -> None:
         self._hosts = hosts
         self._dedicated = dedicated
-        self._backlog = Backlog()
-        self._futures: dict[Ticket, asyncio.Future[Places]] = {}
+        self._cluster = cluster
+        self._queue = AdmissionQueue()
+        self._waiters: dict[Ticket, asyncio.Future[list[Reservation]]] = {}
         self._serving: asyncio.Task[None] | None = None
         self._demanded: list[int] = []
+        self._demanded_at = 0.0
         self._slots_per_node: int | None = None
-        self._trouble = "the cluster has no room"
+        self._reason = "the cluster has no room"
 
     async def open(self) -> None:
-        """Take back what an earlier controller demanded: nobody waits here yet."""
-        await asyncio.to_thread(ray_api.demand_slots, [])
+        """Withdraw the demand of an earlier controller: nobody waits yet."""
+        await asyncio.to_thread(self._cluster.demand_slots, [])
 
     # --- room -----------------------------------------------------------------------------------
 
-    async def shared(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
-        """Return the shared hosts with their load, making missing ones.
+    async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts with their load, starting missing ones.
 
         Args:
-            patience_s: How long to wait for others once one has answered.
-            wanted: Places that are asked for: nodes that come and go get hosts as far as needed.
+            patience_s: How long to wait for more hosts once one has answered.
+            wanted: Number of places needed; elastic nodes get hosts only as far as needed.
 
         Returns:
-            None where the cluster has no node for instances, but may get some.
+            Hosts and actors; empty if the cluster has no node for instances but may get some.
 
         Raises:
-            FabricUnavailable: None answers; with the causes.
+            FabricUnavailable: No host answers; the message has the causes.
         """
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         idle = await self._without_hosts(nodes)
         present = {n: f for n, f in usable(nodes).items() if n not in idle}
         found: list[tuple[HostLoad, Any]] = []
@@ -100,20 +137,20 @@ class Queue:
         return found
 
     async def _without_hosts(self, nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Return the nodes that come and go, and have no hosts now."""
+        """Return the elastic nodes that have no shared host now."""
         elastic = {node: facts for node, facts in nodes.items() if facts.is_elastic}
         if not elastic:
             return {}
         self._slots_per_node = max(
             self._slots_per_node or 1, *(facts.slots or 1 for facts in elastic.values())
         )
-        names = set(await asyncio.to_thread(ray_api.actor_names))
+        names = set(await asyncio.to_thread(self._cluster.actor_names))
         return {n: f for n, f in elastic.items() if names.isdisjoint(shared_host_names(n, f))}
 
     def _with_dedicated(
         self, found: Iterable[tuple[HostLoad, Any]], nodes: Mapping[str, NodeFacts]
     ) -> list[tuple[HostLoad, Any]]:
-        """Count dedicated hosts as well where slots are declared; on the node's first host."""
+        """Add the dedicated hosts of nodes with slots to the load of the node's first host."""
         left = {n: count for n, count in self._dedicated().items() if _has_slots(nodes.get(n))}
         counted = []
         for load, host in found:
@@ -125,19 +162,19 @@ class Queue:
 
     async def wait(
         self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
-    ) -> Places:
-        """Return places for instances, all or none, once it is their turn and there is room.
+    ) -> list[Reservation]:
+        """Return places for all instances of a group, once it is the owner's turn.
 
-        They are kept for `RESERVED_S`. Cancelling gives up the turn.
+        The hosts keep the places for `RESERVED_S`. Cancelling leaves the queue.
 
         Raises:
-            CapacityExceeded: There was none within `wait_s`.
+            CapacityExceeded: There was no room within `wait_s`.
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(tuple(ids), owner, job_id, loop.time())
-        granted: asyncio.Future[Places] = loop.create_future()
-        self._futures[ticket] = granted
-        self._backlog.add(ticket)
+        granted: asyncio.Future[list[Reservation]] = loop.create_future()
+        self._waiters[ticket] = granted
+        self._queue.add(ticket)
         if self._serving is None or self._serving.done():
             self._serving = loop.create_task(self._serve())
         try:
@@ -145,112 +182,135 @@ class Queue:
                 return await granted
         except TimeoutError as exc:
             raise CapacityExceeded(
-                f"{len(ids)} instances found no place within {wait_s:g} s: {self._trouble}",
+                f"no room for {len(ids)} instances within {wait_s:g} s: {self._reason}",
                 retry_after_s=TRY_AGAIN_S,
                 hint="release instances, lower the concurrency, add nodes, or wait longer",
             ) from exc
         finally:
-            del self._futures[ticket]
-            self._backlog.remove(ticket)
+            del self._waiters[ticket]
+            self._queue.remove(ticket)
 
-    async def for_dedicated(self, specs: Sequence[InstanceSpec], wait_s: float) -> Places:
-        """Return places for a group of dedicated hosts; none where the cluster does not grow.
+    async def wait_for_dedicated(
+        self, specs: Sequence[InstanceSpec], wait_s: float
+    ) -> list[Reservation]:
+        """Return places for a group of dedicated hosts; none if the cluster cannot grow.
 
         Raises:
             CapacityExceeded: As `wait`.
         """
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         if not may_grow(nodes.values()):
             return []
         ids, first = [spec.instance_id for spec in specs], specs[0]
         return await self.wait(ids, first.owner or first.job_id or "", first.job_id, wait_s)
 
+    def reason(self) -> str:
+        """Return why creates wait for room, for people; empty if none waits."""
+        return self._reason if self._queue else ""
+
     def forget_jobs(self, jobs: Collection[str]) -> None:
-        """Let creates of Ray jobs that ended wait no longer."""
-        for ticket in self._backlog.of_jobs(jobs):
-            if not self._futures[ticket].done():
-                self._futures[ticket].set_exception(
+        """Fail the waiting creates of Ray jobs that ended."""
+        for ticket in self._queue.of_jobs(jobs):
+            self._queue.remove(ticket)
+            if not self._waiters[ticket].done():
+                self._waiters[ticket].set_exception(
                     CapacityExceeded("the Ray job that waited for places has ended")
                 )
 
     async def _serve(self) -> None:
-        while self._backlog:
+        while self._queue:
             try:
                 await self._turn()
-            except Exception as exc:  # noqa: BLE001  # whoever waits is told at the deadline
-                logger.warning("a turn of those who wait for places: %r", exc)
-                self._trouble = exc.message if isinstance(exc, AenvError) else repr(exc)
+            except Exception as exc:  # noqa: BLE001  # a waiting create learns of it at its deadline
+                logger.warning("handing out places failed: %r", exc)
+                self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
             await asyncio.sleep(TURN_S)
         await self._demand([])
 
     async def _turn(self) -> None:
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        """Hand out the free places and tell Ray how many are missing."""
+        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         if self._demanded and await self._without_hosts(nodes):
-            await self._demand([])  # it would keep a host from the node that came for it
-        found = await self.shared(ASK_S, self._backlog.instances)
+            await self._demand([])  # the node that it brought could not start its host otherwise
+        found = await self.shared_hosts(ASK_S, self._queue.instances)
         actors = {load.name: host for load, host in found}
-        loads = [load for load in await self._each(actors, "hold", HOLD_S) if load is not None]
-        free_places = {load.name: load for load, _ in self._with_dedicated(_pairs(loads), nodes)}
-        grants = self._backlog.grants(list(free_places.values()), asyncio.get_running_loop().time())
+        held = await self._hold(actors)
+        loads = {load.name: load for load, _ in self._with_dedicated(_pairs(held), nodes)}
+        grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
         for grant in grants:
             await self._give(grant, actors)
-        capacity = sum(load.capacity for load in free_places.values())
-        free = sum(load.free for load in free_places.values())
-        free -= sum(len(grant.ticket.ids) for grant in grants)
-        self._trouble = (
-            f"{free} of {capacity} places on {len(free_places)} hosts are free, and "
-            f"{len(self._backlog)} creates wait"
-        )
+        granted = sum(len(grant.ticket.ids) for grant in grants)
+        free = sum(load.free for load in loads.values()) - granted
         if may_grow(nodes.values()):
-            await self._demand(bundles(self._backlog.instances - free, self._slots_per_node))
+            missing = self._queue.instances - free
+            await self._demand(bundles(missing, self._slots_per_node))
+        self._reason = explain_wait(
+            self._queue,
+            free=free,
+            capacity=sum(load.capacity for load in loads.values()),
+            hosts=len(loads),
+            demanded_slots=sum(self._demanded),
+            demanded_for_s=asyncio.get_running_loop().time() - self._demanded_at,
+            has_autoscaler=bool(self._demanded)
+            and await asyncio.to_thread(self._cluster.has_autoscaler),
+        )
 
-    async def _each(
-        self, actors: Mapping[str, Any], operation: str, *args: Any
-    ) -> list[HostLoad | None]:
+    async def _hold(self, actors: Mapping[str, Any]) -> list[HostLoad]:
+        """Have hosts accept only reserved instances; return the load of those that answer."""
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._ask_load(name, host, operation, *args))
-                for name, host in actors.items()
-            ]
-        return [task.result() for task in tasks]
+            tasks = [group.create_task(self._hold_one(name, host)) for name, host in actors.items()]
+        return [load for task in tasks if (load := task.result()) is not None]
 
-    async def _ask_load(self, name: str, host: Any, operation: str, *args: Any) -> HostLoad | None:
+    async def _hold_one(self, name: str, host: Any) -> HostLoad | None:
         try:
-            with ray_api.translated(f"{operation} on host {name}"):
+            with ray_api.translated(f"hold on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    count, capacity = await getattr(host, operation).remote(*args)
+                    count, capacity = await host.hold.remote(HOLD_S)
         except (AenvError, TimeoutError) as exc:
-            logger.warning("left out of this turn: %s: %s", name, exc)
+            logger.warning("host %s is left out of this turn: %s", name, exc)
             return None
         return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
 
     async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> None:
-        places: Places = []
-        for name, ids in grant.shares.items():
-            if not await self._reserve(name, actors[name], list(ids)):
-                # What is kept elsewhere lapses, or is given to the same ids again.
-                if not self._futures[grant.ticket].done():
-                    self._backlog.add(grant.ticket)
-                return
-            places.append((name, actors[name], list(ids)))
-        granted = self._futures.get(grant.ticket)
-        if granted is not None and not granted.done():
-            granted.set_result(places)
+        """Reserve the places of one grant and wake its waiter.
 
-    async def _reserve(self, name: str, host: Any, ids: list[InstanceId]) -> bool:
+        The waiter may time out or be cancelled meanwhile. Then, and if a host refuses, what other
+        hosts reserved for this grant is released.
+        """
+        reserved: list[Reservation] = []
+        is_complete = True
+        for name, ids in grant.shares.items():
+            is_complete = await self._reserve(name, actors[name], list(ids), RESERVED_S)
+            if not is_complete:
+                break
+            reserved.append(Reservation(name, actors[name], list(ids)))
+        waiter = self._waiters.get(grant.ticket)
+        is_waiting = waiter is not None and not waiter.done()
+        if waiter is not None and is_waiting and is_complete:
+            waiter.set_result(reserved)
+            return
+        if is_waiting:
+            self._queue.add(grant.ticket)
+        for one in reserved:
+            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0)
+
+    async def _reserve(self, name: str, host: Any, ids: list[InstanceId], seconds: float) -> bool:
         try:
             with ray_api.translated(f"reserving places on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    return bool(await host.reserve.remote(ids, RESERVED_S))
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("no places on %s: %s", name, exc)
+                    return bool(await host.reserve.remote(ids, seconds))
+        except Exception as exc:  # noqa: BLE001  # the other grants of this turn do not depend on it
+            logger.warning("no places reserved on host %s: %r", name, exc)
             return False
 
     async def _demand(self, wanted: list[int]) -> None:
-        """Tell Ray which room is missing, unless it knows."""
-        if wanted != self._demanded:
-            await asyncio.to_thread(ray_api.demand_slots, wanted)
-            self._demanded = wanted
+        """Tell Ray how many slots are missing, unless it was told the same before."""
+        if wanted == self._demanded:
+            return
+        if not self._demanded:
+            self._demanded_at = asyncio.get_running_loop().time()
+        await asyncio.to_thread(self._cluster.demand_slots, wanted)
+        self._demanded = wanted
 
 
 def _has_slots(facts: NodeFacts | None) -> bool:
@@ -262,5 +322,5 @@ def _pairs(loads: Iterable[HostLoad]) -> list[tuple[HostLoad, Any]]:
 
 
 def by_node(dedicated: Mapping[str, str | None]) -> Counter[str]:
-    """Return how many dedicated hosts each node has, given the node of each."""
+    """Return the number of dedicated hosts on each node, given the node of each host."""
     return Counter(node for node in dedicated.values() if node is not None)

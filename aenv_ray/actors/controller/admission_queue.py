@@ -1,10 +1,9 @@
-"""Who waits for room in a full cluster, and who gets it next, as decisions (design D9).
+"""Which waiting create gets room next in a full cluster: pure decisions (design D9).
 
-Owners take turns by what they were given since the backlog began, and an owner's creates go in the
-order in which they came. A group is given all its places at once or none. One that does not fit yet
-is overtaken by smaller ones for a while, and then by nobody, so that it comes to its places too;
-unless it needs more nodes than there are, for which nobody is kept waiting.
-Nothing here waits or asks anybody, and the time is passed in.
+Owners take turns, counted by the instances that each was granted since the queue was last empty;
+the creates of one owner go in order of arrival. A group is granted all its places at once or none.
+A group that does not fit yet may be overtaken by smaller ones for `OVERTAKEN_S`, and by none after
+that. A group that needs more nodes than there are holds up nobody.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from aenv_ray.actors.controller.placement import HostLoad, spread
 from aenv_ray.ids import InstanceId
 
 OVERTAKEN_S: Final = 10.0
-"""A group that does not fit is overtaken by others for this long."""
+"""How long smaller groups may overtake one that does not fit."""
 MOST_BUNDLES: Final = 64
-"""Demands that Ray is told of at a time: its autoscaler looks at each of them again and again."""
+"""Most demands that Ray is told at a time: its autoscaler looks at each of them repeatedly."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """A create that waits.
+    """A waiting create.
 
     Attributes:
-        ids: Of the instances that it makes.
-        owner: Whose turn it is when it is given places.
-        job_id: The Ray job that it ends with; None: it ends with none.
-        since: When it came, in seconds of any clock that only goes forward.
+        ids: Ids of the instances to create.
+        owner: Owners take turns.
+        job_id: The Ray job that the instances end with; None for none.
+        since: Arrival, in seconds of a monotonic clock.
     """
 
     ids: tuple[InstanceId, ...]
@@ -41,68 +40,68 @@ class Ticket:
 
 
 class Grant(NamedTuple):
-    """Places for a ticket: the ids that go to each host, by its name."""
+    """Places for a ticket: the instance ids for each host, by the host's name."""
 
     ticket: Ticket
     shares: dict[str, tuple[InstanceId, ...]]
 
 
-class Backlog:
-    """The creates that wait."""
+class AdmissionQueue:
+    """The waiting creates."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
-        self._given: Counter[str] = Counter()
+        self._granted: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     @property
     def instances(self) -> int:
-        """How many instances all that wait would make."""
+        """Number of instances that all waiting creates ask for."""
         return sum(len(ticket.ids) for ticket in self._tickets)
 
     def add(self, ticket: Ticket) -> None:
-        """Let a create wait.
+        """Add a create.
 
-        An owner who comes anew is as far as the one who was given least: having had nothing so far
-        is no reason to be served before all others.
+        A new owner starts level with the owner who was granted the least: having asked for nothing
+        before does not put it ahead of everybody.
         """
         owners = {waiting.owner for waiting in self._tickets}
         if ticket.owner not in owners:
-            least = min((self._given[owner] for owner in owners), default=0)
-            self._given[ticket.owner] = max(self._given[ticket.owner], least)
+            least = min((self._granted[owner] for owner in owners), default=0)
+            self._granted[ticket.owner] = max(self._granted[ticket.owner], least)
         self._tickets.append(ticket)
 
     def remove(self, ticket: Ticket) -> None:
-        """Let a create wait no longer; again does nothing."""
+        """Remove a create; idempotent."""
         if ticket in self._tickets:
             self._tickets.remove(ticket)
         if not self._tickets:
-            self._given.clear()
+            self._granted.clear()
 
     def of_jobs(self, jobs: Collection[str]) -> list[Ticket]:
-        """Return the creates of some Ray jobs."""
+        """Return the creates of these Ray jobs."""
         return [ticket for ticket in self._tickets if ticket.job_id in jobs]
 
     def grants(self, hosts: Sequence[HostLoad], now: float) -> list[Grant]:
-        """Return who is given which places now; they wait no longer.
+        """Return the places to hand out now, and remove the creates that get them.
 
         Args:
-            hosts: All that take instances, with how full they are.
+            hosts: All hosts that accept instances, with their load.
             now: On the clock of the tickets.
         """
         loads = {host.name: host for host in hosts}
         granted: list[Grant] = []
         waiting = list(self._tickets)
         while waiting:
-            ticket = min(waiting, key=lambda t: (self._given[t.owner], t.since))
+            ticket = min(waiting, key=lambda t: (self._granted[t.owner], t.since))
             waiting.remove(ticket)
             if len(ticket.ids) > sum(load.free for load in loads.values()):
                 fits_ever = len(ticket.ids) <= sum(load.capacity for load in loads.values())
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
-                    break  # what becomes free from now on is kept for it
-                # The owner's later ones wait with it: their order is the owner's.
+                    break  # places that become free from now on are kept for this group
+                # Later creates of the same owner wait behind it: the order is the owner's.
                 waiting = [other for other in waiting if other.owner != ticket.owner]
                 continue
             shares, start = {}, 0
@@ -112,20 +111,56 @@ class Backlog:
                 load = loads[name]
                 loads[name] = replace(load, instances=load.instances + count)
             granted.append(Grant(ticket, shares))
-            self._given[ticket.owner] += len(ticket.ids)
+            self._granted[ticket.owner] += len(ticket.ids)
         for grant in granted:
             self.remove(grant.ticket)
         return granted
 
 
 def bundles(missing: int, slots_per_node: int | None) -> list[int]:
-    """Return the demands that stand for missing places, in slots each.
+    """Return the resource demands for missing places, in slots each.
 
     Args:
         missing: Places for which there is no node.
-        slots_per_node: What the largest node has, and so the next ones may have. None: no node has
-            declared slots yet; the demands are then such that they fit any.
+        slots_per_node: Slots of the largest known node, which new nodes probably have too. None: no
+            node has declared slots yet; each demand is then for one slot, which fits any node.
     """
     size = max(1, slots_per_node or 1)
     whole, rest = divmod(max(0, missing), size)
     return ([size] * whole + [rest] * bool(rest))[:MOST_BUNDLES]
+
+
+def explain_wait(
+    queue: AdmissionQueue,
+    *,
+    free: int,
+    capacity: int,
+    hosts: int,
+    demanded_slots: int,
+    demanded_for_s: float,
+    has_autoscaler: bool,
+) -> str:
+    """Return why the waiting creates wait, for people.
+
+    Args:
+        queue: The waiting creates.
+        free: Free places of all hosts.
+        capacity: All places of all hosts.
+        hosts: Number of hosts.
+        demanded_slots: Slots that Ray's autoscaler was asked for.
+        demanded_for_s: For how long no node has joined since.
+        has_autoscaler: Whether an autoscaler runs in this cluster.
+    """
+    text = (
+        f"{free} of {capacity} places on {hosts} hosts are free, and {len(queue)} creates wait for "
+        f"{queue.instances} instances"
+    )
+    if not demanded_slots:
+        return text
+    if not has_autoscaler:
+        return f"{text}; no autoscaler runs in this cluster: add workers with env_slot resources"
+    return (
+        f"{text}; Ray's autoscaler was asked for {demanded_slots} more env_slot resources "
+        f"{demanded_for_s:.0f} s ago and no worker has joined since: ray status shows what it does "
+        "(a worker group at its maxReplicas does not grow)"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from aenv_ray.actors.calls.wire import decode_outcomes, encode_specs
-from aenv_ray.actors.controller.admission import Places, Queue, by_node
+from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.instance_listing import survey
 from aenv_ray.actors.controller.janitor import janitor_task
@@ -55,7 +55,7 @@ class Controller:
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
         self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
-        self._queue = Queue(self._hosts, lambda: by_node(self._dedicated))
+        self._admission = Admission(self._hosts, lambda: by_node(self._dedicated))
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
         # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
@@ -68,14 +68,14 @@ class Controller:
     # --- creating ---------------------------------------------------------------------------
 
     async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
-        """See `Queue.shared`."""
-        return await self._queue.shared(patience_s, wanted)
+        """See `Admission.shared_hosts`."""
+        return await self._admission.shared_hosts(patience_s, wanted)
 
     async def places(
         self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
-    ) -> Places:
-        """See `Queue.wait`."""
-        return await self._queue.wait(ids, owner, job_id, wait_s)
+    ) -> list[Reservation]:
+        """See `Admission.wait`."""
+        return await self._admission.wait(ids, owner, job_id, wait_s)
 
     async def create_dedicated(
         self, specs: Sequence[InstanceSpec], archive: bytes | None, wait_s: float
@@ -85,7 +85,7 @@ class Controller:
         Raises:
             CapacityExceeded: It had none within `wait_s`.
         """
-        places = await self._queue.for_dedicated(specs, wait_s)
+        places = await self._admission.wait_for_dedicated(specs, wait_s)
         homes = {i: self._hosts.nodes.get(name) for name, _, ids in places for i in ids}
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -334,7 +334,7 @@ class Controller:
 
     async def _take_over(self) -> None:
         await self.list_instances()
-        await self._queue.open()
+        await self._admission.open()
         await self._orphans.end({None}, ())
 
     async def _end_hosts(self) -> None:
@@ -354,7 +354,7 @@ class Controller:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead
         if not dead:
             return
-        self._queue.forget_jobs(dead)
+        self._admission.forget_jobs(dead)
         await self.list_instances()
         async with asyncio.TaskGroup() as group:
             for name in list(self._hosts.actors):

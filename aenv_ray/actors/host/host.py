@@ -15,7 +15,7 @@ from typing import Final
 
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
-from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, Places
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
 from aenv_ray.actors.host.instance import EndReason
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.host.projects import HostProjects
@@ -92,7 +92,7 @@ class Host:
         self._density = density
         self._clock = clock or SystemClock()
         capacity = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
-        self._places = Places(host_id, capacity, self._present, self._clock)
+        self._places = HostCapacity(host_id, capacity, self._present, self._clock)
         self._stays = density is ActorDensity.SHARED and slots is None
         self._is_leaving = False
         self._idle_since = self._clock.now()
@@ -179,7 +179,7 @@ class Host:
         return self.load()
 
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """See `Places.keep`; instances that are here already need no place."""
+        """See `HostCapacity.keep`; instances that are here already need no place."""
         self.load()
         return self._places.keep([i for i in ids if i not in self._lives], seconds)
 

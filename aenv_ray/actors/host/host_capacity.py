@@ -13,7 +13,7 @@ HOST_CAPACITY: Final = 4096
 """Instances that one shared host holds; measured at 4,000 live ones on 24 GB."""
 
 
-class Places:
+class HostCapacity:
     """How many instances a host takes, and which.
 
     Args:

@@ -243,6 +243,16 @@ def demand_slots(bundles: Sequence[int]) -> None:
         placement_group([{SLOT: slots}], name=f"{_DEMAND}{uuid.uuid4().hex[:12]}")
 
 
+def has_autoscaler() -> bool:
+    """Return whether an autoscaler, of either of Ray's versions, reports to this cluster."""
+    from ray._private import ray_constants
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+    from ray.experimental import internal_kv
+
+    key = ray_constants.DEBUG_AUTOSCALING_STATUS
+    return bool(internal_kv._internal_kv_get(key)) or is_autoscaler_v2(fetch_from_server=True)
+
+
 def dead_jobs() -> set[str]:
     """Return the ids of the Ray jobs that ended; asks the GCS, not the dashboard."""
     from ray._private import state

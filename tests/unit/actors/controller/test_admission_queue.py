@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
     OVERTAKEN_S,
-    Backlog,
+    AdmissionQueue,
     Ticket,
     bundles,
 )
@@ -24,8 +24,8 @@ def ticket(owner: str, count: int = 1, since: float = 0.0, job: str | None = Non
     return Ticket(ids, owner, job, since)
 
 
-def backlog(*tickets: Ticket) -> Backlog:
-    waiting = Backlog()
+def backlog(*tickets: Ticket) -> AdmissionQueue:
+    waiting = AdmissionQueue()
     for one in tickets:
         waiting.add(one)
     return waiting
@@ -35,7 +35,7 @@ def room(free: int, capacity: int = 100, name: str = "h") -> HostLoad:
     return HostLoad(name, f"node-{name}", capacity - free, capacity)
 
 
-def served(waiting: Backlog, *hosts: HostLoad, now: float = 0.0) -> list[Ticket]:
+def served(waiting: AdmissionQueue, *hosts: HostLoad, now: float = 0.0) -> list[Ticket]:
     return [grant.ticket for grant in waiting.grants(list(hosts), now)]
 
 

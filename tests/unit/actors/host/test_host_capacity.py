@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.actors.host.host_capacity import Places
+from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.ids import HostId, InstanceId
@@ -18,7 +18,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.present = 0
-        self.places = Places(HostId("h"), 3, lambda: self.present, self.clock)
+        self.places = HostCapacity(HostId("h"), 3, lambda: self.present, self.clock)
 
 
 @pytest.fixture

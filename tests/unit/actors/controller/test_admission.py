@@ -1,0 +1,222 @@
+"""Creates that wait for room: what happens to them while a turn is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.controller import admission
+from aenv_ray.actors.controller.admission import Admission, Reservation
+from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, explain_wait
+from aenv_ray.actors.controller.host_directory import HostDirectory
+from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.host.host_capacity import HostCapacity
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.clock import SystemClock
+from aenv_ray.errors import CapacityExceeded
+from aenv_ray.ids import HostId, InstanceId
+
+PATIENT_S = 60.0
+
+
+class FakeCluster:
+    """Nodes without Ray."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        self.slots = slots
+        self.demands: list[list[int]] = []
+
+    def alive_nodes(self) -> dict[str, NodeFacts]:
+        return {"node": NodeFacts(cores=4, slots=self.slots)}
+
+    def actor_names(self) -> list[str]:
+        return ["aenv-host-node-0"]
+
+    def demand_slots(self, bundles: Sequence[int]) -> None:
+        self.demands.append(list(bundles))
+
+    def has_autoscaler(self) -> bool:
+        return False
+
+
+class FakeHostActor:
+    """A host whose capacity is real; `before_reserve` runs before each reservation."""
+
+    def __init__(self, capacity: int) -> None:
+        self.used = 0
+        self.capacity = HostCapacity(HostId("h"), capacity, lambda: self.used, SystemClock())
+        self.before_reserve: Callable[[list[InstanceId]], Awaitable[None]] | None = None
+        self.control = self
+
+    def remote(self, operation: str, *args: Any) -> Awaitable[Any]:
+        return getattr(self, operation)(*args)  # type: ignore[no-any-return]
+
+    async def hold(self, seconds: float) -> tuple[int, int]:
+        self.capacity.hold(seconds)
+        return self.capacity.taken(), self.capacity.capacity
+
+    async def reserve(self, ids: list[InstanceId], seconds: float) -> bool:
+        if seconds and self.before_reserve is not None:
+            await self.before_reserve(ids)
+        return self.capacity.keep(ids, seconds)
+
+
+class FakeHosts(HostDirectory):
+    def __init__(self, *hosts: FakeHostActor) -> None:
+        super().__init__()
+        self.hosts = {f"h{n}": host for n, host in enumerate(hosts)}
+        self.nodes = dict.fromkeys(self.hosts, "node")
+
+    async def loads(
+        self, nodes: Mapping[str, NodeFacts], *, patience_s: float
+    ) -> list[tuple[HostLoad, Any]]:
+        return [
+            (HostLoad(name, "node", host.capacity.taken(), host.capacity.capacity), host)
+            for name, host in self.hosts.items()
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "TURN_S", 0.001)
+
+
+@pytest.fixture
+async def waiting() -> AsyncIterator[Callable[..., asyncio.Task[list[Reservation]]]]:
+    """Start waits; those that still wait at the end are cancelled."""
+    tasks: list[asyncio.Task[list[Reservation]]] = []
+
+    def wait(
+        queue: Admission, *ids: str, wait_s: float = PATIENT_S, job: str | None = None
+    ) -> asyncio.Task[list[Reservation]]:
+        named = [InstanceId(name) for name in ids]
+        tasks.append(asyncio.create_task(queue.wait(named, ids[0], job, wait_s)))
+        return tasks[-1]
+
+    yield wait
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  # the code under test has no event for it
+        await asyncio.sleep(0)
+
+
+def ids_of(reservations: list[Reservation]) -> list[str]:
+    return [i for one in reservations for i in one.instance_ids]
+
+
+class Turnstile:
+    """Stops the first reservation until the test lets it go on."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.reached: asyncio.Future[list[InstanceId]] = asyncio.get_running_loop().create_future()
+        self.go_on = asyncio.Event()
+        self._fails = fails
+
+    async def __call__(self, ids: list[InstanceId]) -> None:
+        if self.reached.done():
+            return
+        self.reached.set_result(ids)
+        await self.go_on.wait()
+        if self._fails:
+            raise RuntimeError("the host has a bug")
+
+
+@pytest.mark.parametrize("ending", ["timeout", "cancelled"])
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_waiter_that_is_gone_in_the_middle_of_a_turn_costs_nobody_else_its_grant(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], ending: str, is_refused: bool
+) -> None:
+    """The first waiter leaves while its place is being reserved; the second gets its own place."""
+    host = FakeHostActor(2)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    turnstile = host.before_reserve = Turnstile(fails=is_refused)
+    first = waiting(queue, "first", wait_s=0.05 if ending == "timeout" else PATIENT_S)
+    second = waiting(queue, "second")
+    assert await turnstile.reached == ["first"]
+    if ending == "cancelled":
+        first.cancel()
+    with pytest.raises(CapacityExceeded if ending == "timeout" else asyncio.CancelledError):
+        await first
+    turnstile.go_on.set()
+    assert ids_of(await second) == ["second"]
+    assert host.capacity.taken() == 1, "the place of the one that is gone is free again"
+
+
+async def test_a_host_that_fails_costs_one_grant_and_not_the_whole_turn(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    host = FakeHostActor(4)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    turnstile = host.before_reserve = Turnstile(fails=True)
+    all_waiters = [waiting(queue, name) for name in ("a", "b", "c")]
+    await turnstile.reached
+    turnstile.go_on.set()
+    assert [ids_of(await one) for one in all_waiters] == [["a"], ["b"], ["c"]], "a in a later turn"
+
+
+async def test_a_group_that_one_host_refuses_keeps_no_place_on_another(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    """Both hosts have one place; somebody takes the second one while the first is reserved."""
+    one, other = FakeHostActor(1), FakeHostActor(1)
+    queue = Admission(FakeHosts(one, other), dict, FakeCluster())
+    turnstile = one.before_reserve = Turnstile()
+    group = waiting(queue, "g1", "g2")
+    await turnstile.reached
+    other.used = 1
+    turnstile.go_on.set()
+    small = waiting(queue, "small")
+    assert ids_of(await small) == ["small"]
+    assert not group.done()
+
+
+async def test_the_creates_of_a_job_that_ended_stop_waiting(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    host = FakeHostActor(1)
+    host.used = 1
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    ended, lives = waiting(queue, "ended", job="01"), waiting(queue, "lives", job="02")
+    await until(lambda: queue.reason() != "")
+    queue.forget_jobs({"01"})
+    with pytest.raises(CapacityExceeded, match="the Ray job that waited for places has ended"):
+        await ended
+    host.used = 0
+    assert ids_of(await lives) == ["lives"]
+
+
+async def test_waiting_creates_become_demand_that_ends_with_them(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    host, cluster = FakeHostActor(2), FakeCluster(slots=2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    task = waiting(queue, "a", "b", "c")
+    await until(lambda: cluster.demands != [])
+    assert cluster.demands == [[2, 1]]
+    await until(lambda: "env_slot" in queue.reason())
+    assert "no autoscaler runs in this cluster" in queue.reason()
+    task.cancel()
+    await until(lambda: cluster.demands[-1] == [])
+    assert queue.reason() == ""
+
+
+def explained(**facts: Any) -> str:
+    queue = AdmissionQueue()
+    queue.add(Ticket((InstanceId("a"), InstanceId("b")), "o", None, 0.0))
+    given = {"demanded_slots": 0, "demanded_for_s": 0.0, "has_autoscaler": False} | facts
+    return explain_wait(queue, free=1, capacity=4, hosts=2, **given)
+
+
+def test_the_reason_says_what_is_missing_and_why_no_worker_comes() -> None:
+    assert explained() == ("1 of 4 places on 2 hosts are free, and 1 creates wait for 2 instances")
+    assert "no autoscaler runs" in explained(demanded_slots=3)
+    slow = explained(demanded_slots=3, demanded_for_s=40.0, has_autoscaler=True)
+    assert "asked for 3 more env_slot resources 40 s ago and no worker has joined" in slow
