@@ -7,15 +7,14 @@ Ray serializes each argument of a task by itself, and a bytes object without pic
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pydantic_core
-from pydantic import BaseModel, TypeAdapter
 
-from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire, to_wire
+from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire
 from aenv_ray.ids import CallId, InstanceId
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceSpec, ToolResult
+from aenv_ray.models import ExecResult, FileEntry, ToolResult
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
@@ -118,43 +117,6 @@ def call_message(
             hint="write what is large to a file of the sandbox, in pieces, and pass its path",
         )
     return CallMessage(instance_id, method, float(timeout_s), encoded, sent_at).encode()
-
-
-# --- creating ------------------------------------------------------------------------------------
-# As JSON: Ray would pickle models object by object, which costs a create 0.2 ms each way.
-
-
-class _Failure(BaseModel):
-    error: dict[str, Any]
-
-
-_SPECS: Final = TypeAdapter(list[InstanceSpec])
-_OUTCOMES: Final = TypeAdapter(list[InstanceInfo | _Failure])
-
-
-def encode_specs(specs: Sequence[InstanceSpec]) -> bytes:
-    """Return the bytes of what a host is asked to make."""
-    return _SPECS.dump_json(list(specs))
-
-
-def decode_specs(data: bytes) -> list[InstanceSpec]:
-    """Read what `encode_specs` wrote."""
-    return _SPECS.validate_json(data)
-
-
-def encode_outcomes(outcomes: Sequence[InstanceInfo | AenvError]) -> bytes:
-    """Return the bytes of what became of each."""
-    return _OUTCOMES.dump_json(
-        [_Failure(error=to_wire(one)) if isinstance(one, AenvError) else one for one in outcomes]
-    )
-
-
-def decode_outcomes(data: bytes) -> list[InstanceInfo | AenvError]:
-    """Read what `encode_outcomes` wrote."""
-    return [
-        from_wire(one.error) if isinstance(one, _Failure) else one
-        for one in _OUTCOMES.validate_json(data)
-    ]
 
 
 # --- calling -------------------------------------------------------------------------------------

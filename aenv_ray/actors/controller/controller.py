@@ -12,7 +12,6 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from aenv_ray.actors.calls.wire import decode_outcomes, encode_specs
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.instance_listing import survey
@@ -25,6 +24,7 @@ from aenv_ray.actors.controller.placement import (
     usable,
 )
 from aenv_ray.actors.controller.sandbox_counts import count_pools, count_processes
+from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
@@ -41,6 +41,10 @@ CONTROL_DEADLINE_S: Final = 30.0
 """A restarted host is back before; Ray takes up to twenty seconds to see that a node died."""
 DEDICATED_TRIES: Final = 2
 """Nodes that are tried for a dedicated host: one may have died without Ray knowing yet."""
+
+
+DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
+"""A dedicated host actor, if one was made, and what it answered to the start of its instance."""
 
 
 class Controller:
@@ -77,72 +81,103 @@ class Controller:
         """See `Admission.wait`."""
         return await self._admission.wait(ids, owner, job_id, wait_s)
 
+    async def queue_reason(self) -> str:
+        """See `Admission.reason`."""
+        return self._admission.reason()
+
     async def create_dedicated(
-        self, specs: Sequence[InstanceSpec], archive: bytes | None, wait_s: float
-    ) -> list[tuple[Any, InstanceInfo | AenvError]]:
-        """Make a host and an instance for each spec; in a cluster that grows, once it has room.
+        self, specs: Sequence[InstanceSpec], wait_s: float
+    ) -> list[DedicatedAnswer]:
+        """Make a host and an instance for each spec; a cluster that grows may need time for room.
 
         Raises:
-            CapacityExceeded: It had none within `wait_s`.
+            CapacityExceeded: There was no room within `wait_s`.
         """
-        places = await self._admission.wait_for_dedicated(specs, wait_s)
-        homes = {i: self._hosts.nodes.get(name) for name, _, ids in places for i in ids}
+        reserved = await self._admission.wait_for_dedicated(specs, wait_s)
+        nodes = {i: self._hosts.nodes.get(name) for name, _, ids in reserved for i in ids}
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._create_one(spec, archive, homes.get(spec.instance_id)))
+                group.create_task(self._create_one(spec, nodes.get(spec.instance_id)))
                 for spec in specs
             ]
-        for _, host, ids in places:
+        for _, host, ids in reserved:
             host.reserve.remote(ids, 0.0)  # they count as dedicated from now on
         return [task.result() for task in tasks]
 
-    async def _create_one(
-        self, spec: InstanceSpec, archive: bytes | None, home: str | None
-    ) -> tuple[Any, InstanceInfo | AenvError]:
-        host, outcome = None, None
+    async def start_dedicated(self, specs: Sequence[InstanceSpec]) -> list[DedicatedAnswer]:
+        """Start instances on the hosts that `create_dedicated` made and that lacked the project."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._start_one(spec)) for spec in specs]
+        return [task.result() for task in tasks]
+
+    async def _create_one(self, spec: InstanceSpec, node: str | None) -> DedicatedAnswer:
         self._creating.add(spec.instance_id)
         try:
-            host = await self._dedicated_host(spec.instance_id, home)
+            await self._dedicated_host(spec.instance_id, node)
+        except BaseException as exc:
+            self._note_created(spec.instance_id)
+            if isinstance(exc, AenvError):
+                return None, exc
+            raise
+        return await self._start_one(spec)
+
+    async def _start_one(self, spec: InstanceSpec) -> DedicatedAnswer:
+        """Start an instance on its own host; a host whose instance does not start is ended."""
+        answer: InstanceInfo | AenvError | ProjectMissing | None = None
+        host = self._hosts.actors.get(spec.instance_id)
+        try:
+            if host is None:
+                raise FabricUnavailable(f"the host of {spec.instance_id} is gone")
             with ray_api.translated(f"creating {spec.instance_id}"):
-                if archive is not None and not await host.has_project.remote(spec.digest):
-                    await host.put_project.remote(spec.digest, archive)
-                made = await host.start.remote(encode_specs([spec]))
-                (outcome,) = decode_outcomes(made)
+                answers = decode_outcomes(await host.start.remote(encode_specs([spec])))
+            answer = answers if isinstance(answers, ProjectMissing) else answers[0]
             if spec.instance_id in self._doomed:
                 await self._release_on(spec.instance_id, [spec.instance_id])
-                outcome = InstanceReleased(
+                answer = InstanceReleased(
                     f"{spec.instance_id} was released while it started",
                     instance_id=spec.instance_id,
                 )
         except AenvError as exc:
-            outcome = exc
+            answer = exc
         finally:
-            self._creating.discard(spec.instance_id)
-            self._doomed.discard(spec.instance_id)
-        if isinstance(outcome, AenvError) and host is not None:
+            if not isinstance(answer, ProjectMissing):  # else it is still being created
+                self._note_created(spec.instance_id)
+        if isinstance(answer, AenvError) and host is not None:
             self._hosts.actors.pop(spec.instance_id, None)
             ray_api.kill(host)  # the watch ends what it may have left
-        return host, outcome
+        return host, answer
 
-    async def _dedicated_host(self, instance_id: InstanceId, home: str | None) -> Any:
-        """Return a new host actor for one instance, named after it; at home, where it has one."""
+    def _note_created(self, instance_id: str) -> None:
+        """Note that a create has ended, however it did."""
+        self._creating.discard(instance_id)
+        self._doomed.discard(instance_id)
+
+    async def _dedicated_host(self, instance_id: InstanceId, node: str | None) -> None:
+        """Start a host actor for one instance, named after it.
+
+        Args:
+            instance_id: The instance.
+            node: Where its place was reserved; None: on the node with the fewest hosts.
+
+        Raises:
+            FabricUnavailable: No node starts a host.
+        """
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
-            nodes = await asyncio.to_thread(ray_api.alive_nodes)
-            taking = usable(nodes)
-            willing = [node for node in taking if self._hosts.refusal(node) is None]
-            node = home or emptiest(willing or taking, self._hosts.nodes.values())
-            if node is None:
+            nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
+            willing = [candidate for candidate in nodes if self._hosts.refusal(candidate) is None]
+            chosen = node or emptiest(willing or nodes, self._hosts.nodes.values())
+            if chosen is None:
                 break
             try:
-                # A host that did not start has made nothing: the id is free for another node.
-                host = await self._hosts.make(instance_id, node, ActorDensity.DEDICATED)
+                # A host that did not start has made nothing: another node may use the id.
+                await self._hosts.make(instance_id, chosen, ActorDensity.DEDICATED)
             except FabricUnavailable as exc:
                 refusals.append(exc)
                 continue
             self._where[instance_id] = instance_id
-            self._dedicated[instance_id] = node
-            return host
+            self._dedicated[instance_id] = chosen
+            return
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
         raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
 
@@ -349,6 +384,7 @@ class Controller:
         for name in gone:
             self._forget(name)
             self._dedicated.pop(name, None)
+            self._note_created(name)
 
     async def _end_jobs(self) -> None:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead

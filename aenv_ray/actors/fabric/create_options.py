@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,11 +16,17 @@ from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
 
+logger = logging.getLogger("aenv_ray")
+
 _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
 
 QUEUE_S: Final = 300.0
 """A create waits so long for room in a full cluster: a node takes minutes to come."""
+
+
+_warned: set[str] = set()
+"""Digests of the projects that `_warn_of_open_network` has named."""
 
 
 class CreateOptions:
@@ -71,6 +78,7 @@ class CreateOptions:
         Raises:
             ConfigError: A TTL, idle timeout or engine that cannot be.
         """
+        _warn_of_open_network(source)
         deploy = source.config.deploy
         ttl = deploy.ttl if self.ttl is None else self.ttl
         ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
@@ -97,6 +105,17 @@ class CreateOptions:
             )
             for _ in range(count)
         ]
+
+
+def _warn_of_open_network(source: project.Project) -> None:
+    """Log once that a project names no network, so that its instances can reach Ray."""
+    if source.config.deploy.network is None and source.digest not in _warned:
+        _warned.add(source.digest)
+        logger.warning(
+            "%s names no deployConfig.network: its instances use the node's network and can "
+            'reach Ray; write "network": "none" unless its tools need more',
+            source.reference,
+        )
 
 
 def group_size(count: Any) -> int:

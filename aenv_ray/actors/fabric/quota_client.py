@@ -28,7 +28,7 @@ STARTING_S: Final = 310.0
 """A place is kept for a create so long, beyond what it waits for room: longer than any lasts."""
 
 
-class Accounts:
+class QuotaClient:
     """The quotas of one connection to the fabric.
 
     Args:
@@ -41,7 +41,9 @@ class Accounts:
         self._subjects: frozenset[str] = frozenset()
         self._known_until = 0.0
 
-    def open(self, specs: Sequence[InstanceSpec], options: CreateOptions) -> Account | None:
+    def take_places(
+        self, specs: Sequence[InstanceSpec], options: CreateOptions
+    ) -> QuotaPlaces | None:
         """Take places for instances about to be made; None: no quota is set for them.
 
         Raises:
@@ -54,9 +56,9 @@ class Accounts:
         if not subjects or not subjects & self._limited():
             return None
         assert self._hub is not None
-        account = Account(self._hub, self._clock, specs, STARTING_S + options.queue_s)
-        account.open()
-        return account
+        places = QuotaPlaces(self._hub, self._clock, specs, STARTING_S + options.queue_s)
+        places.take()
+        return places
 
     def _limited(self) -> frozenset[str]:
         """Return the subjects that have quotas, as of a moment ago."""
@@ -71,7 +73,7 @@ class Accounts:
         return self._subjects
 
 
-class Account:
+class QuotaPlaces:
     """The places of one create."""
 
     def __init__(
@@ -82,7 +84,7 @@ class Account:
         self._now = clock.now()
         self._specs = specs
 
-    def open(self) -> None:
+    def take(self) -> None:
         """Take the places, all or none."""
         pending = [
             lease_of(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
@@ -103,7 +105,7 @@ class Account:
         ]
         blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
 
-    def close(self) -> None:
+    def give_back(self) -> None:
         """Give the places back: nothing was made."""
         try:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 from aenv_ray import units
 from aenv_ray.actors.controller.placement import spread
 from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.entrance import init
-from aenv_ray.actors.fabric.fabric import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.references import resolve
-from aenv_ray.actors.fabric.shared_hosts import Share
+from aenv_ray.actors.fabric.waits import run_blocking
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.warm_requests import WarmRequest
 
@@ -76,13 +76,13 @@ def warm(
     source = resolve(environment, init)
     fabric = init()
     (pattern,) = options.specs(source, 1, job_id=fabric.ray.job_id())
-    hosts = fabric.shared.look(count)
+    hosts = fabric.shared_hosts(count)
     shares = spread(count, [load for load, _ in hosts])
     asked: list[tuple[str, Any]] = []
     for load, host in hosts:
         share = shares.get(load.name, 0)
         if share:
-            fabric.shared.ship(Share(load.name, host, []), source)
+            run_blocking(fabric.protocol.send_if_missing(source, load.node_id, host))
         request = WarmRequest(spec=pattern, count=share, idle_timeout_s=idle_s)
         wait_s = CREATE_DEADLINE_S if wait and share else None
         asked.append((load.name, host.warm.remote(request, wait_s)))

@@ -19,6 +19,7 @@ from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
 from aenv_ray.actors.host.instance import EndReason
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, Residents
 from aenv_ray.actors.host.projects import HostProjects
+from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.starts import HostStarts
 from aenv_ray.actors.host.warm_pools import WarmPools
 from aenv_ray.clock import Clock, SystemClock
@@ -199,11 +200,14 @@ class Host:
 
     # --- instances --------------------------------------------------------------------------
 
-    async def start(self, specs: Sequence[InstanceSpec]) -> list[InstanceInfo | AenvError]:
-        """Make instances and wait until each answers calls or has failed.
+    async def start(self, specs: Sequence[InstanceSpec]) -> Outcomes | ProjectMissing:
+        """Start instances and wait until each answers calls or has failed.
 
-        Idempotent by instance id: what runs already, has ended or was released is told as it is,
-        and what another `start` is making is waited for.
+        Idempotent by instance id: for an instance that runs, has ended or was released this is the
+        answer, and one that another `start` is starting is waited for.
+
+        Returns:
+            What became of each spec, in order; or `ProjectMissing`: nothing was started.
 
         Raises:
             CapacityExceeded: They do not fit; nothing was started.
@@ -216,6 +220,8 @@ class Host:
                      if i in self._starting}  # fmt: skip
         wanted = [s for s in specs if s.instance_id not in known | under_way]
         self.load()
+        if any(not self._projects.has(digest) for digest in {s.digest for s in wanted}):
+            return ProjectMissing(self._node_id)
         self._places.admit([spec.instance_id for spec in wanted])
         known |= await self._start_new(wanted)
         for instance_id, first in under_way.items():

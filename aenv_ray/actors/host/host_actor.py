@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
-from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_specs, encode_outcomes
+from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
+from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
@@ -152,7 +153,7 @@ class HostShell:
     # --- instances --------------------------------------------------------------------------
 
     async def start(self, specs: bytes) -> bytes:
-        """See `Host.start`; specs and outcomes are encoded as in `wire`."""
+        """See `Host.start`; specs and outcomes are encoded as in `start_messages`."""
         host = self._host or await self._open()
         return encode_outcomes(await host.start(decode_specs(specs)))
 

@@ -370,6 +370,28 @@ def wait(
             look(waited_s)
 
 
+async def wait_async(reference: Any, what: str, deadline_s: float) -> Any:
+    """Return the value of a reference, in an event loop; cancelling leaves the task running.
+
+    Args:
+        reference: From a ``.remote(...)`` call.
+        what: Names the wait in errors.
+        deadline_s: Longest wait.
+
+    Raises:
+        FabricUnavailable: The actor is gone, or `deadline_s` passed.
+        AenvError: What the actor raised.
+    """
+    with translated(what):
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await reference
+        except TimeoutError as exc:
+            if isinstance(exc, AenvError):
+                raise
+            raise FabricUnavailable(f"{what} did not answer within {deadline_s:g} s") from exc
+
+
 def cancel(reference: Any) -> None:
     """Cancel an actor task; an async method sees `asyncio.CancelledError`."""
     with contextlib.suppress(ray_exceptions.RayError, TypeError, ValueError):

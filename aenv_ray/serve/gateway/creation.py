@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.fabric import CREATE_DEADLINE_S
+from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
     AenvError,

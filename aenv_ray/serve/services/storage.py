@@ -90,7 +90,7 @@ class RaySites(Sites):
 
 def _delete(record: StorageRecord) -> None:
     fabric = entrance.init()
-    hosts = fabric.shared.look(1)
+    hosts = fabric.shared_hosts(1)
     if record.machine:
         nodes = _nodes_of(record.machine)
         hosts = [(load, host) for load, host in hosts if load.node_id in nodes]

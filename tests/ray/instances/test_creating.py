@@ -15,6 +15,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.errors import FileAccessError, SandboxStartFailed
 from aenv_ray.models import ActorDensity, InstanceStatus, Lifetime
+from aenv_ray.project.project import Project, load
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
 
@@ -49,6 +50,34 @@ def test_an_edited_project_never_changes_what_runs(
     new = make(project(f"{source}    return 'new'\n"))
     answers = ray.get([h.call_tool.remote("which") for h in (old, new)])
     assert [a.data for a in answers] == ["old", "new"]
+
+
+def test_a_repeated_create_packs_and_sends_no_archive(
+    make: Callable[..., Any],
+    project: Callable[..., Path],
+    density: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Design D2: the archive is sent only if the node does not have it."""
+    marker = f"# {density}: no other test has this content\n"
+    path = project(
+        f"{marker}from aenv_ray.runtime import register_tool\n"
+        "@register_tool\ndef which() -> str:\n    return 'here'\n"
+    )
+    packed: list[str] = []
+    archive = Project.archive
+
+    def counted(self: Project) -> bytes:
+        packed.append(self.digest)
+        return archive(self)
+
+    monkeypatch.setattr(Project, "archive", counted)
+    first = make(path, actor=density)
+    assert packed == [load(path).digest]
+    second = make(path, actor=density)
+    assert len(packed) == 1
+    answers = ray.get([h.call_tool.remote("which") for h in (first, second)])
+    assert [a.data for a in answers] == ["here", "here"]
 
 
 def test_info_tells_what_was_asked_for(make: Callable[..., Any], density: str) -> None:

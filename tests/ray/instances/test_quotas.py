@@ -9,7 +9,7 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.actors.fabric import quota_client as accounts
+from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
 from aenv_ray.hub import hub_actor
@@ -26,7 +26,7 @@ def started(cluster: Cluster) -> Iterator[RemoteHub]:
     del cluster
     init()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounts, "FRESH_S", 0.0)
+        patch.setattr(quota_client, "FRESH_S", 0.0)
         yield hub_actor.ensure_hub()
     hub_actor.end_hub()
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from aenv_ray import ids
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.fabric import CREATE_DEADLINE_S
+from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.errors import (
     ArtifactDamaged,
     CapacityExceeded,

@@ -19,28 +19,17 @@ from aenv_ray.actors.calls.wire import (
     call_message,
     decode,
     decode_json,
-    decode_outcomes,
-    decode_specs,
-    encode_outcomes,
-    encode_specs,
 )
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
-    SandboxLost,
     ToolInputInvalid,
     ToolNotFound,
 )
 from aenv_ray.ids import CallId, InstanceId
 from aenv_ray.models import (
-    ActorDensity,
     ExecResult,
     FileEntry,
-    InstanceInfo,
-    InstanceSpec,
-    InstanceStatus,
-    Isolation,
-    Lifetime,
     ToolResult,
 )
 
@@ -207,24 +196,3 @@ def test_other_results_are_their_data(method: str, result: Any, value: Any) -> N
     assert arrive(method, result) == value
     assert decode(method, result) == value
     assert decode_json(method, json.dumps(result).encode()) == value
-
-
-def test_what_is_asked_of_a_host_and_what_became_of_it_come_back_whole() -> None:
-    spec = InstanceSpec(
-        instance_id=INSTANCE, reference="env@1", digest="d", ttl_s=1.5, arguments=("a", "ü"),
-        environment_variables={"SECRET": "s"}, labels={"k": "v"}, job_id="01000000",
-    )  # fmt: skip
-    assert decode_specs(encode_specs([spec])) == [spec]
-    info = InstanceInfo(
-        id=INSTANCE, reference="env@1", status=InstanceStatus.RUNNING, engine="process",
-        node_id="n", host="h", density=ActorDensity.SHARED, created_at=1.0, deadline=2.5,
-        idle_timeout_s=None, lifetime=Lifetime.JOB, owner=None, labels={},
-        isolation=Isolation(kind="none", missing=("all",)), start_mode="template", calls=0,
-        generation=0,
-    )  # fmt: skip
-    failure = SandboxLost("it died", instance_id=INSTANCE, hint="create another")
-    again, failed = decode_outcomes(encode_outcomes([info, failure]))
-    assert again == info
-    assert isinstance(failed, SandboxLost)
-    assert vars(failed) == vars(failure)
-    assert failed.message == failure.message

@@ -42,6 +42,11 @@ class FakeCluster:
         return False
 
 
+class Remote:
+    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = function
+
+
 class FakeHostActor:
     """A host whose capacity is real; `before_reserve` runs before each reservation."""
 
@@ -49,16 +54,14 @@ class FakeHostActor:
         self.used = 0
         self.capacity = HostCapacity(HostId("h"), capacity, lambda: self.used, SystemClock())
         self.before_reserve: Callable[[list[InstanceId]], Awaitable[None]] | None = None
-        self.control = self
+        self.hold = Remote(self._hold)
+        self.reserve = Remote(self._reserve)
 
-    def remote(self, operation: str, *args: Any) -> Awaitable[Any]:
-        return getattr(self, operation)(*args)  # type: ignore[no-any-return]
-
-    async def hold(self, seconds: float) -> tuple[int, int]:
+    async def _hold(self, seconds: float) -> tuple[int, int]:
         self.capacity.hold(seconds)
         return self.capacity.taken(), self.capacity.capacity
 
-    async def reserve(self, ids: list[InstanceId], seconds: float) -> bool:
+    async def _reserve(self, ids: list[InstanceId], seconds: float) -> bool:
         if seconds and self.before_reserve is not None:
             await self.before_reserve(ids)
         return self.capacity.keep(ids, seconds)

@@ -18,6 +18,7 @@ from aenv_ray.actors.controller.placement import (
     usable,
 )
 from aenv_ray.actors.fabric.shared_hosts import SharedHosts
+from aenv_ray.actors.fabric.waits import BlockingWaits, run_blocking
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded
@@ -82,14 +83,14 @@ class Controller:
 
 def test_a_group_that_no_empty_cluster_holds_is_refused_before_it_is_made() -> None:
     controller = Controller()
-    hosts = SharedHosts(controller, lambda answer, what: answer)
-    hosts.check_size(HOST_CAPACITY)
+    hosts = SharedHosts(controller, BlockingWaits(lambda answer, *_: answer))
+    run_blocking(hosts.check_size(HOST_CAPACITY))
     assert controller.asked == 0, "any one host holds it"
-    hosts.check_size(2 * HOST_CAPACITY)  # once what is there is released, it fits
+    run_blocking(hosts.check_size(2 * HOST_CAPACITY))  # once what is there is released, it fits
     with pytest.raises(
         CapacityExceeded, match=f"10000000 .* {2 * HOST_CAPACITY} at most"
     ) as raised:
-        hosts.check_size(10**7)
+        run_blocking(hosts.check_size(10**7))
     assert raised.value.hint
     check_capacity(5, 5)
     with pytest.raises(CapacityExceeded):

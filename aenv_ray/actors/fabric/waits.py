@@ -1,0 +1,166 @@
+"""How the create protocol waits: it awaits in an event loop, or blocks the thread of a driver.
+
+The protocol is written once, as coroutines that wait only through a `Waits`. With `BlockingWaits`
+they never suspend, so `run_blocking` runs them without an event loop, at no cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Final, TypeVar
+
+from aenv_ray.actors.ray_shell import ray_api
+
+logger = logging.getLogger("aenv_ray")
+
+NOTICE_AFTER_S: Final = 5.0
+"""A create that takes longer than this is worth a line in the log."""
+NOTICE_EVERY_S: Final = 60.0
+"""Least time between two such lines, whatever the number of creates."""
+_THREADS: Final = 8
+
+T = TypeVar("T")
+OnWait = Callable[[float], None]
+"""Called every `NOTICE_AFTER_S` with the seconds waited so far."""
+
+
+class Waits(ABC):
+    """What the create protocol needs in order to wait."""
+
+    @abstractmethod
+    async def result(
+        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> Any:
+        """Return the value of a Ray reference.
+
+        Args:
+            reference: From a ``.remote(...)`` call.
+            what: Names the wait in errors.
+            deadline_s: Longest wait.
+            on_wait: Called now and then during a long wait; may be ignored.
+
+        Raises:
+            FabricUnavailable: The actor is gone, or `deadline_s` passed.
+            AenvError: What the actor raised.
+        """
+
+    @abstractmethod
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that blocks."""
+
+    @abstractmethod
+    def lock(self) -> AbstractAsyncContextManager[Any]:
+        """Return a lock that may be held while waiting."""
+
+
+class AsyncWaits(Waits):
+    """Awaits in one event loop; functions that block run in a few threads."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="aenv-create")
+
+    async def result(  # noqa: D102
+        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> Any:
+        return await ray_api.wait_async(reference, what, deadline_s)
+
+    async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def lock(self) -> AbstractAsyncContextManager[Any]:  # noqa: D102
+        return asyncio.Lock()
+
+
+class BlockingWaits(Waits):
+    """Blocks the calling thread; for `run_blocking`.
+
+    Args:
+        wait: Called like `Waits.result`; returns the value.
+    """
+
+    def __init__(self, wait: Callable[[Any, str, float, OnWait | None], Any]) -> None:
+        self._wait = wait
+
+    async def result(  # noqa: D102
+        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> Any:
+        return self._wait(reference, what, deadline_s, on_wait)
+
+    async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
+        return function()
+
+    def lock(self) -> AbstractAsyncContextManager[Any]:  # noqa: D102
+        return _ThreadLock()
+
+
+class _ThreadLock(AbstractAsyncContextManager[None]):
+    """A `threading.Lock` for ``async with``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because it waits through `BlockingWaits` alone."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    work.close()
+    raise AssertionError(f"{work!r} suspended outside of an event loop")
+
+
+class WaitNotices:
+    """Logs that creates take long: one line for all of them, at most every `NOTICE_EVERY_S`.
+
+    Any thread may use it.
+
+    Args:
+        clock: Seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: dict[object, float] = {}
+        self._next_at = float("-inf")
+
+    @contextmanager
+    def waiting(self, reason: Callable[[], str]) -> Iterator[OnWait]:
+        """Count a create while the block runs; yield the callback for its wait.
+
+        Args:
+            reason: Returns what the create waits for; called only for a line that is logged.
+        """
+        key = object()
+        with self._lock:
+            self._since[key] = self._clock()
+        try:
+            yield lambda _: self._tell(reason)
+        finally:
+            with self._lock:
+                del self._since[key]
+
+    def _tell(self, reason: Callable[[], str]) -> None:
+        with self._lock:
+            now = self._clock()
+            if now < self._next_at:
+                return
+            self._next_at = now + NOTICE_EVERY_S
+            count, longest_s = len(self._since), now - min(self._since.values())
+        creates = "1 create waits" if count == 1 else f"{count} creates wait"
+        logger.warning("%s, the longest for %.0f s: %s", creates, longest_s, reason())

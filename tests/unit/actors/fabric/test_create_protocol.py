@@ -1,0 +1,317 @@
+"""The create protocol, blocking as in a driver and awaiting as in the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol
+from aenv_ray.actors.fabric.waits import (
+    NOTICE_EVERY_S,
+    AsyncWaits,
+    BlockingWaits,
+    WaitNotices,
+    Waits,
+    run_blocking,
+)
+from aenv_ray.actors.host.start_messages import (
+    ProjectMissing,
+    decode_specs,
+    encode_outcomes,
+)
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, SandboxStartFailed
+from aenv_ray.models import (
+    ActorDensity,
+    InstanceInfo,
+    InstanceSpec,
+    InstanceStatus,
+    Isolation,
+    Lifetime,
+)
+from aenv_ray.project import project
+from aenv_ray.project.project import Project
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Project:
+    (tmp_path / "config.json").write_text(
+        '{"name": "demo", "version": "1.0.0", "deployConfig": {"network": "none"}}'
+    )
+    return project.load(tmp_path)
+
+
+class Remote:
+    """A method of an actor: `remote` runs it and returns what the caller is to wait for."""
+
+    def __init__(self, function: Callable[..., Any], *, is_async: bool) -> None:
+        self._function = function
+        self._is_async = is_async
+
+    def remote(self, *args: Any) -> Any:
+        try:
+            value, error = self._function(*args), None
+        except AenvError as exc:
+            value, error = None, exc
+        if not self._is_async:
+            return value, error
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_exception(error) if error else future.set_result(value)
+        return future
+
+
+def info_of(spec: InstanceSpec) -> InstanceInfo:
+    return InstanceInfo(
+        id=spec.instance_id, reference=spec.reference, status=InstanceStatus.RUNNING,
+        engine="process", node_id="n", host="h", density=ActorDensity.SHARED, created_at=1.0,
+        deadline=2.0, idle_timeout_s=None, lifetime=Lifetime.JOB, owner=None, labels={},
+        isolation=Isolation(kind="none", missing=()), start_mode="template", calls=0, generation=0,
+    )  # fmt: skip
+
+
+class FakeNode:
+    """What the hosts of a node share: the projects that were sent to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.projects: set[str] = set()
+        self.received = 0
+
+
+class FakeHost:
+    """A host without sandboxes; `failures` are raised or returned by the next starts."""
+
+    def __init__(self, node: FakeNode, *, is_async: bool) -> None:
+        self.node = node
+        self.failures: list[AenvError] = []
+        self.started: list[str] = []
+        self.start = Remote(self._start, is_async=is_async)
+        self.has_project = Remote(self._has_project, is_async=is_async)
+        self.put_project = Remote(self._put_project, is_async=is_async)
+
+    def answer(self, specs: list[InstanceSpec]) -> Any:
+        if not self.node.projects >= {spec.digest for spec in specs}:
+            return ProjectMissing(self.node.name)
+        if self.failures:
+            failure = self.failures.pop()
+            if isinstance(failure, CapacityExceeded | FabricUnavailable):
+                raise failure
+            return [failure] + [info_of(spec) for spec in specs[1:]]
+        self.started += [spec.instance_id for spec in specs]
+        return [info_of(spec) for spec in specs]
+
+    def _start(self, specs: bytes) -> bytes:
+        return encode_outcomes(self.answer(decode_specs(specs)))
+
+    def _has_project(self, digest: str) -> bool:
+        return digest in self.node.projects
+
+    def _put_project(self, digest: str, archive: bytes) -> None:
+        assert archive
+        self.node.received += 1
+        self.node.projects.add(digest)
+
+
+class FakeController:
+    def __init__(self, hosts: dict[str, FakeHost], *, is_async: bool) -> None:
+        self.hosts = hosts
+        self.dedicated: dict[str, FakeHost] = {}
+        self.released: list[str] = []
+        self.waited_for_room: list[str] = []
+        self._is_async = is_async
+        for name in (
+            "shared_hosts", "places", "create_dedicated", "start_dedicated", "release",
+            "queue_reason",
+        ):  # fmt: skip
+            setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
+
+    def _shared_hosts(self, patience_s: float, wanted: int) -> Any:
+        return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
+
+    def _places(self, ids: list[str], owner: str, job_id: str | None, wait_s: float) -> Any:
+        self.waited_for_room += ids
+        name, host = next(iter(self.hosts.items()))
+        return [(name, host, ids)]
+
+    def _create_dedicated(self, specs: list[InstanceSpec], wait_s: float) -> Any:
+        nodes = [host.node for host in self.hosts.values()]
+        for n, spec in enumerate(specs):
+            host = FakeHost(nodes[n % len(nodes)], is_async=self._is_async)
+            self.dedicated[spec.instance_id] = host
+        return self._start_dedicated(specs)
+
+    def _start_dedicated(self, specs: list[InstanceSpec]) -> Any:
+        def first(answer: Any) -> Any:
+            return answer if isinstance(answer, ProjectMissing) else answer[0]
+
+        hosts = [self.dedicated[spec.instance_id] for spec in specs]
+        return [(h, first(h.answer([spec]))) for h, spec in zip(hosts, specs, strict=True)]
+
+    def _release(self, ids: list[str]) -> None:
+        self.released += ids
+
+    def _queue_reason(self) -> str:
+        return "0 of 4 places are free"
+
+
+def blocking_result(reference: Any, *_: Any) -> Any:
+    value, error = reference
+    if error is not None:
+        raise error
+    return value
+
+
+@pytest.fixture(params=["blocking", "async"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "async")
+
+
+class Bench:
+    """A protocol between a fake controller and fake hosts, run in either way."""
+
+    def __init__(self, *, is_async: bool) -> None:
+        self.is_async = is_async
+        self.nodes = [FakeNode("node-a"), FakeNode("node-b")]
+        self.hosts = {f"h{n}": FakeHost(self.nodes[n // 2], is_async=is_async) for n in range(4)}
+        self.controller = FakeController(self.hosts, is_async=is_async)
+        self.protocol: CreateProtocol | None = None
+
+    def create(
+        self,
+        source: Project,
+        count: int,
+        density: ActorDensity,
+        *,
+        queue_s: float = 5.0,
+        **options: Any,
+    ) -> list[Created]:
+        specs = CreateOptions().specs(source, count, job_id=None)
+
+        async def work() -> list[Created]:
+            waits: Waits = AsyncWaits() if self.is_async else BlockingWaits(blocking_result)
+            if self.protocol is None or self.is_async:  # its locks belong to one event loop
+                self.protocol = CreateProtocol(self.controller, waits)
+            return await self.protocol.create(source, specs, density, queue_s, **options)
+
+        runner: Callable[[Coroutine[Any, Any, list[Created]]], list[Created]]
+        runner = asyncio.run if self.is_async else run_blocking
+        return runner(work())
+
+    @property
+    def received(self) -> list[int]:
+        return [node.received for node in self.nodes]
+
+
+@pytest.fixture
+def bench(is_async: bool) -> Bench:
+    return Bench(is_async=is_async)
+
+
+@pytest.mark.parametrize("density", list(ActorDensity))
+def test_a_project_is_packed_and_sent_once_to_each_node_that_lacks_it(
+    bench: Bench, source: Project, density: ActorDensity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.create(source, 8, density)
+    assert len(first) == 8
+    assert bench.received == [1, 1]
+
+    def fail(self: Project) -> bytes:
+        raise AssertionError("the project was packed again")
+
+    monkeypatch.setattr(Project, "archive", fail)
+    again = bench.create(source, 8, density)
+    assert len(again) == 8
+    assert bench.received == [1, 1]
+
+
+@pytest.mark.parametrize("density", list(ActorDensity))
+def test_a_project_that_was_deleted_on_a_node_is_sent_again(
+    bench: Bench, source: Project, density: ActorDensity
+) -> None:
+    bench.create(source, 4, density)
+    for node in bench.nodes:
+        node.projects.clear()
+    assert len(bench.create(source, 4, density)) == 4
+    assert bench.received == [2, 2]
+
+
+def test_the_failure_of_one_instance_releases_the_others(bench: Bench, source: Project) -> None:
+    bench.create(source, 1, ActorDensity.SHARED)
+    bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
+    with pytest.raises(SandboxStartFailed, match="1 of 4 instances failed, so none was made"):
+        bench.create(source, 4, ActorDensity.SHARED)
+    started = [i for host in bench.hosts.values() for i in host.started]
+    assert set(bench.controller.released) == set(started[1:])
+
+
+def test_the_share_of_a_failed_host_is_started_elsewhere_under_new_ids(
+    bench: Bench, source: Project
+) -> None:
+    bench.create(source, 8, ActorDensity.SHARED)
+    bench.hosts["h1"].failures = [FabricUnavailable("h1 died")]
+    created = bench.create(source, 4, ActorDensity.SHARED)
+    assert len(created) == 4
+    (lost,) = bench.controller.released
+    assert lost not in {one.info.id for one in created}
+    assert bench.hosts["h1"] not in [one.host for one in created]
+
+
+def test_a_create_whose_ids_are_fixed_fails_with_its_host(bench: Bench, source: Project) -> None:
+    bench.create(source, 8, ActorDensity.SHARED)
+    bench.hosts["h1"].failures = [FabricUnavailable("h1 died")]
+    with pytest.raises(FabricUnavailable, match="h1 died"):
+        bench.create(source, 4, ActorDensity.SHARED, may_rename=False)
+
+
+@pytest.mark.parametrize("queue_s", [0.0, 5.0])
+def test_what_a_full_host_refuses_waits_in_the_queue_if_it_may(
+    bench: Bench, source: Project, queue_s: float
+) -> None:
+    bench.create(source, 8, ActorDensity.SHARED)
+    bench.hosts["h2"].failures = [CapacityExceeded("h2 is full")]
+    if not queue_s:
+        with pytest.raises(CapacityExceeded, match="h2 is full"):
+            bench.create(source, 4, ActorDensity.SHARED, queue_s=queue_s)
+        return
+    assert len(bench.create(source, 4, ActorDensity.SHARED, queue_s=queue_s)) == 4
+    assert len(bench.controller.waited_for_room) == 1
+
+
+def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    """Kubernetes review: dozens of lines in one run said that the cluster is busy."""
+    now = 100.0
+    notices = WaitNotices(lambda: now)
+    reasons: list[str] = []
+
+    def reason() -> str:
+        reasons.append("asked")
+        return "0 of 4 places are free"
+
+    with (
+        caplog.at_level(logging.WARNING, "aenv_ray"),
+        notices.waiting(reason) as first,
+        notices.waiting(reason) as second,
+        notices.waiting(reason),
+    ):
+        now += 5.0
+        for _ in range(10):
+            first(5.0)
+            second(5.0)
+        assert [r.getMessage() for r in caplog.records] == [
+            "3 creates wait, the longest for 5 s: 0 of 4 places are free"
+        ]
+        assert reasons == ["asked"], "the controller is not asked for a line that is not logged"
+        now += NOTICE_EVERY_S
+        second(65.0)
+    assert len(caplog.records) == 2
+
+
+def test_a_coroutine_that_suspends_is_a_bug_and_not_a_hang() -> None:
+    with pytest.raises(AssertionError, match="suspended outside of an event loop"):
+        run_blocking(asyncio.sleep(0))
