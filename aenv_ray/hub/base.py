@@ -1,4 +1,11 @@
-"""What the parts of `HubCore` share: Redis, keys, the clock."""
+"""What the parts of `HubCore` share: the Redis client, the keys, the clock, paged listings.
+
+Each operation of the hub is one Lua script (or one command), so that it takes effect as a whole or
+not at all. A client whose connection broke cannot know whether its script ran, so each script may
+run twice with the same arguments and changes nothing the second time. All keys of a script begin
+with ``KEYS[1]``, the root; `aenv_ray.hub.keys` says what they hold. Times are arguments, passed as
+text: Redis's clock decides nothing, and Lua's numbers lose digits.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +14,59 @@ import binascii
 import json
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.connection import RedisClient, redis_errors
 from aenv_ray.hub.keys import DEFAULT_PREFIX, Keys
+
+LIST: Final = """
+local root = KEYS[1]
+local query = cjson.decode(ARGV[1])
+local keys, groups = {}, {}
+for _, key in ipairs(query.keys) do keys[#keys + 1] = root..key end
+for _, word in ipairs(query.words) do
+    local group = {}
+    for _, found in ipairs(
+        redis.call('ZRANGEBYLEX', root..'env:words', '['..word, '['..word..'\\255')
+    ) do group[#group + 1] = root..'env:in:word:'..found end
+    if #group == 0 then return {0} end
+    if #group == 1 then keys[#keys + 1] = group[1] else groups[#groups + 1] = group end
+end
+local wanted = query.limit + 1
+if #keys == 1 and #groups == 0 then
+    local total = redis.call('ZLEXCOUNT', keys[1], query.low, query.high)
+    local from = query.after ~= '' and '('..query.after or query.low
+    return {total, unpack(
+        redis.call('ZRANGEBYLEX', keys[1], from, query.high, 'LIMIT', 0, wanted)
+    )}
+end
+-- Nothing is stored for an intersection: what reads would otherwise be written to disk.
+local found = redis.call('ZINTER', #keys, unpack(keys))
+for _, group in ipairs(groups) do
+    local known, rest = {}, {}
+    for _, key in ipairs(group) do
+        for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do known[member] = true end
+    end
+    for _, member in ipairs(found) do
+        if known[member] then rest[#rest + 1] = member end
+    end
+    found = rest
+end
+local begin = query.low ~= '-' and string.sub(query.low, 2) or ''
+local total, page = 0, {}
+for _, member in ipairs(found) do
+    if string.sub(member, 1, #begin) == begin then
+        total = total + 1
+        if member > query.after and #page < wanted then page[#page + 1] = member end
+    end
+end
+return {total, unpack(page)}
+"""
+"""Argument: the query as JSON. Returns the size of the listing and the members of a page, one more
+than its limit when there is one."""
 
 
 class HubBase(Hub, ABC):
@@ -90,7 +143,7 @@ def from_cursor(cursor: str | None) -> str:
 def listing(
     keys: Sequence[str], *, after: str, limit: int, words: Sequence[str] = (), prefix: str = ""
 ) -> str:
-    """Return the argument of `catalog_scripts.LIST`: indexes whose members are wanted, all of them.
+    """Return the argument of `LIST`: indexes whose members are wanted, all of them.
 
     Args:
         keys: Names of sorted sets, without the root.

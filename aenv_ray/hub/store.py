@@ -1,8 +1,8 @@
-"""The store of instance records: what a restarted host reads to find its instances again.
+"""Instance records, from which a restarted host finds its instances again.
 
-The contract is `InstanceStore`; `MemoryInstanceStore` is a full implementation for tests and for
-engines whose sandboxes end with their host; `FileInstanceStore` keeps a node's records in a
-directory. `tests.contract.hub.store_contract` checks any implementation.
+`InstanceStore` is the contract; `tests.contract.hub.store_contract` checks any implementation.
+`MemoryInstanceStore` serves tests and engines whose sandboxes end with their host, and
+`FileInstanceStore` stores the records of a node in a directory.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from aenv_ray.files import write_atomically
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceRecord
 
@@ -25,51 +24,52 @@ from aenv_ray.models import InstanceRecord
 class InstanceStore(ABC):
     """Records of live instances, by id.
 
-    A write that returned survives the death of the writing process. Methods block for microseconds
-    to milliseconds; hosts call them in their event loop only where that is acceptable.
+    A completed write survives the death of the process. Methods block for microseconds to
+    milliseconds.
     """
 
     @abstractmethod
     def put(self, records: Sequence[InstanceRecord]) -> None:
-        """Write records, replacing those of the same id; each is written whole or not at all."""
+        """Write records, replacing those with the same id; each write is atomic."""
 
     @abstractmethod
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:
-        """Return a record; None when there is none."""
+        """Return a record, or None."""
 
     @abstractmethod
     def delete(self, instance_ids: Sequence[InstanceId]) -> None:
-        """Forget records; unknown ids do nothing."""
+        """Delete records; unknown ids are ignored."""
 
     @abstractmethod
     def list(self, host_id: HostId | None = None) -> list[InstanceRecord]:
-        """Return the records of a host, or all of them, oldest first.
+        """Return the records of a host, or of all hosts, oldest first.
 
-        A record that cannot be read, for example of another version of this software, is skipped:
-        its sandbox is then ended as nobody's.
+        A record that cannot be read, for example because another version wrote it, is skipped; its
+        sandbox is then ended as an orphan.
         """
 
     @abstractmethod
     def note_engine(self, host_id: HostId, engine: str) -> None:
-        """Remember that a host is about to use an engine; a second time does nothing.
+        """Note that a host is about to use an engine; idempotent.
 
-        A host that dies between making a sandbox and recording it has left this: where to look.
+        If the host dies after it made a sandbox and before it recorded it, this tells its successor
+        where to look.
         """
 
     @abstractmethod
     def engines_used(self) -> dict[HostId, frozenset[str]]:
-        """Return the engines of each host that `note_engine` named and nobody forgot."""
+        """Return the engines that `note_engine` recorded, by host."""
 
     @abstractmethod
     def forget_host(self, host_id: HostId) -> None:
-        """Forget which engines a host used: it is gone and has left nothing. Any number of times.
+        """Delete the engines noted for a host that is gone and left nothing; idempotent.
 
-        Records are not touched.
+        Its records are not touched.
         """
 
 
 class MemoryInstanceStore(InstanceStore):
-    """Records in this process."""
+    """Records in the memory of this process."""
 
     def __init__(self) -> None:
         self._records: dict[InstanceId, InstanceRecord] = {}
@@ -100,10 +100,10 @@ class MemoryInstanceStore(InstanceStore):
 
 
 class FileInstanceStore(InstanceStore):
-    """Records as one JSON file each, on one node; a host's engines as another.
+    """Records of one node: a JSON file for each instance, and one for the engines of each host.
 
     Args:
-        directory: Made when missing.
+        directory: Created if missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -116,14 +116,7 @@ class FileInstanceStore(InstanceStore):
 
     def _write(self, path: Path, text: str) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, partial = tempfile.mkstemp(dir=self._directory, prefix=".")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(partial, path)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        write_atomically(path, text)
 
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102
         return self._read(self._path(instance_id))
@@ -138,7 +131,7 @@ class FileInstanceStore(InstanceStore):
         return sorted(found, key=lambda r: r.created_at)
 
     def note_engine(self, host_id: HostId, engine: str) -> None:  # noqa: D102
-        # Only the host itself writes its file.
+        # Only the host itself writes this file.
         path = self._path(host_id, "engines")
         known = self._read_engines(path).get(host_id, frozenset())
         if engine not in known:
@@ -156,14 +149,14 @@ class FileInstanceStore(InstanceStore):
 
     @staticmethod
     def _read_engines(path: Path) -> dict[HostId, frozenset[str]]:
-        """Return a host's engines; empty when there is no such file, or none that can be read."""
+        """Return the engines of a host; empty if the file is missing or cannot be read."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             data = json.loads(path.read_bytes())
             return {HostId(data["host_id"]): frozenset(map(str, data["engines"]))}
         return {}
 
     def _path(self, name: str, kind: str = "json") -> Path:
-        # An id comes from a caller: its hash cannot name a file elsewhere.
+        # Ids come from callers: a hash cannot point outside of the directory.
         return self._directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{kind}"
 
     @staticmethod

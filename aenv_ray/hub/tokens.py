@@ -9,13 +9,61 @@ from abc import ABC
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.hub import token_scripts
 from aenv_ray.hub.base import HubBase, to_json
 from aenv_ray.hub.records import Role, TokenRecord
 
 SECRET_PREFIX: Final = "aenv_"
 """Makes a token recognizable to people, and to what searches texts for secrets."""
 _SECRET_BYTES: Final = 32
+
+
+KEEP_TOKEN: Final = """
+local root = KEYS[1]
+local id, hash, record, instance, expires_at = unpack(ARGV)
+redis.call('HSET', root..'token:hashes', hash, id)
+redis.call('HSET', root..'token:secrets', id, hash)
+redis.call('HSET', root..'token:records', id, record)
+if instance ~= '' then redis.call('SADD', root..'token:of:'..instance, id) end
+if expires_at ~= '' then redis.call('ZADD', root..'token:expiry', expires_at, id) end
+return 1
+"""
+"""Arguments: token id, hash of its secret, its record, its instance or nothing, its end or
+nothing."""
+
+FIND_TOKEN: Final = """
+local id = redis.call('HGET', KEYS[1]..'token:hashes', ARGV[1])
+return id and redis.call('HGET', KEYS[1]..'token:records', id)
+"""
+"""Argument: hash of a secret. Returns the record; nothing when there is none."""
+
+REVOKE_TOKEN: Final = """
+local root, id, instance = KEYS[1], ARGV[1], ARGV[2]
+local hash = redis.call('HGET', root..'token:secrets', id)
+if hash then redis.call('HDEL', root..'token:hashes', hash) end
+redis.call('HDEL', root..'token:records', id)
+redis.call('HDEL', root..'token:secrets', id)
+redis.call('ZREM', root..'token:expiry', id)
+if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
+return 1
+"""
+"""Arguments: token id, its instance or nothing."""
+
+REMEMBER: Final = """
+redis.call('SET', KEYS[1]..'once:'..ARGV[1], ARGV[2], 'NX', 'PX', ARGV[3])
+return redis.call('GET', KEYS[1]..'once:'..ARGV[1])
+"""
+"""Arguments: key, value, milliseconds. Returns what is kept."""
+
+REPLACE_DOCUMENT: Final = """
+local key = KEYS[1]..'doc:'..ARGV[1]
+local kept = redis.call('HGET', key, ARGV[2])
+if kept == ARGV[4] then return 1 end
+if kept ~= ARGV[3] then return 0 end
+redis.call('HSET', key, ARGV[2], ARGV[4])
+return 1
+"""
+"""Arguments: kind, name, the old document, the new one. Returns whether the new one is kept; asked
+again after an answer that was lost, it is."""
 
 
 def new_token(
@@ -79,7 +127,7 @@ class Tokens(HubBase, ABC):
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:
         """Keep a token that `new_token` made; again changes nothing."""
         await self._run(
-            token_scripts.KEEP_TOKEN,
+            KEEP_TOKEN,
             record.id,
             hashed,
             record.model_dump_json(),
@@ -92,7 +140,7 @@ class Tokens(HubBase, ABC):
 
     async def check_hash(self, hashed: str) -> TokenRecord | None:
         """Return the token whose secret has this hash; None: no such token holds now."""
-        text = await self._run(token_scripts.FIND_TOKEN, hashed)
+        text = await self._run(FIND_TOKEN, hashed)
         record = TokenRecord.model_validate_json(text) if text else None
         return record if record is not None and self._holds(record) else None
 
@@ -108,14 +156,12 @@ class Tokens(HubBase, ABC):
     async def revoke_token(self, token_id: str) -> None:  # noqa: D102
         text = await self._ask("hget", self._keys.token_records, token_id)
         instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
-        await self._run(token_scripts.REVOKE_TOKEN, token_id, instance_id or "")
+        await self._run(REVOKE_TOKEN, token_id, instance_id or "")
 
     async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
         if not ttl_s > 0:
             raise ConfigError(f"nothing can be remembered for {ttl_s:g} s")
-        return str(
-            await self._run(token_scripts.REMEMBER, key, value, str(max(1, int(ttl_s * 1000))))
-        )
+        return str(await self._run(REMEMBER, key, value, str(max(1, int(ttl_s * 1000)))))
 
     async def put_document(  # noqa: D102
         self, kind: str, name: str, document: dict[str, Any]
@@ -125,8 +171,7 @@ class Tokens(HubBase, ABC):
     async def replace_document(  # noqa: D102
         self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
     ) -> bool:
-        script = token_scripts.REPLACE_DOCUMENT
-        return bool(await self._run(script, kind, name, to_json(old), to_json(new)))
+        return bool(await self._run(REPLACE_DOCUMENT, kind, name, to_json(old), to_json(new)))
 
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
         rows = await self._ask("hgetall", self._keys.documents + kind)

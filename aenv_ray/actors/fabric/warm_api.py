@@ -13,8 +13,8 @@ from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.fabric.waits import run_blocking
+from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.errors import ConfigError
-from aenv_ray.hub.warm_requests import WarmRequest
 
 _ANSWER_S: Final = 30.0
 """A host says within this that it was asked, beyond what it was asked to wait for."""

@@ -22,6 +22,7 @@ from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.starts import HostStarts
 from aenv_ray.actors.host.warm_pools import WarmPools
+from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
@@ -31,7 +32,6 @@ from aenv_ray.errors import (
     InstanceReleased,
 )
 from aenv_ray.hub.store import InstanceStore
-from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import (
     ActorDensity,

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NewType
 
-from aenv_ray.hub.warm_requests import WarmRequest
+from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 

@@ -17,11 +17,11 @@ from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.pool import MAX_AGE_S, PoolKey, Pools, pool_key
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.starts import HostStarts, OnMade
+from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.hub.store import InstanceStore
-from aenv_ray.hub.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.ids import InstanceId, new_instance_id, split_reference
 from aenv_ray.models import InstanceRecord, InstanceSpec
 

@@ -24,8 +24,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
 )
 from aenv_ray.hub import packing
-from aenv_ray.hub.artifact_files import DirectoryFiles
-from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.hub.redis_server import RedisServer

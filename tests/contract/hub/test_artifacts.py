@@ -26,8 +26,14 @@ from aenv_ray.errors import (
     FabricUnavailable,
 )
 from aenv_ray.hub import artifacts
-from aenv_ray.hub.artifact_files import PARTIAL_AGE_S, DirectoryFiles, UrlFiles
-from aenv_ray.hub.artifacts import PIECE_BYTES, ArtifactStore, open_artifact_store
+from aenv_ray.hub.artifacts import (
+    PARTIAL_AGE_S,
+    PIECE_BYTES,
+    ArtifactStore,
+    DirectoryFiles,
+    UrlFiles,
+    open_artifact_store,
+)
 
 LARGE = os.urandom(2 * PIECE_BYTES + 17)
 

@@ -22,8 +22,7 @@ from aenv_ray.errors import (
     VersionConflict,
 )
 from aenv_ray.hub import packing
-from aenv_ray.hub.artifact_files import DirectoryFiles
-from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
