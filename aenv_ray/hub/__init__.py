@@ -1,1 +1,1 @@
-"""What is remembered about environments and instances, and where."""
+"""The hub: versioned environments, leases, tokens, quotas and services, kept in Redis."""

@@ -1,7 +1,7 @@
-"""What the hub does, whoever asks: the actor, the gateway, a test.
+"""The interface of the hub: `HubCore` implements it over Redis, `HubClient` by the hub actor.
 
-`HubCore` does it over Redis; `RemoteHub` asks the hub actor. Both raise the same errors, and every
-write that returned survives the death of the hub and of Redis (invariant 5).
+Both raise the same errors. A write that returned survives the death of the hub and of Redis
+(invariant 5).
 """
 
 from __future__ import annotations
@@ -27,62 +27,66 @@ from aenv_ray.models import InstanceStatus
 class Hub(ABC):
     """Versions, leases, tokens and quotas.
 
-    Every method may raise FabricUnavailable: the hub or its Redis does not answer; try again. Each
-    may be repeated after that: none does its work twice.
+    Every method may raise FabricUnavailable if the hub or its Redis does not answer. It may then be
+    repeated: no method takes effect twice.
     """
 
     # --- environments -----------------------------------------------------------------------
 
     @abstractmethod
     async def push(self, entry: EnvironmentVersion) -> EnvironmentVersion:
-        """Publish a version and return it as it is kept; the same content again changes nothing.
+        """Publish a version and return the stored entry; the same content again changes nothing.
 
         Raises:
-            VersionConflict: The version exists with other content.
-            ConfigError: Its config and schemas are too long to be listed.
+            VersionConflict: The version exists with different content.
+            ConfigError: Its config and schemas are too large for a listing.
         """
 
     @abstractmethod
     async def environment(self, name: str, version: str | None = None) -> EnvironmentVersion:
-        """Return a version; None: the highest one that is not Failed.
+        """Return a version.
+
+        Args:
+            name: The environment.
+            version: None: the highest version that is not Failed.
 
         Raises:
-            EnvironmentNotFound: There is none; the hint names what is there.
+            EnvironmentNotFound: It does not exist; the hint names existing versions.
         """
 
     @abstractmethod
     async def versions(self, name: str) -> tuple[EnvironmentVersion, ...]:
-        """Return all versions of a name, the highest first; none when nobody pushed it."""
+        """Return all versions of a name, highest first; empty if it was never published."""
 
     @abstractmethod
     async def environments(self, query: EnvironmentQuery) -> Page[EnvironmentVersion]:
-        """Return versions by name, each name's highest version first."""
+        """Return the matching versions, sorted by name and then highest version first."""
 
     @abstractmethod
     async def set_status(
         self, name: str, version: str, status: EnvironmentStatus
     ) -> EnvironmentVersion:
-        """Move a version to another status.
+        """Change the status of a version.
 
         Raises:
-            EnvironmentNotFound: There is none.
-            CatalogConflict: The way from its status to that one is not allowed.
+            EnvironmentNotFound: The version does not exist.
+            CatalogConflict: The transition is not allowed.
         """
 
     @abstractmethod
     async def delete_environment(self, name: str, version: str) -> None:
-        """Delete a version; the name cannot be given to other content afterwards.
+        """Delete a version. Other content can never be published under the same version.
 
         Raises:
-            EnvironmentNotFound: There is none.
-            EnvironmentInUse: Instances or services use it; the message names some.
+            EnvironmentNotFound: The version does not exist.
+            EnvironmentInUse: Instances or services use it; the message names some of them.
         """
 
     # --- leases -----------------------------------------------------------------------------
 
     @abstractmethod
     async def admit(self, leases: Sequence[Lease]) -> None:
-        """Account for instances about to be made: all of them or none. An id again changes nothing.
+        """Create the leases of instances that are about to start, all or none; idempotent by id.
 
         Raises:
             QuotaExceeded: A quota of their owner or labels is used up; it says when to try again.
@@ -90,23 +94,23 @@ class Hub(ABC):
 
     @abstractmethod
     async def lease(self, instance_id: str) -> Lease:
-        """Return a lease by the instance's id.
+        """Return the lease of an instance.
 
         Raises:
-            InstanceNotFound: There is none.
+            InstanceNotFound: It has no lease.
         """
 
     @abstractmethod
     async def lease_of_capability(self, capability: str) -> Lease:
-        """Return a lease by the name that stands for it.
+        """Return the lease with this capability.
 
         Raises:
-            InstanceNotFound: There is none.
+            InstanceNotFound: No lease has it.
         """
 
     @abstractmethod
     async def leases(self, query: LeaseQuery) -> Page[Lease]:
-        """Return leases, the newest first."""
+        """Return the matching leases, newest first."""
 
     @abstractmethod
     async def update_lease(
@@ -118,36 +122,36 @@ class Hub(ABC):
         reason: str | None = None,
         engine: str | None = None,
     ) -> Lease:
-        """Change what is given.
+        """Change the given fields of a lease and return it.
 
         Raises:
-            InstanceNotFound: There is no such lease.
+            InstanceNotFound: It does not exist.
         """
 
     @abstractmethod
     async def end_leases(self, instance_ids: Sequence[str]) -> None:
-        """Forget leases and give their places back; unknown ids do nothing."""
+        """Delete leases and return their quota; unknown ids are ignored."""
 
     @abstractmethod
     async def remember(self, key: str, value: str, ttl_s: float) -> str:
-        """Keep `value` under `key` unless there is one, and return what is kept there.
+        """Store `value` under `key` unless the key has a value; return the stored value.
 
-        For idempotency keys: the first caller's instance id is everybody's.
+        For idempotency keys: all callers get the value of the first one.
         """
 
     # --- quotas and tokens ------------------------------------------------------------------
 
     @abstractmethod
     async def set_quota(self, quota: Quota) -> None:
-        """Set a subject's quota."""
+        """Set the quota of a subject."""
 
     @abstractmethod
     async def delete_quota(self, subject: str) -> None:
-        """Let a subject have any number of instances."""
+        """Remove the quota of a subject."""
 
     @abstractmethod
     async def quotas(self) -> dict[str, tuple[int, int]]:
-        """Return by subject how many instances it has and how many it may have."""
+        """Return the number of instances and the limit of each subject with a quota."""
 
     @abstractmethod
     async def create_token(
@@ -159,50 +163,50 @@ class Hub(ABC):
         ttl_s: float | None = None,
         note: str = "",
     ) -> tuple[str, TokenRecord]:
-        """Make a token; its secret is returned this once.
+        """Create a token; return its secret, which cannot be read again, and its record.
 
         Raises:
-            ConfigError: An agent's token names no instance, or another one names one.
+            ConfigError: A token of role agent without an instance, or another one with one.
         """
 
     @abstractmethod
     async def check_token(self, secret: str) -> TokenRecord | None:
-        """Return the token that a secret is of; None: there is none, it ended or was revoked."""
+        """Return the token of a secret; None if it is unknown, expired or revoked."""
 
     @abstractmethod
     async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:
-        """Return the tokens of an owner or of all, the newest first."""
+        """Return the tokens of an owner, or of all owners, newest first."""
 
     @abstractmethod
     async def revoke_token(self, token_id: str) -> None:
-        """End a token; an unknown id does nothing."""
+        """Revoke a token; an unknown id is ignored."""
 
     # --- services ---------------------------------------------------------------------------
 
     @abstractmethod
     async def put_document(self, kind: str, name: str, document: dict[str, Any]) -> None:
-        """Keep a JSON document under a kind and a name, such as a service's specification."""
+        """Store a JSON document, such as the record of a service, under a kind and a name."""
 
     @abstractmethod
     async def replace_document(
         self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
     ) -> bool:
-        """Keep a document instead of another, as `documents` gave it.
+        """Replace a document if it still is `old`, as `documents` returned it.
 
         Returns:
-            False when that is not what is kept: somebody changed or forgot it.
+            Whether it was replaced; False if somebody has changed or deleted it.
         """
 
     @abstractmethod
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the documents of a kind by name."""
+        """Return the documents of a kind, by name."""
 
     @abstractmethod
     async def delete_document(self, kind: str, name: str) -> None:
-        """Forget a document; an unknown name does nothing."""
+        """Delete a document; an unknown name is ignored."""
 
     # --- the hub itself ---------------------------------------------------------------------
 
     @abstractmethod
     async def status(self) -> dict[str, Any]:
-        """Return facts for people: Redis's version, persistence, sizes, since when it runs."""
+        """Return facts for people: the version, persistence, sizes and uptime of Redis."""

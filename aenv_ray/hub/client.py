@@ -1,7 +1,7 @@
-"""The hub as other processes see it: `Hub` through its actor, with what a lost answer needs.
+"""The client of the hub actor.
 
-Every operation may be repeated, so this is the one layer that repeats: while the actor or Redis is
-away, for `PATIENCE_S`, then it is FabricUnavailable.
+Every operation of the hub is idempotent. This client is the only layer that retries: while the
+actor or its Redis does not answer, for up to `PATIENCE_S`; then it raises FabricUnavailable.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from aenv_ray.hub.tokens import new_token, secret_hash
 from aenv_ray.models import InstanceStatus
 
 COMPARE_PATIENCE_S: Final = 60.0
-"""Hosts that say nothing are waited for meanwhile."""
+"""Patience for `compare`, which waits for hosts that do not answer."""
 PATIENCE_S: Final = 20.0
-"""Ray restarts a dead hub within a second or two, and a hub its Redis within one."""
+"""Ray restarts a dead hub within two seconds, and the hub its Redis within one."""
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 
 Result = TypeVar("Result")
 
 
-class RemoteHub(Hub):
-    """`Hub` by asking the hub actor; usable in any event loop, picklable.
+class HubClient(Hub):
+    """`Hub` through the hub actor; picklable, and usable in any event loop.
 
     Args:
         actor: The hub actor.
-        find: Returns the hub actor of now; None when there is none.
-        clock: For what is made here.
+        find: Returns the current hub actor, or None.
+        clock: For the times of tokens.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class RemoteHub(Hub):
         self._clock = clock or SystemClock()
 
     def check(self, deadline_s: float) -> None:
-        """Return once the hub and its Redis answer; blocks.
+        """Wait until the hub and its Redis answer; blocks.
 
         Raises:
-            ConfigError: Its Redis refuses us, or there is none.
+            ConfigError: Redis refuses the connection, or no redis-server was found.
             FabricUnavailable: They do not answer within `deadline_s`.
         """
         blocking(self._ask("ping", patience_s=deadline_s))
@@ -67,7 +67,7 @@ class RemoteHub(Hub):
     async def _ask(
         self, method: str, *arguments: Any, patience_s: float = PATIENCE_S, **options: Any
     ) -> Any:
-        """Return what the hub answers, asking again while it is away."""
+        """Return the answer of the hub; retry while it is unavailable."""
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         pause_s = FIRST_PAUSE_S
@@ -78,7 +78,7 @@ class RemoteHub(Hub):
             except TimeoutError:
                 raise FabricUnavailable(
                     f"the hub did not answer {method!r} within {patience_s:g} s",
-                    hint="is the cluster busy, or its Redis away? aenv hub status tells",
+                    hint="check whether the cluster is busy or Redis is down: aenv hub status",
                 ) from None
             except FabricUnavailable:
                 if loop.time() + pause_s >= until:
@@ -93,7 +93,7 @@ class RemoteHub(Hub):
                     return await self._actor.compare.remote()
                 return await self._actor.call.remote(method, *arguments, **options)
         except FabricUnavailable:
-            # Killed for good, perhaps, and made again since.
+            # The actor may have been killed and created anew.
             self._actor = await asyncio.to_thread(self._find) or self._actor
             raise
 
@@ -123,7 +123,7 @@ class RemoteHub(Hub):
         try:
             await self._ask("delete_environment", name, version)
         except EnvironmentNotFound:
-            return  # it was there: an answer was lost, or somebody else was first
+            return  # it existed a moment ago: an answer was lost, or somebody else deleted it
 
     # --- leases -----------------------------------------------------------------------------
 
@@ -131,11 +131,11 @@ class RemoteHub(Hub):
         await self._ask("admit", list(leases))
 
     async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
-        """Let leases take the places of others; see `Leases.exchange`."""
+        """Replace leases by others; see `Leases.exchange`."""
         await self._ask("exchange", list(instance_ids), list(leases))
 
     async def compare(self) -> None:
-        """Have the hub compare the leases of Ray code with what runs, now."""
+        """Have the hub compare the leases of Ray code with the running instances now."""
         await self._ask("compare", patience_s=COMPARE_PATIENCE_S)
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
@@ -188,8 +188,8 @@ class RemoteHub(Hub):
         ttl_s: float | None = None,
         note: str = "",
     ) -> tuple[str, TokenRecord]:
-        # Made here: asked for again after a lost answer, it is the same token, and its secret
-        # passes through no actor.
+        # Generated here: a retry after a lost answer sends the same token, and the secret does
+        # not pass through an actor.
         secret, record = new_token(
             role, owner, now=self._clock.now(), instance_id=instance_id, ttl_s=ttl_s, note=note
         )
@@ -197,10 +197,10 @@ class RemoteHub(Hub):
         return secret, record
 
     async def adopt_token(self, secret: str, role: Role, owner: str, *, note: str = "") -> None:
-        """Keep a token whose secret was made elsewhere, such as by an operator.
+        """Store a token whose secret was generated elsewhere, for example by an operator.
 
         Raises:
-            ConfigError: It is an agent's.
+            ConfigError: The role is agent.
             FabricUnavailable: The hub does not answer.
         """
         _, record = new_token(role, owner, now=self._clock.now(), note=note)
@@ -244,7 +244,7 @@ def _typed(value: Any, kind: type[Result]) -> Result:
 
 
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:
-    """Return what a coroutine returns, in a thread that may block, whether it has a loop or not."""
+    """Run a coroutine and return its result; blocks, also in a thread with a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""The hub as one detached actor of the cluster, and how everybody else speaks with it.
+"""The hub actor: one detached actor of the cluster with the connection to Redis.
 
-The actor holds the connection to Redis and nothing else: it may die at any time, Ray restarts it,
-and it finds in Redis all that it acknowledged. Where ``AENV_REDIS_URL`` names no Redis, it runs the
-bundled one and therefore stays on its node, where the data is.
+It holds no other state, so it may die at any time: Ray restarts it, and Redis has everything that
+it acknowledged. If ``AENV_REDIS_URL`` is unset, it runs the bundled Redis and therefore stays on
+the node that has the data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
-from aenv_ray.hub.client import RemoteHub
+from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import DEFAULT_PREFIX
@@ -35,31 +35,31 @@ from aenv_ray.models import InstanceStatus
 logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 5.0
-"""What is overdue is seen within this; so is a bundled Redis that died while nobody asked."""
+"""Interval of the sweep for overdue leases, which also notices that the bundled Redis died."""
 COMPARE_TURNS: Final = 6
-"""Of so many sweeps one compares leases with what runs."""
+"""One sweep in this many compares leases with the running instances."""
 COMPARE_S: Final = 40.0
 """Deadline of the controller's answer; it waits up to 30 s for hosts that do not answer."""
 END_S: Final = 20.0
-"""Redis writes what it has first."""
+"""Longest shutdown, in which Redis writes its data."""
 START_S: Final = 120.0
-"""A worker may have to start, and a large Redis to be read."""
+"""Longest start: of a Ray worker, and of a Redis that reads a large data set."""
 
 
 class HubSettings(BaseModel):
-    """What the hub is told when it is made; it keeps it over restarts."""
+    """Settings of the hub, fixed when it is created; they survive restarts."""
 
     model_config = ConfigDict(frozen=True)
 
     redis_url: str | None = Field(default=None, repr=False)
-    """None: the bundled Redis."""
+    """None for the bundled Redis."""
     prefix: str = DEFAULT_PREFIX
     data_dir: Path
     runtime_dir: Path
 
 
-class HubHost:
-    """The actor: one connection to Redis, and what keeps it and the leases in order."""
+class HubActor:
+    """The actor: it holds the connection to Redis and sweeps the leases."""
 
     def __init__(self, options: HubSettings, clock: Clock | None = None) -> None:
         self._options = options
@@ -71,8 +71,8 @@ class HubHost:
         )
         self._core: HubCore | None = None
         self._is_doubtful = True
-        # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
-        self._keeper = asyncio.get_running_loop().create_task(self._keep_order())
+        # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Run a method of `HubCore`.
@@ -89,10 +89,10 @@ class HubHost:
             raise
 
     async def compare(self) -> None:
-        """Compare the leases of Ray code with what runs, and mend what differs.
+        """Compare the leases of Ray code with the running instances, and correct the leases.
 
         Raises:
-            FabricUnavailable: Redis or the controller does not answer; nothing was ended for that.
+            FabricUnavailable: Redis or the controller does not answer; no lease was ended.
         """
         leases: list[Lease] = []
         cursor: str | None = None
@@ -107,7 +107,7 @@ class HubHost:
             return
         controller = await asyncio.to_thread(ray_api.find_actor, ray_api.CONTROLLER_NAME)
         if controller is None:
-            return  # nothing tells which instances run
+            return  # without it nobody knows which instances run
         with ray_api.translated("listing instances"):
             async with asyncio.timeout(COMPARE_S):
                 ids = [lease.id for lease in leases]
@@ -119,15 +119,15 @@ class HubHost:
             await self.call("update_lease", instance_id, deadline=deadline)
 
     async def end(self) -> None:
-        """Leave Redis; a bundled one that nobody else uses ends. The actor is to be killed next."""
-        await end_task(self._keeper)  # it may hold a connection
+        """Disconnect from Redis; a bundled one without other users ends. Kill the actor next."""
+        await end_task(self._sweeper)  # it may hold a connection
         if self._core is not None:
             await self._core.close()
         if self._server is not None:
             await self._server.end()
 
     async def _ready(self) -> HubCore:
-        """Return the core once Redis runs, as far as one can know."""
+        """Return the core, after starting the bundled Redis if it may not be running."""
         if self._server is not None and self._is_doubtful:
             await self._server.ensure()
         if self._core is None:
@@ -142,8 +142,8 @@ class HubHost:
         assert self._server is not None
         return self._server.connect()
 
-    async def _keep_order(self) -> None:
-        """Sweep and compare for ever."""
+    async def _sweep_for_ever(self) -> None:
+        """Sweep and compare until the actor ends."""
         for turn in itertools.count():
             try:
                 while await self.call("sweep") >= SWEEP_AT_ONCE:
@@ -151,22 +151,22 @@ class HubHost:
                 if turn % COMPARE_TURNS == 0:
                     await self.compare()
             except (AenvError, TimeoutError) as exc:
-                # Who asks is told in full; this only keeps the log aware.
-                logger.warning("the hub cannot put its leases in order: %r", exc)
+                logger.warning("sweeping the leases failed: %r", exc)
             await asyncio.sleep(SWEEP_S)
 
 
 @functools.cache
 def _hub_class() -> Any:
-    return ray_api.restartable_actor(HubHost, max_concurrency=1000)
+    return ray_api.restartable_actor(HubActor, max_concurrency=1000)
 
 
-def ensure_hub() -> RemoteHub:
-    """Return the cluster's hub, making it when there is none; this process has joined Ray.
+def ensure_hub() -> HubClient:
+    """Return the hub of the cluster that this process is connected to; start it if necessary.
 
     Raises:
-        ConfigError: Redis refuses us, its URL is malformed, or there is none to run.
-        FabricUnavailable: It does not come up.
+        ConfigError: Redis refuses the connection, its URL is malformed, or no redis-server was
+            found.
+        FabricUnavailable: The hub does not start.
     """
     found = find_hub()
     if found is None:
@@ -191,35 +191,35 @@ def ensure_hub() -> RemoteHub:
             )
             .remote(options)
         )
-        found = RemoteHub(actor, _finder())
+        found = HubClient(actor, _finder())
     try:
         found.check(START_S)
     except ConfigError:
-        end_hub()  # it would keep what it was told, however often that is mended
+        end_hub()  # it would keep these settings even if they were corrected
         raise
     return found
 
 
 def _home() -> str:
-    """Return the node of a hub with a Redis of its own: the first one in this cluster.
+    """Return the node of a hub with the bundled Redis: the one where it was first started.
 
     Raises:
-        ConfigError: That node is gone, and what the hub kept with it.
+        ConfigError: That node has left the cluster, and the data with it.
     """
     node = ray_api.noted("hub-node", ray_api.node_id())
     if node not in ray_api.alive_nodes():
         raise ConfigError(
             f"the hub's data is on node {node[:8]}, which is gone from the cluster",
-            hint="bring that machine back and restart Ray there, or set AENV_REDIS_URL: such a hub "
-            "may run on any node",
+            hint="bring that machine back and restart Ray there, or set AENV_REDIS_URL: with an "
+            "external Redis the hub may run on any node",
         )
     return node
 
 
-def find_hub() -> RemoteHub | None:
-    """Return the cluster's hub; None when there is none."""
+def find_hub() -> HubClient | None:
+    """Return the hub of the cluster, or None."""
     actor = ray_api.find_actor(ray_api.HUB_NAME)
-    return None if actor is None else RemoteHub(actor, _finder())
+    return None if actor is None else HubClient(actor, _finder())
 
 
 def _finder() -> Callable[[], Any | None]:
@@ -227,12 +227,12 @@ def _finder() -> Callable[[], Any | None]:
 
 
 def end_hub() -> None:
-    """End the hub and a Redis of its own; what it keeps stays. Does nothing when there is none."""
+    """End the hub and its bundled Redis, if they run; the data stays."""
     actor = ray_api.find_actor(ray_api.HUB_NAME)
     if actor is None:
         return
     try:
         ray_api.wait(actor.end.remote(), "ending the hub", END_S, lambda _: None, look_s=1.0)
     except FabricUnavailable as exc:
-        logger.warning("the hub is killed: %s", exc.message)
+        logger.warning("the hub does not end by itself and is killed: %s", exc.message)
     ray_api.kill(actor)

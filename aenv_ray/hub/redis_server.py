@@ -184,7 +184,7 @@ class RedisServer:
         if version < _NEWER_LAYOUT and (self.directory / "appendonlydir").exists():
             found = ".".join(map(str, version))
             raise ConfigError(
-                f"{self.directory} was written by Redis 7 or newer, but {program} is version {found}",
+                f"Redis 7 or newer wrote {self.directory}, but {program} is version {found}",
                 hint="put Redis 7 or newer on PATH again: an older one does not see the data",
             )
         spec: redis_keeper.KeeperSpec = {

@@ -210,7 +210,7 @@ def test_a_ray_that_was_there_before_is_used_and_left_there():
         assert left == "", "Ray answers, and the instance has ended with the gateway"
         held = " ".join(processes_of(machine.root).values())
         assert "gcs_server" in held
-        assert "HubHost" not in held
+        assert "HubActor" not in held
         assert "redis" not in held
     finally:
         signal_all(processes_of(machine.root))

@@ -19,7 +19,7 @@ from aenv_ray.errors import ArtifactNotFound, CatalogConflict, ConfigError, Envi
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
-from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
@@ -47,7 +47,7 @@ def published(
     return blocking(_published(hub, given, reference, otherwise))
 
 
-def _hub(given: Settings, connect: Callable[[], Any]) -> RemoteHub | None:
+def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
     """Return the hub; None where there never was one: nothing is started to find nothing."""
     may_know = given.redis_url is not None or (given.data_dir / "hub").is_dir()
     if may_know:

@@ -14,7 +14,7 @@ from typing import Final
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError, QuotaExceeded
-from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.leases import label_subject
 from aenv_ray.hub.ray_leases import lease_of
 from aenv_ray.ids import InstanceId
@@ -37,7 +37,7 @@ class QuotaClient:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._hub: RemoteHub | None = None
+        self._hub: HubClient | None = None
         self._subjects: frozenset[str] = frozenset()
         self._known_until = 0.0
 
@@ -77,7 +77,7 @@ class QuotaPlaces:
     """The places of one create."""
 
     def __init__(
-        self, hub: RemoteHub, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
+        self, hub: HubClient, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
     ) -> None:
         self._hub = hub
         self._starting_s = starting_s

@@ -21,7 +21,7 @@ from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway.settings import CONTROL_PORT, MCP_PORT, GatewaySettings
 
 if TYPE_CHECKING:
-    from aenv_ray.hub.client import RemoteHub
+    from aenv_ray.hub.client import HubClient
 
 logger = logging.getLogger("aenv_ray.bring_up")
 
@@ -133,7 +133,7 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
         ray_api.leave()
 
 
-async def keep_token(hub: RemoteHub, secret: str) -> None:
+async def keep_token(hub: HubClient, secret: str) -> None:
     """Have the hub know an admin's token by its secret; again changes nothing.
 
     Raises:

@@ -11,7 +11,7 @@ from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.publishing import publish
 from aenv_ray.config import settings as process_settings
 from aenv_ray.hub.artifacts import open_artifact_store
-from aenv_ray.hub.client import RemoteHub
+from aenv_ray.hub.client import HubClient
 from aenv_ray.serve.gateway.app import Gateway
 from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.gateway.ray_metrics import RayTwin
@@ -32,7 +32,7 @@ class ReplicaApp:
         self,
         settings: GatewaySettings,
         fabric: Fabric,
-        hub: RemoteHub,
+        hub: HubClient,
         artifacts_url: str | None = None,
     ) -> None:
         self._settings = settings

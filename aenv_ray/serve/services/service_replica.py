@@ -33,7 +33,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
 )
 from aenv_ray.hub.artifacts import open_artifact_store
-from aenv_ray.hub.client import RemoteHub
+from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.services import ServiceRecord, is_alone
 from aenv_ray.hub.storages import StorageRecords
@@ -293,11 +293,11 @@ async def _is_replica_alive(name: str) -> bool:
     return await asyncio.to_thread(ray_serve.is_replica_alive, name)
 
 
-def _connected() -> tuple[Fabric, RemoteHub]:
+def _connected() -> tuple[Fabric, HubClient]:
     return entrance.init(), ensure_hub()
 
 
-async def _project(record: ServiceRecord, hub: RemoteHub, artifacts_url: str | None) -> Project:
+async def _project(record: ServiceRecord, hub: HubClient, artifacts_url: str | None) -> Project:
     """Return the project, with its files on this node.
 
     Raises:

@@ -16,10 +16,10 @@ import pytest
 from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.errors import QuotaExceeded
 from aenv_ray.hub import catalog, keys
-from aenv_ray.hub.client import RemoteHub
+from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.hub_actor import HubHost, HubSettings
+from aenv_ray.hub.hub_actor import HubActor, HubSettings
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery, Quota, Role
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
@@ -182,7 +182,7 @@ class TestHubCore(HubContract):
 class LocalActor:
     """The hub actor in this process, with Ray's way of calling it."""
 
-    def __init__(self, host: HubHost) -> None:
+    def __init__(self, host: HubActor) -> None:
         self.call = self
         self._host = host
 
@@ -199,17 +199,17 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 class TestRemoteHub(HubContract):
     @pytest.fixture
-    async def hub(self, beside: RedisServer, clock: FakeClock) -> AsyncIterator[RemoteHub]:
+    async def hub(self, beside: RedisServer, clock: FakeClock) -> AsyncIterator[HubClient]:
         await emptied(beside)
         root = beside.directory.parents[1]
-        host = HubHost(HubSettings(data_dir=root / "data", runtime_dir=root / "run"), clock)
-        yield RemoteHub(LocalActor(host), lambda: None, clock)
+        host = HubActor(HubSettings(data_dir=root / "data", runtime_dir=root / "run"), clock)
+        yield HubClient(LocalActor(host), lambda: None, clock)
         await host.end()
 
 
 async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) -> None:
-    host = HubHost(HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run"))
-    hub = RemoteHub(LocalActor(host), lambda: None, SystemClock())
+    host = HubActor(HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run"))
+    hub = HubClient(LocalActor(host), lambda: None, SystemClock())
     await hub.push(entry())
     assert (await hub.environment("weather")).description == entry().description
     socket = RedisServer(tmp_path / "data", tmp_path / "run").socket

@@ -192,7 +192,7 @@ async def test_an_older_redis_does_not_open_what_a_newer_one_wrote(
     await new.ensure()
     assert await versions(new) == ["1.0.0"]
     await new.end()
-    with pytest.raises(ConfigError, match=r"7 or newer.*is version 6\.2"):
+    with pytest.raises(ConfigError, match=r"7 or newer wrote.*is version 6\.2"):
         await serve(bundled()).ensure()
 
 

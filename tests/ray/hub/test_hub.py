@@ -14,7 +14,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError, VersionConflict
 from aenv_ray.hub import hub_actor, redis_keeper
-from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, Quota, Role
 from tests.contract.hub.hub_contract import entry, lease
 from tests.ray.cluster import Cluster
@@ -27,7 +27,7 @@ STRIKES = (10, 25, 40)
 
 
 @pytest.fixture
-def hub(cluster: Cluster) -> Iterator[RemoteHub]:
+def hub(cluster: Cluster) -> Iterator[HubClient]:
     del cluster
     yield hub_actor.ensure_hub()
     hub_actor.end_hub()
@@ -68,7 +68,7 @@ def kill_hub_and_redis() -> None:
 
 @pytest.mark.parametrize("strike", [kill_hub, kill_redis, kill_keeper, kill_hub_and_redis])
 def test_no_acknowledged_write_is_lost_whatever_dies(
-    hub: RemoteHub, strike: Callable[[], None]
+    hub: HubClient, strike: Callable[[], None]
 ) -> None:
     """Invariant 5; and clients see nothing of it but that it takes longer."""
     name = strike.__name__.replace("_", "-")
@@ -98,7 +98,7 @@ def test_no_acknowledged_write_is_lost_whatever_dies(
     asyncio.run(run())
 
 
-def test_a_hub_that_was_ended_finds_all_it_kept(hub: RemoteHub) -> None:
+def test_a_hub_that_was_ended_finds_all_it_kept(hub: HubClient) -> None:
     secret, _ = blocking(hub.create_token(Role.OWNER, "somebody"))
     blocking(hub.push(entry("kept")))
     blocking(hub.set_quota(Quota(subject="owner:kept", max_instances=1)))
@@ -116,7 +116,7 @@ def test_a_hub_that_was_ended_finds_all_it_kept(hub: RemoteHub) -> None:
         blocking(hub.push(entry("kept", description="other")))
 
 
-def test_a_redis_ends_with_the_last_hub_however_it_died(hub: RemoteHub) -> None:
+def test_a_redis_ends_with_the_last_hub_however_it_died(hub: HubClient) -> None:
     blocking(hub.status())
     assert redis_pids()
     ray_api.kill(ray_api.find_actor(ray_api.HUB_NAME))
@@ -125,7 +125,7 @@ def test_a_redis_ends_with_the_last_hub_however_it_died(hub: RemoteHub) -> None:
 
 
 def test_a_hub_whose_node_is_gone_is_not_made_again_without_its_data(
-    hub: RemoteHub, monkeypatch: pytest.MonkeyPatch
+    hub: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocking(hub.status())
     hub_actor.end_hub()

@@ -15,7 +15,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import CatalogConflict, ConfigError, EnvironmentNotFound
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.artifacts import open_artifact_store
-from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 from aenv_ray.project import project
 from tests.ray.cluster import Cluster
@@ -32,7 +32,7 @@ def which() -> str:
 
 
 @pytest.fixture(scope="module")
-def hub(cluster: Cluster) -> Iterator[RemoteHub]:
+def hub(cluster: Cluster) -> Iterator[HubClient]:
     del cluster
     aenv_ray.init()
     yield hub_actor.ensure_hub()
@@ -40,7 +40,7 @@ def hub(cluster: Cluster) -> Iterator[RemoteHub]:
     shutil.rmtree(settings().data_dir / "hub")
 
 
-async def _publish(hub: RemoteHub, source: project.Project) -> EnvironmentVersion:
+async def _publish(hub: HubClient, source: project.Project) -> EnvironmentVersion:
     store = open_artifact_store(settings())
     data = source.archive()
     try:
@@ -60,7 +60,7 @@ async def _publish(hub: RemoteHub, source: project.Project) -> EnvironmentVersio
 
 
 @pytest.fixture
-def publish(hub: RemoteHub, tmp_path: Path) -> Callable[..., EnvironmentVersion]:
+def publish(hub: HubClient, tmp_path: Path) -> Callable[..., EnvironmentVersion]:
     """Publish a version of an environment that tells its version, and remove its source."""
 
     def publish(version: str, name: str = "published") -> EnvironmentVersion:
@@ -83,7 +83,7 @@ def told(handle: Any) -> str:
 
 
 def test_a_version_and_the_highest_one_make_instances(
-    publish: Callable[..., EnvironmentVersion], hub: RemoteHub, make: Callable[..., Any]
+    publish: Callable[..., EnvironmentVersion], hub: HubClient, make: Callable[..., Any]
 ) -> None:
     publish("1.9.0")
     entry = publish("1.10.0")
@@ -106,7 +106,7 @@ def test_a_version_and_the_highest_one_make_instances(
 
 
 def test_what_is_not_published_says_where_to_look(
-    publish: Callable[..., EnvironmentVersion], hub: RemoteHub
+    publish: Callable[..., EnvironmentVersion], hub: HubClient
 ) -> None:
     publish("1.0.0", "other")
     with pytest.raises(EnvironmentNotFound) as caught:

@@ -13,7 +13,7 @@ from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
 from aenv_ray.hub import hub_actor
-from aenv_ray.hub.client import RemoteHub, blocking
+from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import LeaseQuery, Quota
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 
 
 @pytest.fixture(scope="module")
-def started(cluster: Cluster) -> Iterator[RemoteHub]:
+def started(cluster: Cluster) -> Iterator[HubClient]:
     del cluster
     init()
     with pytest.MonkeyPatch.context() as patch:
@@ -32,23 +32,23 @@ def started(cluster: Cluster) -> Iterator[RemoteHub]:
 
 
 @pytest.fixture
-def hub(started: RemoteHub) -> Iterator[RemoteHub]:
+def hub(started: HubClient) -> Iterator[HubClient]:
     yield started
     for subject in blocking(started.quotas()):
         blocking(started.delete_quota(subject))
     blocking(started.compare())
 
 
-def limit(hub: RemoteHub, subject: str, count: int) -> None:
+def limit(hub: HubClient, subject: str, count: int) -> None:
     blocking(hub.set_quota(Quota(subject=subject, max_instances=count)))
 
 
-def used(hub: RemoteHub, subject: str) -> int:
+def used(hub: HubClient, subject: str) -> int:
     return blocking(hub.quotas())[subject][0]
 
 
 def test_an_owner_has_as_many_as_his_quota(
-    hub: RemoteHub, make: Callable[..., Any], density: str
+    hub: HubClient, make: Callable[..., Any], density: str
 ) -> None:
     limit(hub, "owner:ann", 2)
     first = make(owner="ann", actor=density)
@@ -70,7 +70,7 @@ def test_an_owner_has_as_many_as_his_quota(
         blocking(_push_and_delete(hub, leases[0].reference))
 
 
-async def _push_and_delete(hub: RemoteHub, reference: str) -> None:
+async def _push_and_delete(hub: HubClient, reference: str) -> None:
     from tests.contract.hub.hub_contract import entry
 
     name, version = reference.split("@")
@@ -78,7 +78,7 @@ async def _push_and_delete(hub: RemoteHub, reference: str) -> None:
     await hub.delete_environment(name, version)
 
 
-def test_a_create_that_fails_takes_no_place(hub: RemoteHub, tmp_path: Any) -> None:
+def test_a_create_that_fails_takes_no_place(hub: HubClient, tmp_path: Any) -> None:
     limit(hub, "label:experiment=a", 1)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "broken.py").write_text("raise ValueError")
@@ -89,7 +89,7 @@ def test_a_create_that_fails_takes_no_place(hub: RemoteHub, tmp_path: Any) -> No
 
 
 def test_pooled_instances_count_under_their_own_ids(
-    hub: RemoteHub, make: Callable[..., Any]
+    hub: HubClient, make: Callable[..., Any]
 ) -> None:
     limit(hub, "owner:ann", 3)
     aenv_ray.warm(PROBE, 1, wait=True)
@@ -112,6 +112,6 @@ def test_pooled_instances_count_under_their_own_ids(
     assert used(hub, "owner:ann") == 0
 
 
-def test_without_a_quota_the_hub_is_not_told(hub: RemoteHub, make: Callable[..., Any]) -> None:
+def test_without_a_quota_the_hub_is_not_told(hub: HubClient, make: Callable[..., Any]) -> None:
     make(owner="ann", labels={"experiment": "a"})
     assert blocking(hub.leases(LeaseQuery(owner="ann"))).total == 0
