@@ -16,6 +16,7 @@ from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
+from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
@@ -25,7 +26,6 @@ from aenv_ray.engines.node.directory import node_directory, set_owner
 from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
-from aenv_ray.hub.warm_requests import WarmRequest
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo
 from aenv_ray.project.storage import StorageMount
