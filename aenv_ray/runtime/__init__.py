@@ -1,8 +1,8 @@
-"""The island inside the sandbox: decorators, registry, loader and the two doors.
+"""What runs inside a sandbox: decorators, registry, loader and the two doors.
 
-Environment code imports its decorators from here (or from ``aenv``, which the runtime resolves to
-the same names). Nothing in this package imports Ray, Redis, Docker or the rest of aenv-ray, so it
-runs alone in an image or a virtual environment that has only pydantic.
+The code of an environment imports its decorators from here, or from ``aenv``, which the runtime
+resolves to the same names. Nothing in this package imports Ray, Redis, Docker or other packages of
+aenv-ray: it runs in an image or virtual environment that has only pydantic.
 """
 
 import importlib
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    # Loaded only where there is a second container; `second` is what older projects call it.
+    # Loaded on demand. `second` is the name that published projects use.
     if name in {"sidecar", "second"}:
         return importlib.import_module("aenv_ray.runtime.container.sidecar")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project.storage import StorageMount
-from aenv_ray.runtime.container.host_proof import digest
+from aenv_ray.runtime.container.handshake import secret_digest
 from aenv_ray.runtime.container.pod import TTL_PASSED
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class KubernetesEngine(Engine):
         nonce = secrets.token_hex(8)
         name = names.pod_name(self._planner.owner.uid, spec.instance_id)
         secret = self._key.secret(name, nonce, "boot")
-        around = await self._planner.surroundings(spec, name, nonce, digest(secret), lack)
+        around = await self._planner.surroundings(spec, name, nonce, secret_digest(secret), lack)
         instance = Instance.new(spec.instance_id, name, nonce)
         instance.has_second = bool(around.second_image)
         body = kubernetes_spec.pod_body(spec, around, self._clock.now())

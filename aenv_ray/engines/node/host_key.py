@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.runtime.container import host_proof as pod_door
+from aenv_ray.runtime.container import handshake
 
 _KEY_BYTES: Final = 32
 
@@ -58,7 +58,7 @@ class HostKey:
 async def authenticate(sock: socket.socket, key: bytes, purpose: Mapping[str, Any]) -> None:
     """Authenticate both ends of a connection by the instance's key, and tell its purpose.
 
-    The peer is process 1 of the sandbox: `aenv_ray.runtime.container.host_proof`.
+    The peer is process 1 of the sandbox: `aenv_ray.runtime.container.handshake`.
 
     Args:
         sock: Connected, non-blocking; it is left open in any case.
@@ -69,13 +69,13 @@ async def authenticate(sock: socket.socket, key: bytes, purpose: Mapping[str, An
         OSError: The peer closed the connection, or does not have the key.
     """
     loop = asyncio.get_running_loop()
-    theirs = await _exactly(sock, pod_door.NONCE_BYTES)
-    ours = os.urandom(pod_door.NONCE_BYTES)
+    theirs = await _exactly(sock, handshake.NONCE_BYTES)
+    ours = os.urandom(handshake.NONCE_BYTES)
     request = json.dumps(dict(purpose)).encode()
-    proof = pod_door.host_proof(key, theirs, ours, request)
-    await loop.sock_sendall(sock, ours + proof + len(request).to_bytes(2, "big") + request)
-    answer = await _exactly(sock, pod_door.PROOF_BYTES)
-    if not pod_door.are_equal(answer, pod_door.pod_proof(key, theirs, ours)):
+    mac = handshake.host_mac(key, theirs, ours, request)
+    await loop.sock_sendall(sock, ours + mac + len(request).to_bytes(2, "big") + request)
+    answer = await _exactly(sock, handshake.MAC_BYTES)
+    if not hmac.compare_digest(answer, handshake.pod_mac(key, theirs, ours)):
         raise ConnectionRefusedError("the process at this address does not have the instance's key")
 
 

@@ -1,8 +1,8 @@
-"""A program that joins its standard streams to the door of a container with a kernel of its own.
+"""A program that connects its standard streams to the door of a container with its own kernel.
 
-``python3 -I -S bridge.py NAME``: the daemon runs it in the container, and its streams are the
-host's connection. It has no key and understands nothing of what passes. It runs as a file, without
-the rest of the package, for all that it imports costs each sandbox memory and time.
+``python3 -I -S bridge.py NAME``: the Docker daemon runs it in the container, and its streams are
+the host's connection. It has no key and does not interpret the bytes. It runs as a single file,
+without the rest of the package, since every import costs each sandbox memory and time.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 
-PATIENCE_S = 60.0
-"""How long the door may take to be there."""
+CONNECT_S = 60.0
+"""How long the door may take to appear."""
 _RETRY_S = 0.01
 _PIECE_BYTES = 65_536
 _PR_SET_DUMPABLE = 4
@@ -22,19 +22,19 @@ _NO_DOOR_EXIT = 69  # EX_UNAVAILABLE
 
 
 def address(name: str) -> str:
-    """Return the address of a door: of no file, so that nothing in the container can remove it."""
+    """Return the abstract address of a door, which nothing in the container can remove."""
     return f"\0{name}"
 
 
 def main() -> None:
-    """Pass on what comes, both ways, until one side closes."""
-    # What passes here, rewards among it, is not for those who run as the same user.
+    """Copy bytes both ways until one side closes."""
+    # Other processes of this user must not read what passes here, such as rewards.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    sock = _reach(address(sys.argv[1]))
+    sock = _connect(address(sys.argv[1]))
     if sock is None:
         sys.stderr.write("the runtime does not listen\n")
         os._exit(_NO_DOOR_EXIT)
-    threading.Thread(target=_pass_in, args=(sock,), daemon=True).start()
+    threading.Thread(target=_copy_input, args=(sock,), daemon=True).start()
     with contextlib.suppress(OSError):
         while piece := sock.recv(_PIECE_BYTES):
             view = memoryview(piece)
@@ -43,15 +43,15 @@ def main() -> None:
     os._exit(0)
 
 
-def _pass_in(sock: socket.socket) -> None:
+def _copy_input(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while piece := os.read(0, _PIECE_BYTES):
             sock.sendall(piece)
     os._exit(0)
 
 
-def _reach(door: str) -> socket.socket | None:
-    end = time.monotonic() + PATIENCE_S
+def _connect(door: str) -> socket.socket | None:
+    end = time.monotonic() + CONNECT_S
     while time.monotonic() < end:
         sock = socket.socket(socket.AF_UNIX)
         try:

@@ -1,4 +1,4 @@
-"""Connections that another process accepted, handed over through a socket."""
+"""Passing an accepted connection to another process over a Unix socket."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import socket
 from typing import Final
 
-_TAKEN: Final = b"t"
+_RECEIVED: Final = b"t"
 _REFUSED: Final = b"r"
 
 
-class HandedOver:
-    """The receiving side; looks like a listening socket.
+class HandoverListener:
+    """The receiving side; used like a listening socket.
 
     Args:
-        link: A Unix stream socket to `hand_over`'s side; no child inherits it.
+        link: Unix stream socket, connected to the process that calls `hand_over`.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -23,37 +23,38 @@ class HandedOver:
         self._link = link
 
     def fileno(self) -> int:
-        """Return what becomes readable when there is a connection."""
+        """Return a descriptor that is readable while a connection waits."""
         return self._link.fileno()
 
     def accept(self) -> tuple[socket.socket, None]:
-        """Return the next connection; nothing tells its peer's address.
+        """Return the next connection; the address of its peer is unknown.
 
         Raises:
-            OSError: There is no room for its descriptor: it waits, and the next call tries again.
+            OSError: This process has no free descriptor: the connection waits for the next call.
+                Or the sender is gone (EBADF).
         """
-        os.close(os.dup(self._link.fileno()))  # a full table is found out while it is still whole
+        os.close(os.dup(self._link.fileno()))  # fails now, rather than losing the connection
         data, fds, _, _ = socket.recv_fds(self._link, 1, 1)
         if not data:
-            raise OSError(errno.EBADF, "who handed connections over is gone")
+            raise OSError(errno.EBADF, "the process that hands over connections is gone")
         if not fds:
             self._link.sendall(_REFUSED)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self._link.sendall(_TAKEN)
+        self._link.sendall(_RECEIVED)
         sock = socket.socket(fileno=fds[0])
         sock.set_inheritable(False)
         return sock, None
 
 
 def hand_over(link: socket.socket, sock: socket.socket) -> None:
-    """Hand a connection to the other side, and return when that has it; `sock` stays open here.
+    """Send a connection, and return when the receiver has it; `sock` stays open here.
 
     Raises:
-        OSError: The other side is gone.
+        OSError: The receiver is gone.
     """
     answer = _REFUSED
     while answer == _REFUSED:
         socket.send_fds(link, [b"c"], [sock.fileno()])
         answer = link.recv(1)
-    if answer != _TAKEN:
+    if answer != _RECEIVED:
         raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,18 +1,19 @@
-"""Process 1 of a container in a pod that holds an instance.
+"""Process 1 of the container of an instance in a pod.
 
-What the pod was made with listens on the pod's address and takes, from whoever has the secret, this
-runtime, the project and an order (`aenv_ray.engines.kubernetes.boot`); then `main` goes on in the
-same process. It starts the process that serves the instance
-(`aenv_ray.runtime.container.process_one`), which has no key, and keeps what that must not: the key,
-the log, and the times at which all ends. A host connects for one of three purposes:
+The pod starts with a small program that listens on the pod's address. It receives this runtime, the
+project and a boot order from the peer that knows the secret (`aenv_ray.engines.kubernetes.boot`),
+and then calls `main` in the same process. `main` starts the instance's process
+(`aenv_ray.runtime.container.process_one`) and supervises it. The instance's process has no access
+to the key, the log and the deadlines, which are in this process. A host connects for one of three
+purposes:
 
-- ``door``: handed over to the instance's process, which serves the fast door on it.
-- ``control``: JSON lines. ``{"ends_in_s": 60}`` moves the deadline, answered by ``{"ok": true}``;
-  ``{"ended": cause, "log": text}`` is told when the instance's process ends. Without any such
-  connection for a while everything ends: nobody owns the instance any more.
-- ``logs``: what the instance printed, as it is.
+- ``door``: the connection is handed over to the instance's process, which serves the fast door.
+- ``control``: JSON lines. ``{"ends_in_s": 60}`` moves the deadline and is answered with
+  ``{"ok": true}``; ``{"ended": cause, "log": text}`` reports the end of the instance's process.
+  Without a control connection for `grace_s` the instance has no owner, and everything ends.
+- ``logs``: the output of the instance.
 
-It imports what this needs and no more: every pod has this process beside the instance's own.
+Imports are few, since every pod has this process in addition to the instance's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from aenv_ray.runtime.container import host_proof as pod_door
+from aenv_ray.runtime.container import handshake
 from aenv_ray.runtime.container.connection_handover import hand_over
 from aenv_ray.runtime.container.pod_log import PodLog
 from aenv_ray.runtime.system import linux
@@ -41,55 +42,57 @@ TTL_PASSED: Final = "its TTL passed"
 HOST_GONE: Final = "its host is gone"
 TERMINATION_LOG: Final = "/dev/termination-log"
 _MEMORY: Final = Path("/sys/fs/cgroup")
-_GREETING_S: Final = 10.0
-_START_S: Final = 5.0
+_HANDSHAKE_S: Final = 10.0
+_FIRST_HOST_S: Final = 5.0
+"""How much later than its deadline an instance ends that no host has controlled yet: the report of
+its start comes first."""
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""A host whose node is gone says nothing, and is not a host for hours."""
-_LEAST_S: Final = 0.001
-"""Of a timeout: a socket takes none for not to wait."""
+"""Without keep-alive, the connection of a host whose node is gone would stay open for hours."""
+_MIN_TIMEOUT_S: Final = 0.001
+"""A socket timeout of 0 would make the socket non-blocking."""
 _READERS_S: Final = 5.0
-"""How long an instance that ended waits for those who still read what it printed."""
+"""How long the container waits for readers of the log after the instance has ended."""
 _PIECE_BYTES: Final = 65_536
 _SERVE: Final = (
-    # The libraries last: what the image has of them is what the environment wants.
+    # Our libraries last: a version that the image has is the one that the environment wants.
     "import sys; sys.path.insert(0, '{home}/runtime'); sys.path.append('{home}/lib'); "
     "from aenv_ray.runtime.container.process_one import main; main({arguments})"
 )
 
 
 def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any]) -> NoReturn:
-    """Start what is ordered, tell whether it is up, and keep it until its end.
+    """Start the instance, report whether it is up, and supervise it until its end.
 
     Args:
         listener: On the pod's address.
-        boot: The connection that brought the order; told one JSON line, ``{"ready": facts}`` or
-            ``{"failed": text}``, and closed.
+        boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
+            or ``{"failed": text}``, and is closed.
         order: ``home, project`` (directories), ``key`` (hex), ``variables, arguments, serving,
             absence, directory, server, hide_source, boot_s, ends_in_s, grace_s``.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
-    keeper = Keeper(listener, bytes.fromhex(order["key"]), order["grace_s"])
+    supervisor = Supervisor(listener, bytes.fromhex(order["key"]), order["grace_s"])
     signal.signal(signal.SIGTERM, _end_on_sigterm)
-    keeper.start(order)
-    report = keeper.await_boot(order["boot_s"])
+    supervisor.start(order)
+    report = supervisor.await_boot(order["boot_s"])
     if "ready" in report and order["hide_source"]:
         for path in Path(order["project"]).iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if "ready" in report:
-        keeper.open()
-    with contextlib.suppress(OSError), boot:  # a host that is gone ends everything by that
+        supervisor.accept_hosts()
+    with contextlib.suppress(OSError), boot:  # without a host everything ends
         boot.sendall(json.dumps(report).encode() + b"\n")
-    os._exit(keeper.wait())
+    os._exit(supervisor.wait())
 
 
-class Keeper:
-    """Keeps one instance's process.
+class Supervisor:
+    """Supervises the process of one instance, and serves its hosts.
 
     Args:
         listener: On the pod's address.
         key: Of the instance.
-        grace_s: How long it goes on without a host.
+        grace_s: How long the instance runs without a host.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, grace_s: float) -> None:
@@ -97,18 +100,18 @@ class Keeper:
         self._key = key
         self._grace_s = grace_s
         self._log = PodLog()
-        self._link, self._childs = socket.socketpair()
+        self._link, self._child_link = socket.socketpair()
         self._linking = threading.Lock()
-        self._times = threading.Condition()
+        self._changed = threading.Condition()
         self._deadline = 0.0
         self._unowned_since: float | None = None
         self._was_owned = False
-        self._controls: set[socket.socket] = set()
-        self._readers: set[threading.Thread] = set()
+        self._control_connections: set[socket.socket] = set()
+        self._log_readers: set[threading.Thread] = set()
         self._pid = 0
         self._cause = ""
         self._code = 0
-        self._pump: threading.Thread | None = None
+        self._log_writer: threading.Thread | None = None
 
     # --- the instance's process ---------------------------------------------------------------
 
@@ -116,73 +119,77 @@ class Keeper:
         """Start the process that serves the instance."""
         self._deadline = time.monotonic() + order["ends_in_s"]
         arguments = [order[name] for name in ("serving", "absence", "directory")]
-        words = [*map(repr, arguments), repr(tuple(order["server"])), str(self._childs.fileno())]
+        words = [
+            *map(repr, arguments),
+            repr(tuple(order["server"])),
+            str(self._child_link.fileno()),
+        ]
         code = _SERVE.format(home=order["home"], arguments=", ".join(words))
         out, into = os.pipe()
-        with self._childs:
+        with self._child_link:
             child = subprocess.Popen(
                 [*_own_command(), "-c", code, *order["arguments"]],
                 env={**_image_variables(), **order["variables"]},
                 stdin=subprocess.DEVNULL,
                 stdout=into,
                 stderr=into,
-                pass_fds=[self._childs.fileno()],
+                pass_fds=[self._child_link.fileno()],
             )
         os.close(into)
         self._pid = child.pid
-        self._pump = threading.Thread(target=self._read_output, args=(out,), daemon=True)
-        self._pump.start()
-        threading.Thread(target=self._keep_times, daemon=True).start()
+        self._log_writer = threading.Thread(target=self._read_output, args=(out,), daemon=True)
+        self._log_writer.start()
+        threading.Thread(target=self._watch_deadlines, daemon=True).start()
 
     def await_boot(self, within_s: float) -> dict[str, Any]:
-        """Return what the instance's process says of its start; one that says nothing is ended.
+        """Return the report of the instance's process; without a report in time it is killed.
 
         Args:
-            within_s: How long it may take.
+            within_s: Time limit.
         """
         data, ends = bytearray(), time.monotonic() + within_s
         while not data.endswith(b"\n"):
             try:
-                self._link.settimeout(max(_LEAST_S, ends - time.monotonic()))
+                self._link.settimeout(max(_MIN_TIMEOUT_S, ends - time.monotonic()))
                 piece = self._link.recv(_PIECE_BYTES)
             except TimeoutError:
                 self._cause = f"it was not up after {within_s:g} s"
                 os.kill(self._pid, signal.SIGKILL)
                 piece = b""
             if not piece:
-                cause = self._bury()
+                cause = self._wait_for_end()
                 tail = self._log.tail.decode(errors="replace").strip()
                 return {"failed": f"{cause}; the end of its log:\n{tail}" if tail else cause}
             data += piece
         self._link.settimeout(None)
         return dict(json.loads(data))
 
-    def open(self) -> None:
-        """Let hosts in; from now on there has to be one."""
-        with self._times:
+    def accept_hosts(self) -> None:
+        """Accept hosts; from now on the instance ends when it has had none for `grace_s`."""
+        with self._changed:
             self._unowned_since = time.monotonic()
-            self._times.notify()
+            self._changed.notify()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self) -> int:
-        """Wait for the end of the instance's process, tell it, and return its exit code."""
-        cause = self._bury()
+        """Wait for the end of the instance's process, report it, and return its exit code."""
+        cause = self._wait_for_end()
         tail = self._log.tail
         _write_termination_log(cause, tail)
-        with self._times:
-            controls = list(self._controls)
+        with self._changed:
+            controls = list(self._control_connections)
         for control in controls:
             _say(control, {"ended": cause, "log": tail.decode(errors="replace")})
         end = time.monotonic() + _READERS_S
-        for reader in list(self._readers):
+        for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))
         return self._code
 
-    def _bury(self) -> str:
-        """Wait for the end of the instance's process and of all else; return the cause."""
+    def _wait_for_end(self) -> str:
+        """Wait for the end of the instance's process, kill all others, and return the cause."""
         if self._pid:
             pid, status = 0, 0
-            while pid != self._pid:  # others are orphans that came to process 1
+            while pid != self._pid:  # other pids are orphans, which process 1 adopts
                 pid, status = os.waitpid(-1, 0)
             self._code = os.waitstatus_to_exitcode(status)
             self._cause = self._cause or _cause(self._code)
@@ -191,33 +198,32 @@ class Keeper:
             if os.getpid() == 1:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
-            if self._pump is not None:
-                self._pump.join(_READERS_S)
+            if self._log_writer is not None:
+                self._log_writer.join(_READERS_S)
             self._log.end()
         return self._cause
 
     def _read_output(self, out: int) -> None:
         while data := os.read(out, _PIECE_BYTES):
             self._log.add(data)
-            with contextlib.suppress(OSError):  # the node's own log of the container
+            with contextlib.suppress(OSError):  # the container's log on the node
                 os.write(1, data)
 
-    # --- times --------------------------------------------------------------------------------
+    # --- deadlines --------------------------------------------------------------------------------
 
-    def _keep_times(self) -> None:
-        """End the instance at its deadline, or when nobody has owned it for too long."""
-        with self._times:
+    def _watch_deadlines(self) -> None:
+        """Kill the instance at its deadline, or when it had no owner for too long."""
+        with self._changed:
             while True:
                 now = time.monotonic()
-                # Until there is a host, a little later: that its start went well is told first.
-                late_s = 0.0 if self._was_owned else _START_S
+                late_s = 0.0 if self._was_owned else _FIRST_HOST_S
                 ends = [(self._deadline + late_s, TTL_PASSED)]
                 if self._unowned_since is not None:
                     ends.append((self._unowned_since + self._grace_s, HOST_GONE))
                 at, cause = min(ends)
                 if at <= now:
                     break
-                self._times.wait(at - now)
+                self._changed.wait(at - now)
             self._cause = self._cause or cause
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
@@ -229,14 +235,14 @@ class Keeper:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                time.sleep(0.05)  # no room for another one now
+                time.sleep(0.05)  # out of descriptors
                 continue
-            threading.Thread(target=self._welcome, args=(sock,), daemon=True).start()
+            threading.Thread(target=self._serve_host, args=(sock,), daemon=True).start()
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _serve_host(self, sock: socket.socket) -> None:
         with sock:
             try:
-                purpose = self._greet(sock)
+                purpose = self._authenticate(sock)
                 if purpose is None:
                     return
                 kind = purpose["kind"]
@@ -244,63 +250,63 @@ class Keeper:
                     with self._linking:
                         hand_over(self._link, sock)
                 elif kind == "control":
-                    self._obey(sock)
+                    self._serve_control(sock)
                 elif kind == "logs":
-                    self._show(sock, purpose)
+                    self._serve_logs(sock, purpose)
             except (OSError, ValueError, KeyError):
-                return  # a peer that is gone, or speaks of something else
+                return  # the peer is gone, or speaks another protocol
 
-    def _greet(self, sock: socket.socket) -> dict[str, Any] | None:
-        """Prove that this is the instance's pod to one who proves to be its host."""
-        sock.settimeout(_GREETING_S)
+    def _authenticate(self, sock: socket.socket) -> dict[str, Any] | None:
+        """Return the purpose of a connection; None if the peer is not the instance's host."""
+        sock.settimeout(_HANDSHAKE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, name, value)
-        purpose = pod_door.greet(sock, self._key)
+        purpose = handshake.accept_host(sock, self._key)
         sock.settimeout(None)
         return purpose
 
-    def _obey(self, sock: socket.socket) -> None:
-        with self._times:
-            self._controls.add(sock)
+    def _serve_control(self, sock: socket.socket) -> None:
+        with self._changed:
+            self._control_connections.add(sock)
             self._unowned_since = None
             self._was_owned = True
-            self._times.notify()
+            self._changed.notify()
         try:
             with sock.makefile("rb") as lines:
                 for line in lines:
                     ends_in_s = float(json.loads(line)["ends_in_s"])
-                    with self._times:
+                    with self._changed:
                         self._deadline = time.monotonic() + ends_in_s
-                        self._times.notify()
+                        self._changed.notify()
                     _say(sock, {"ok": True})
         finally:
-            with self._times:
-                self._controls.discard(sock)
-                if not self._controls:
+            with self._changed:
+                self._control_connections.discard(sock)
+                if not self._control_connections:
                     self._unowned_since = time.monotonic()
-                self._times.notify()
+                self._changed.notify()
 
-    def _show(self, sock: socket.socket, purpose: Mapping[str, Any]) -> None:
-        self._readers.add(threading.current_thread())
+    def _serve_logs(self, sock: socket.socket, purpose: Mapping[str, Any]) -> None:
+        self._log_readers.add(threading.current_thread())
         try:
             for piece in self._log.read(purpose["tail_lines"], purpose["follow"]):
                 sock.sendall(piece)
         finally:
-            self._readers.discard(threading.current_thread())
+            self._log_readers.discard(threading.current_thread())
 
 
 def _own_command() -> list[str]:
-    """Return what starts this Python again, without the directory that it is in on its path."""
+    """Return the command that started this Python, without the current directory on its path."""
     words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     command = [word.decode() for word in words]
     command = [sys.executable] if "-c" not in command else command[: command.index("-c")]
-    return command if "-I" in command else [*command, "-P"]  # -I: a Python that was carried here
+    return command if "-I" in command else [*command, "-P"]  # with -I in a Python that we uploaded
 
 
 def _image_variables() -> dict[str, str]:
-    """Return what the image, and not the cluster or the engine, has in its environment."""
+    """Return the variables of the image, without those of the cluster and the engine."""
     ours = ("KUBERNETES_", "AENV_POD_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
@@ -336,5 +342,5 @@ def _ran_out_of_memory() -> bool:
 
 
 def _say(sock: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a host that is gone finds out by itself
+    with contextlib.suppress(OSError):  # the host is gone
         sock.sendall(json.dumps(message).encode() + b"\n")

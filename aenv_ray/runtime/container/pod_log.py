@@ -1,4 +1,4 @@
-"""What an instance in a pod printed: the end of it, in memory, for those who read or follow it."""
+"""The log of an instance in a pod: its end is stored in memory, to be read and followed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Final
 
 LIMIT_BYTES: Final = 1024 * 1024
-"""A longer log keeps its end only."""
+"""At this size the log is cut to its last `KEEP_BYTES`."""
 KEEP_BYTES: Final = 256 * 1024
 TAIL_BYTES: Final = 2500
-"""What is told of the log of an instance that died; a termination message holds 4096 bytes."""
+"""Part of the log of a dead instance that is reported; a termination message has 4096 bytes."""
 
 
 def last_lines(content: bytes, lines: int) -> bytes:
-    """Return the last lines of some output; an unfinished one counts."""
+    """Return the last lines of some output; an unfinished line counts."""
     start = len(content) - content.endswith(b"\n")
     for _ in range(lines):
         start = content.rfind(b"\n", 0, start)
@@ -24,60 +24,60 @@ def last_lines(content: bytes, lines: int) -> bytes:
 
 
 class PodLog:
-    """One writer, any number of readers, each in a thread of its own."""
+    """A log with one writer and any number of readers, each in its own thread."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self._gone = 0
-        """Bytes that are not kept any more."""
+        self._content = bytearray()
+        self._dropped = 0
+        """Number of bytes that were cut off at the front."""
         self._ended = False
         self._changed = threading.Condition()
 
     def add(self, data: bytes) -> None:
-        """Note what was printed."""
+        """Append output."""
         with self._changed:
-            self._kept += data
-            if len(self._kept) > LIMIT_BYTES:
-                cut = len(self._kept) - KEEP_BYTES
-                self._gone += cut
-                del self._kept[:cut]
+            self._content += data
+            if len(self._content) > LIMIT_BYTES:
+                cut = len(self._content) - KEEP_BYTES
+                self._dropped += cut
+                del self._content[:cut]
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Note that nothing more comes."""
+        """Mark the log as complete."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     @property
     def tail(self) -> bytes:
-        """The end of it, short."""
+        """The last `TAIL_BYTES` of the log."""
         with self._changed:
-            return bytes(self._kept[-TAIL_BYTES:])
+            return bytes(self._content[-TAIL_BYTES:])
 
     def read(self, tail_lines: int | None, follow: bool) -> Iterator[bytes]:
-        """Yield what is there, and with `follow` what comes until the end.
+        """Yield the stored log and, with `follow`, new output.
 
         Args:
-            tail_lines: Begin with so many of the last lines. None: with all that is kept, after a
-                line that says how much is not.
-            follow: Go on until `end`.
+            tail_lines: Number of lines to begin with. None: all that is stored, after a line that
+                says how much was cut off.
+            follow: Continue until `end`.
         """
         with self._changed:
-            content, position = bytes(self._kept), self._gone + len(self._kept)
-            gone = self._gone
+            content, position = bytes(self._content), self._dropped + len(self._content)
+            dropped = self._dropped
         if tail_lines is not None:
             content = last_lines(content, tail_lines)
-        elif gone:
-            yield f"[log cut: the first {gone} bytes are gone]\n".encode()
+        elif dropped:
+            yield f"[log cut: the first {dropped} bytes are gone]\n".encode()
         yield content
         while follow:
             with self._changed:
-                while self._gone + len(self._kept) <= position and not self._ended:
+                while self._dropped + len(self._content) <= position and not self._ended:
                     self._changed.wait()
-                missed = max(0, self._gone - position)
-                piece = bytes(self._kept[max(0, position - self._gone) :])
-                position = self._gone + len(self._kept)
+                missed = max(0, self._dropped - position)
+                piece = bytes(self._content[max(0, position - self._dropped) :])
+                position = self._dropped + len(self._content)
                 follow = not self._ended
             if missed:
                 yield f"[log cut: {missed} bytes came faster than they were read]\n".encode()

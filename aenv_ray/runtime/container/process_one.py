@@ -1,18 +1,16 @@
-"""Process 1 of a container that holds one instance.
+"""Process 1 of the container of one instance.
 
-The engine mounts the project at `PROJECT`, the runtime below `HOME` and a directory of this
-instance's own at `RUN`, where it listens on the Unix socket ``boot``. This process loads the
-project, makes the Unix socket ``door``, and says one JSON line on ``boot``: ``{"ready": facts}`` or
-``{"failed": text}``. From then on it serves the fast door. The arguments are the project's own.
+The engine mounts the project at `PROJECT`, the runtime below `HOME`, and a directory for this
+instance at `RUN`, in which it listens on the Unix socket ``boot``. This process loads the project,
+listens on the Unix socket ``door``, and writes one JSON line to ``boot``: ``{"ready": facts}`` or
+``{"failed": text}``. Then it serves the fast door. Its arguments are those of the project.
 
-In a pod, process 1 is `aenv_ray.runtime.container.pod`, which starts this process and hands over to
-it, by a socket that it inherits, the connections that have shown that they are the host's. In a
-container with a kernel of its own no socket is in a mount: see
-`aenv_ray.runtime.container.keyed_door`.
+In a pod, process 1 is `aenv_ray.runtime.container.pod`. It starts this process, and hands over the
+authenticated connections of the host through an inherited socket. A container with its own kernel
+has no shared mount for sockets: see `aenv_ray.runtime.container.keyed_door`.
 
-In an image that has its own server (`aenv_ray.runtime.container.relay`) this process starts that
-and ends with it; in one without a fitting Python it serves commands and files, and no code is
-loaded.
+In an image with its own server (`aenv_ray.runtime.container.relay`) this process starts the server
+and ends with it. In an image without a suitable Python it serves commands and files only.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.container.connection_handover import HandedOver
+from aenv_ray.runtime.container.connection_handover import HandoverListener
 from aenv_ray.runtime.container.keyed_door import read_order
 from aenv_ray.runtime.door.calls import retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
@@ -43,10 +41,10 @@ from aenv_ray.runtime.system import child_tracking, linux, storage_lock
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN, Acceptor, reap_adopted
 
 HOME: Final = "/.aenv"
-"""Below it are ``runtime``, ``lib`` and ``run``."""
+"""Directory of ``runtime``, ``lib`` and ``run``."""
 RUN: Final = f"{HOME}/run"
 STORAGE_LOCK: Final = f"{HOME}/storage.lock"
-"""There where the instance is alone in having its storage; where it shares that, the next."""
+"""Exists if the instance uses its storage exclusively; otherwise `SHARED_STORAGE_LOCK` does."""
 SHARED_STORAGE_LOCK: Final = f"{HOME}/storage.shared"
 PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
@@ -56,20 +54,20 @@ _BACKLOG: Final = 16
 _TEXT_LIMIT: Final = 60_000
 
 
-class Entrance(Protocol):
-    """How the host gets in."""
+class HostDoor(Protocol):
+    """How the host connects."""
 
     def prepare(self) -> None:
-        """Be ready to be connected to, before the host is told so."""
+        """Get ready for connections, before the host is told to connect."""
 
     def tell(self, report: dict[str, Any]) -> None:
-        """Tell the host what became of the start."""
+        """Report to the host whether the start succeeded."""
 
     def accept(self) -> socket.socket:
         """Return the next connection of the host.
 
         Raises:
-            OSError: There is none now, or never again.
+            OSError: It cannot be accepted now, or the listener is closed.
         """
 
 
@@ -82,22 +80,22 @@ def main(
     *,
     keyed: bool = False,
 ) -> None:
-    """Load what is to be served, say so, and serve until the container ends.
+    """Start what is to be served, report it, and serve until the container ends.
 
     Args:
         serving: ``runtime``: the project's code; ``public``: the image's own server; ``commands``:
-            commands and files alone.
+            only commands and files.
         absence: With ``commands``, why there are no tools.
-        directory: Where `server` runs; with ``commands``, where commands do, "" for ``HOME``.
-        server: With ``public``, the command of the image's server.
-        link: In a pod, descriptor of the socket to process 1; it takes the place of ``boot`` too.
-        keyed: The host comes in by a key, which is on standard input.
+        directory: Working directory of `server`; with ``commands``, of commands ("": ``HOME``).
+        server: With ``public``, the command that starts the image's server.
+        link: In a pod, descriptor of the socket to process 1; it replaces ``boot`` too.
+        keyed: Whether the host authenticates with a key, which is on standard input.
     """
-    entrance: Entrance = read_order() if keyed else _Mounted() if link < 0 else _Handed(link)
+    host: HostDoor = read_order() if keyed else _MountedDoor() if link < 0 else _HandoverDoor(link)
     try:
-        if isinstance(entrance, _Mounted):
-            entrance.check()
-        _shut_in(directory if serving == "commands" else "")
+        if isinstance(host, _MountedDoor):
+            host.check()
+        _prepare_process(directory if serving == "commands" else "")
         for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
             if os.path.exists(lock):
                 storage_lock.hold(lock, is_shared=lock == SHARED_STORAGE_LOCK)
@@ -110,19 +108,19 @@ def main(
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
         retry_lost_interrupts()
-        entrance.prepare()
-    except BaseException as exc:  # noqa: BLE001  # the engine must hear of every failure
+        host.prepare()
+    except BaseException as exc:  # noqa: BLE001  # the engine gets every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
-        entrance.tell({"failed": text[-_TEXT_LIMIT:]})
+        host.tell({"failed": text[-_TEXT_LIMIT:]})
         os._exit(_BOOT_FAILED_EXIT)
     gc.collect()
     gc.freeze()
-    entrance.tell({"ready": {"uid": os.getuid()}})
-    serve(entrance.accept, dispatcher)
+    host.tell({"ready": {"uid": os.getuid()}})
+    serve(host.accept, dispatcher)
 
 
-class _Mounted:
-    """Sockets in a directory that host and container share; peers are told by their credentials."""
+class _MountedDoor:
+    """Sockets in a directory that is mounted from the node; credentials tell who connects."""
 
     def __init__(self) -> None:
         self._boot = socket.socket(socket.AF_UNIX)
@@ -130,15 +128,15 @@ class _Mounted:
         self._acceptor: Acceptor | None = None
 
     def check(self) -> None:
-        """Refuse a kernel that does not tell who connects.
+        """Refuse a kernel that does not give the credentials of a peer.
 
         Raises:
-            ProjectLoadError: Everybody inside could pass for the host.
+            ProjectLoadError: Any process in the container could pass for the host.
         """
         if not _is_from_outside(self._boot):
             raise ProjectLoadError(
-                "this OCI runtime does not tell who connects to a socket, so that tools could call "
-                "rewards: it passes for runc or crun by the name of its program, and is neither"
+                "this OCI runtime does not give the credentials of a socket's peer, so that tools "
+                "could call rewards: its program is named like runc or crun, but it is neither"
             )
 
     def prepare(self) -> None:
@@ -149,34 +147,34 @@ class _Mounted:
             _say(self._boot, report)
 
     def accept(self) -> socket.socket:
-        assert self._acceptor is not None  # prepared
+        assert self._acceptor is not None  # set by `prepare`
         while not _is_from_outside(sock := self._acceptor.accept()):
             sock.close()
         return sock
 
 
-class _Handed:
-    """Connections that process 1 of a pod has let in, over one inherited socket."""
+class _HandoverDoor:
+    """Connections that process 1 of a pod has authenticated, received over an inherited socket."""
 
     def __init__(self, link: int) -> None:
         self._link = socket.socket(fileno=link)
         self._link.set_inheritable(False)
-        linux.become_subreaper()  # as process 1 is without being told
+        linux.become_subreaper()  # process 1 need not ask for it
         self._acceptor: Acceptor | None = None
 
     def prepare(self) -> None:
-        self._acceptor = Acceptor(HandedOver(self._link))
+        self._acceptor = Acceptor(HandoverListener(self._link))
 
     def tell(self, report: dict[str, Any]) -> None:
         _say(self._link, report)
 
     def accept(self) -> socket.socket:
-        assert self._acceptor is not None  # prepared
+        assert self._acceptor is not None  # set by `prepare`
         return self._acceptor.accept()
 
 
-def _shut_in(directory: str) -> None:
-    """Become what process 1 must be, and keep what it started out of this process."""
+def _prepare_process(directory: str) -> None:
+    """Handle signals as process 1 must, set limits, and protect this process from its children."""
     # Process 1 ignores every signal that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     signal.signal(signal.SIGCHLD, reap_adopted)
@@ -189,21 +187,21 @@ def _shut_in(directory: str) -> None:
     if not directory and not os.access(".", os.W_OK):
         owner = Path().stat()
         raise PermissionError(
-            f"the image has {Path.cwd()} already, for user {owner.st_uid} (mode "
-            f"{owner.st_mode & 0o777:o}), and user {os.getuid()} cannot write to it"
+            f"user {os.getuid()} cannot write to {Path.cwd()}: in this image it belongs to user "
+            f"{owner.st_uid} (mode {owner.st_mode & 0o777:o})"
         )
     os.umask(0o022)
     for kind, value in ((resource.RLIMIT_NOFILE, MAX_FILES), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(kind)
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (bound, bound))
-    # What tools start cannot trace this process or read its memory, where the graders are.
+    # Children cannot trace this process or read its memory, which contains the graders.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     linux.set_process_name("aenv-instance")
 
 
 def _listen(path: str) -> socket.socket:
-    """Return a listening socket that the engine, which may be another user, can connect to."""
+    """Return a listening socket that the engine can connect to, also as another user."""
     listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0)
     try:
@@ -215,11 +213,11 @@ def _listen(path: str) -> socket.socket:
 
 
 def _is_from_outside(sock: socket.socket) -> bool:
-    """Whether the peer is outside of this container: it has no pid here then (invariant 8)."""
+    """Whether the peer is outside the container: it has no pid here (invariant 8)."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0]) == 0
 
 
 def _say(boot: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # an engine that is gone finds out by itself
+    with contextlib.suppress(OSError):  # the engine is gone
         boot.sendall(json.dumps(message).encode() + b"\n")

@@ -1,9 +1,9 @@
-"""An image's own server behind our fast door.
+"""Relays calls from our fast door to the server of an image.
 
 An unmodified AEnvironment image serves its public door on port 8081. In such a container our
-runtime is process 1: it starts the image's server, learns what that offers, and answers calls by
-asking it over the loopback. So it needs no port of the node and no network, and a call has the id
-memory, deadline and cancellation that it has everywhere. The container ends with the server.
+runtime is process 1: it starts the image's server, asks for the list of its functions, and forwards
+calls to it over the loopback interface. So the server needs no port of the node and no network, and
+calls have ids, deadlines and cancellation as everywhere else. The container ends with the server.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from aenv_ray.runtime.faults import Fault
 from aenv_ray.runtime.system.threads import start_thread
 
 PORT: Final = 8081
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _MISSING_EXIT: Final = 127
 _INVALID: Final = re.compile(r"^(Error calling tool [^:]*: )?\d+ validation errors? for ")
-"""How FastMCP says that arguments do not fit; it has no other mark for it."""
+"""FastMCP's message for invalid arguments, which nothing else identifies."""
 _WRAPPED: Final = "x-fastmcp-wrap-result"
 
 
 def serve(command: Sequence[str], directory: str) -> Registry:
-    """Start an image's server and return what it offers, once it answers.
+    """Start an image's server, wait until it listens, and return its functions.
 
     Args:
-        command: What starts it.
-        directory: Where it runs.
+        command: The server's command.
+        directory: Its working directory.
 
-    The process ends with the server's exit code when that ends, now or later. The engine bounds
-    how long this may take.
+    This process exits with the server's exit code as soon as the server ends. The engine bounds how
+    long the start may take.
     """
     start_thread(lambda: _run(command, directory))
     server = PublicServer(PORT)
     while not server.is_listening:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return registry_of(server)
 
 
 def _run(command: Sequence[str], directory: str) -> None:
-    """Run the server in this thread, whose child it is: orphans are the main thread's."""
+    """Run the server as a child of this thread: the main thread reaps only orphans."""
     try:
         process = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL)
     except OSError as exc:
@@ -64,10 +64,10 @@ def _run(command: Sequence[str], directory: str) -> None:
 
 
 def registry_of(server: PublicServer) -> Registry:
-    """Return what a public door offers, each entry asking it.
+    """Return the functions of a public door; each entry forwards its calls.
 
     Raises:
-        Fault: It does not list what it offers.
+        Fault: The server does not list its functions.
     """
     registry = Registry()
     for tool in _tools(server):
@@ -83,7 +83,7 @@ def registry_of(server: PublicServer) -> Registry:
         registry.functions[entry["name"]] = _remote(server, entry, "function")
     rewards = listed.get("reward") or []
     for number, entry in enumerate(rewards):
-        # Of several, AEnvironment serves the first alone, and without its name.
+        # AEnvironment serves only the first of several rewards, and without its name.
         paths = [] if len(rewards) == 1 else [f"{DEFAULT_REWARD_PATH}/{quote(entry['name'])}"]
         paths += [DEFAULT_REWARD_PATH] if number == 0 else []
         registry.rewards[entry["name"]] = _remote(server, entry, "reward", paths)
@@ -107,7 +107,7 @@ def _tools(server: PublicServer) -> list[dict[str, Any]]:
 def _listing(server: PublicServer) -> dict[str, Any]:
     status, answer = server.ask("GET", "/functions/list")
     if status == 404:
-        return {}  # an MCP server of somebody's own
+        return {}  # a plain MCP server
     if status != 200 or not isinstance(answer, dict) or not answer.get("success"):
         raise Fault("sandbox_start_failed", f"/functions/list answered HTTP {status}: {answer}")
     return dict(answer["data"])
@@ -117,11 +117,11 @@ def _listing(server: PublicServer) -> dict[str, Any]:
 
 
 class _RemoteSignature(Signature):
-    """What a server's listing says of the parameters of one of its functions; it checks the rest.
+    """The parameters of a function as the server lists them; the server validates their types.
 
     Args:
         schema: JSON Schema of the arguments.
-        takes_any: Arguments that the schema does not name are passed on.
+        takes_any: Whether arguments that the schema does not name are passed on.
     """
 
     def __init__(self, schema: Mapping[str, Any], description: str, *, takes_any: bool) -> None:
@@ -155,7 +155,7 @@ class RemoteTool(Registered):
     """A tool of the image's server."""
 
     listed: dict[str, Any] = field(default_factory=dict)
-    """Its MCP ``Tool`` object."""
+    """The tool's MCP ``Tool`` object."""
 
     @cached_property
     def signature(self) -> Signature:  # noqa: D102
@@ -172,13 +172,13 @@ class RemoteFunction(Registered):
     """A function, reward or health check of the image's server."""
 
     listed: dict[str, Any] = field(default_factory=dict)
-    """Its entry of ``/functions/list``."""
+    """The function's entry in ``/functions/list``."""
 
     @cached_property
     def signature(self) -> Signature:  # noqa: D102
         names = self.listed.get("parameters") or {}
         schema = {"type": "object", "properties": {name: {} for name in names}}
-        # AEnvironment lists ``**kwargs`` like a parameter, and says nowhere that it is none.
+        # AEnvironment lists ``**kwargs`` like an ordinary parameter.
         takes_any = not names or bool({"kwargs", "args"} & set(names))
         return _RemoteSignature(schema, self.description or "", takes_any=takes_any)
 
@@ -212,7 +212,7 @@ def _tool_call(server: PublicServer, tool: Mapping[str, Any]) -> Callable[..., A
 def _remote(
     server: PublicServer, entry: Mapping[str, Any], kind: str, paths: Sequence[str] = ()
 ) -> RemoteFunction:
-    """Return the entry that asks for a function; at each path in turn, while it is not found."""
+    """Return an entry that forwards calls to the first of `paths` that the server knows."""
     name, method = str(entry["name"]), str(entry.get("method") or "POST")
     paths = paths or [str(entry.get("endpoint") or f"/functions/{quote(name, safe='')}")]
 
@@ -245,7 +245,7 @@ def _data(name: str, kind: str, status: int, answer: Any) -> Any:
     """Return the ``data`` of an answer.
 
     Raises:
-        Fault: There is none; the code is the server's own where it gives one.
+        Fault: The answer has no data; the code is the server's, if it gives one.
     """
     body = answer if isinstance(answer, dict) else {}
     if status < 400 and body.get("success"):
@@ -255,7 +255,7 @@ def _data(name: str, kind: str, status: int, answer: Any) -> Any:
         raise Fault(str(body["code"]), text, body.get("hint"), tool_name=name)
     if status == 404:
         raise Fault("tool_not_found", f"the image's server has no {kind} {name!r}", tool_name=name)
-    # AEnvironment answers 500 to arguments that do not fit, with Python's own words.
+    # AEnvironment answers invalid arguments with 500 and the message of Python's TypeError.
     wrong = re.match(rf"^{re.escape(name)}\(\) (missing|got an unexpected|takes )", text)
     if status in {400, 413, 422} or wrong:
         raise Fault("tool_input_invalid", f"arguments of {name!r}: {text}", tool_name=name)

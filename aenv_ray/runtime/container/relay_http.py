@@ -1,7 +1,7 @@
-"""Asks a public door on this machine's loopback: HTTP and MCP, with the standard library alone.
+"""A client of a public door on the loopback interface: HTTP and MCP with the standard library.
 
-Each request has a connection of its own, so one that breaks takes no other with it, and stopping a
-call closes its connection. What may have reached the server is never sent again.
+Each request has its own connection, so that a broken one affects no other request, and stopping a
+call closes its connection. A request that may have reached the server is never sent again.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from aenv_ray.runtime.public import mcp_messages
 from aenv_ray.runtime.public.mcp_messages import ACCEPT, SESSION
 
 _CONNECT_S: Final = 5.0
-_FAREWELL_S: Final = 2.0
+_CANCEL_S: Final = 2.0
 _TEXT_LIMIT: Final = 500
 
 
 class _SessionUnknown(Exception):
-    """The server has forgotten the session, so it did not run the request."""
+    """The server does not know the session, so it did not run the request."""
 
 
 class PublicServer:
-    """A public door.
+    """A public door. Thread-safe.
 
     Args:
-        port: On the loopback.
+        port: On the loopback interface.
 
-    Thread-safe. Requests have no deadline of their own: the call that makes one does.
+    Requests have no timeout; the deadline of the call that makes one ends it.
     """
 
     def __init__(self, port: int) -> None:
@@ -46,7 +46,7 @@ class PublicServer:
 
     @property
     def is_listening(self) -> bool:
-        """Whether somebody accepts connections there."""
+        """Whether the server accepts connections."""
         try:
             socket.create_connection(("127.0.0.1", self._port), timeout=_CONNECT_S).close()
         except OSError:
@@ -59,10 +59,10 @@ class PublicServer:
         Args:
             method: HTTP method.
             path: With its query.
-            body: Sent as JSON; None for none.
+            body: Sent as JSON; None sends no body.
 
         Returns:
-            The status and the JSON answer; text where it is no JSON.
+            The status and the answer: parsed JSON, or text if it is not JSON.
 
         Raises:
             Fault: ``fabric_unavailable``: nothing was sent; ``call_outcome_unknown``: no answer.
@@ -75,7 +75,7 @@ class PublicServer:
             return response.status, content.decode(errors="replace")
 
     def rpc(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Make one MCP request and return its result; progress goes to the current call's listener.
+        """Make one MCP request and return its result; progress is reported to the current call.
 
         Raises:
             Fault: The server refused it; otherwise as for `ask`.
@@ -133,11 +133,11 @@ class PublicServer:
                             report.get("progress", 0), report.get("total"), report.get("message")
                         )
         except CallInterrupted:
-            with contextlib.suppress(Fault):  # a server that is gone need not be told
+            with contextlib.suppress(Fault):  # the server is gone
                 cancelled = mcp_messages.cancellation(request_id)
                 self._notify("notifications/cancelled", cancelled, session)
             raise
-        raise _unknown("it ended its answer without a result")
+        raise _unknown("the response ended without a result")
 
     # --- HTTP -------------------------------------------------------------------------------
 
@@ -145,19 +145,19 @@ class PublicServer:
     def _exchange(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield its answer; the current call's end closes the connection."""
+        """Send a request and yield its response; stopping the call closes the connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_CONNECT_S)
         with contextlib.closing(connection):
             try:
                 connection.connect()
             except OSError as exc:
                 raise Fault(
-                    "fabric_unavailable", f"the image's server does not accept requests: {exc}"
+                    "fabric_unavailable", f"the image's server does not accept connections: {exc}"
                 ) from exc
             sock = connection.sock
             call = current_call()
             if call.is_cancelled:
-                sock.settimeout(_FAREWELL_S)  # only to tell the server so
+                sock.settimeout(_CANCEL_S)  # only to send the cancellation
             else:
                 sock.settimeout(None)
                 call.bind_stop(lambda: _shut(sock))
@@ -179,7 +179,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _check(response: http.client.HTTPResponse, *, has_session: bool) -> None:
-    """Raise for a status that carries no answer to this request."""
+    """Raise for an error status."""
     status = response.status
     if status < 400:
         return
@@ -219,13 +219,13 @@ def _refusal(error: Mapping[str, Any]) -> Fault:
 def _unknown(reason: str) -> Fault:
     return Fault(
         "call_outcome_unknown",
-        f"the call was sent to the image's server and has no answer: {reason}",
-        "it may have run; it was not sent again",
+        f"the image's server received the call and did not answer it: {reason}",
+        "it may have run, and was not sent again",
     )
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the JSON-RPC messages of an answer, JSON or an event stream."""
+    """Yield the JSON-RPC messages of a response: plain JSON or an event stream."""
     if not (response.getheader("content-type") or "").startswith("text/event-stream"):
         message = mcp_messages.message_of(response.read())
         if message is not None:

@@ -1,8 +1,9 @@
-"""The second container of an instance, for environment code (``podTemplate: "DualContainer"``).
+"""Commands and files in the sidecar of an instance (``podTemplate: "DualContainer"``).
 
-``from aenv_ray.runtime import second`` and call ``second.exec("pytest -q")`` in a tool, a reward or
-a function; ``await second.aio.exec("pytest -q")`` in an async one. It goes through the instance's
-host: there is no socket of a daemon in any container. Both containers see ``/shared``.
+In a tool, reward or function: ``from aenv_ray.runtime import sidecar`` and
+``sidecar.exec("pytest -q")``; in async code ``await sidecar.aio.exec("pytest -q")``. Requests go
+through the instance's host, so no container has a socket of the Docker daemon. Both containers
+share the directory ``/shared``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.faults import Fault
 
 _GRACE_S: Final = 5.0
-"""What an answer may take beyond the timeout, which the second container keeps itself."""
+"""How much longer than the timeout, which the sidecar enforces, this side waits."""
 _ERRORS: Final[dict[str, type[Exception]]] = {
     "tool_timeout": TimeoutError,
     "file_access_error": OSError,
@@ -28,18 +29,18 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that ran in the second container to its end; a failing one is a result too."""
+    """A command that ran in the sidecar to its end, successfully or not."""
 
     exit_code: int
-    """The command's own; 127 when it does not exist, 128 + signal when a signal ended it."""
+    """Of the command; 127 if it does not exist, 128 + N if signal N ended it."""
     stdout: bytes
     stderr: bytes
     truncated: bool
-    """Output beyond 10 MiB was cut."""
+    """Whether output beyond 10 MiB was cut."""
     duration_s: float
 
     def text(self) -> str:
-        """Return stdout as text; bytes that are no UTF-8 become U+FFFD."""
+        """Return stdout as text; invalid UTF-8 becomes U+FFFD."""
         return self.stdout.decode(errors="replace")
 
 
@@ -51,35 +52,35 @@ def exec(
     stdin: bytes | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> CommandResult:
-    """Run a command in the second container.
+    """Run a command in the sidecar.
 
     Args:
         command: Program and arguments, or text for ``/bin/sh -c``.
-        cwd: Working directory. None: that of its image.
+        cwd: Working directory. None: that of the image.
         env: Variables added to the container's.
         stdin: Written to standard input.
-        timeout_s: Seconds after which it is killed with all that it started.
+        timeout_s: Seconds after which it is killed, with all processes that it started.
 
     Returns:
-        What came out; a command that fails or does not exist is a result.
+        The result, also of a command that fails or does not exist.
 
     Raises:
         TimeoutError: It reached `timeout_s` and was killed.
-        OSError: There is no directory `cwd`.
-        RuntimeError: The instance is not up yet: this was called while the code is loaded.
-        Fault: There is no second container, or it ended; the caller gets that error.
+        OSError: The directory `cwd` does not exist.
+        RuntimeError: The instance is not up: this was called while its code was imported.
+        Fault: The instance has no sidecar, or it ended. The caller of the tool gets this error.
 
-    Stopping the call that runs this kills the command. It runs once, whatever becomes of the host.
+    Stopping the call that runs this kills the command. It runs once, even if the host is replaced.
     """
     return _command_result(_ask("aenv/exec", _exec_arguments(command, cwd, env, stdin), timeout_s))
 
 
 def read_file(path: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
-    """Return a file of the second container.
+    """Return the content of a file in the sidecar.
 
     Args:
         path: Absolute, or relative to the image's working directory.
-        timeout_s: Seconds that it may take.
+        timeout_s: Time limit in seconds.
 
     Raises:
         OSError: It cannot be read.
@@ -95,13 +96,13 @@ def write_file(
     mode: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> int:
-    """Write a file of the second container, making its directories, and return its size in bytes.
+    """Write a file in the sidecar, create its directories, and return its size in bytes.
 
     Args:
         path: Absolute, or relative to the image's working directory.
         data: Text is written as UTF-8.
-        mode: Permission bits. None: what the umask gives, or what the file has.
-        timeout_s: Seconds that it may take.
+        mode: Permission bits. None: those of the existing file, or by the umask.
+        timeout_s: Time limit in seconds.
 
     Raises:
         OSError: It cannot be written.
@@ -111,7 +112,7 @@ def write_file(
 
 
 class _Aio:
-    """The same as coroutines; cancelling one kills its command."""
+    """The same functions as coroutines; cancelling one kills its command."""
 
     async def exec(
         self,
@@ -160,19 +161,19 @@ def _ask(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, 
         done.set()
 
     request_id = HOST.new_id()
-    try:  # an interrupt may come as soon as the request is on its way
+    try:  # an interrupt may come as soon as the request is sent
         HOST.ask(request_id, "aenv/second", params, on_answer)
-        current_call().bind_stop(done.set)  # a thread that waits is interrupted when it wakes
+        current_call().bind_stop(done.set)  # a waiting thread is interrupted when it wakes
         done.wait(timeout_s + _GRACE_S)
     finally:
-        HOST.cancel(request_id)  # does nothing once it is answered
+        HOST.cancel(request_id)  # does nothing after the answer
     if not answers:
         raise _silent(method, timeout_s)
     return _data(answers[0])
 
 
 async def _ask_async(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    import asyncio  # code without coroutines stays that much smaller
+    import asyncio  # imported here, to keep sandboxes without async code small
 
     params = _params(method, arguments, timeout_s)
     loop = asyncio.get_running_loop()
@@ -201,8 +202,8 @@ async def _ask_async(method: str, arguments: dict[str, Any], timeout_s: float) -
 def _params(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     if not HOST.was_open:
         raise RuntimeError(
-            "the second container can be asked once the instance is up: call it in a tool, a "
-            "reward or a function, not while the code is loaded"
+            "the sidecar is not available while the code is imported: call it in a tool, a reward "
+            "or a function"
         )
     meta = {"aenv/call_id": f"second-{uuid.uuid4().hex}", "aenv/timeout_s": timeout_s}
     return {"method": method, "params": {"arguments": arguments, "_meta": meta}}
@@ -222,8 +223,8 @@ def _data(answer: dict[str, Any]) -> dict[str, Any]:
 def _silent(method: str, timeout_s: float) -> Fault:
     return Fault(
         "call_outcome_unknown",
-        f"the second container did not answer {method} within {timeout_s:g} s",
-        "it may have run; it was not asked again",
+        f"the sidecar did not answer {method} within {timeout_s:g} s",
+        "it may have run, and was not sent again",
     )
 
 

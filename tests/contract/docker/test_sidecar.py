@@ -31,46 +31,46 @@ pytestmark = pytest.mark.docker
 TOOLS = """
 import asyncio
 from pathlib import Path
-from aenv_ray.runtime.container import sidecar as second
+from aenv_ray.runtime import sidecar
 from aenv_ray.runtime import register_reward, register_tool
 
 
 @register_tool
 def run(command: str, timeout_s: float = 30.0) -> dict:
-    result = second.exec(command, timeout_s=timeout_s)
+    result = sidecar.exec(command, timeout_s=timeout_s)
     return {"exit_code": result.exit_code, "out": result.text(), "err": result.stderr.decode()}
 
 
 @register_tool
 async def arun(command: str) -> str:
-    return (await second.aio.exec(["sh", "-c", command], env={"WORD": "given"})).text()
+    return (await sidecar.aio.exec(["sh", "-c", command], env={"WORD": "given"})).text()
 
 
 @register_tool
 def copy(text: str) -> str:
-    size = second.write_file("/srv/made/here", text, mode=0o640)
-    return f"{size} {second.read_file('made/here').decode()}"
+    size = sidecar.write_file("/srv/made/here", text, mode=0o640)
+    return f"{size} {sidecar.read_file('made/here').decode()}"
 
 
 @register_tool
 async def acopy(data: str) -> str:
-    await second.aio.write_file("/srv/there", data.encode())
-    return (await second.aio.read_file("there")).decode()
+    await sidecar.aio.write_file("/srv/there", data.encode())
+    return (await sidecar.aio.read_file("there")).decode()
 
 
 @register_tool
 def size(path: str) -> int:
-    return len(second.read_file(path))
+    return len(sidecar.read_file(path))
 
 
 @register_tool
 def complain() -> list:
     words = []
     for ask in (
-        lambda: second.exec("sleep 60", timeout_s=0.3),
-        lambda: second.read_file("/nothing"),
-        lambda: second.write_file("/proc/no", b""),
-        lambda: second.exec([]),
+        lambda: sidecar.exec("sleep 60", timeout_s=0.3),
+        lambda: sidecar.read_file("/nothing"),
+        lambda: sidecar.write_file("/proc/no", b""),
+        lambda: sidecar.exec([]),
     ):
         try:
             ask()
@@ -82,14 +82,14 @@ def complain() -> list:
 @register_tool
 def share(text: str) -> str:
     Path("/shared/from-first").write_text(text)
-    return second.exec("cat /shared/from-first; echo back >/shared/from-second").text() + Path(
+    return sidecar.exec("cat /shared/from-first; echo back >/shared/from-second").text() + Path(
         "/shared/from-second"
     ).read_text()
 
 
 @register_reward
 def graded() -> float:
-    return float(second.exec("test -e /srv/solved").exit_code == 0)
+    return float(sidecar.exec("test -e /srv/solved").exit_code == 0)
 """
 
 

@@ -72,13 +72,13 @@ def make_container(
 
 
 SECOND = """
-from aenv_ray.runtime.container import sidecar as second
+from aenv_ray.runtime import sidecar
 from aenv_ray.runtime import register_tool
 
 
 @register_tool
 def inside(command: str) -> str:
-    return second.exec(command).text()
+    return sidecar.exec(command).text()
 """
 
 

@@ -120,7 +120,7 @@ async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: soc
     assert await loop.sock_recv(bridged, 100) == b'{"ready": {"uid": 1}}\n'
     accepted: list[socket.socket] = []
     # What `accept` would return, without its signal handling: this is not a main program.
-    thread = threading.Thread(target=lambda: accepted.append(door._entrance.accept()[0]))
+    thread = threading.Thread(target=lambda: accepted.append(door._handed_over.accept()[0]))
     thread.start()
     await asyncio.to_thread(thread.join, 60)
     (inside,) = accepted

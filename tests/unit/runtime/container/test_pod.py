@@ -12,16 +12,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process 1 of a 
 # In a process of its own, for it waits for every child that it has.
 _KEEP = """
 import json, os, socket, subprocess
-from aenv_ray.runtime.container.pod import Keeper
+from aenv_ray.runtime.container.pod import Supervisor
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    keeper = Keeper(listener, b"key", 60.0)
-    keeper._pid = subprocess.Popen(["sleep", "600"]).pid
+    supervisor = Supervisor(listener, b"key", 60.0)
+    supervisor._pid = subprocess.Popen(["sleep", "600"]).pid
     out, into = os.pipe()
     os.write(into, b"loading\\nstill looking\\n")
     os.close(into)
-    keeper._read_output(out)
-    told = keeper.await_boot(0.05)
+    supervisor._read_output(out)
+    told = supervisor.await_boot(0.05)
     print(json.dumps(told))
 """
 
