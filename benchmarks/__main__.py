@@ -93,7 +93,7 @@ def terminal(figures: dict[str, float], quick: bool) -> None:
 
 
 def creates(figures: dict[str, float], quick: bool) -> None:
-    """Measure creation until the first result, one after another and in one batch."""
+    """Measure the time from create to the first result, one by one and in one batch."""
     times = []
     for _ in range(60 if quick else 200):
         started = time.perf_counter()
@@ -106,13 +106,13 @@ def creates(figures: dict[str, float], quick: bool) -> None:
 
 
 def _burst(count: int, rounds: int) -> float:
-    """Return the median of creates a second in one `create_many`, after one round of warm-up."""
+    """Return the median creates per second of one `create_many`, after one warm-up round."""
     rates = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
         group = aenv_ray.create_many(ECHO, count)
         rates.append(count / (time.perf_counter() - started))
-        ray.get([echo(env) for env in group])  # all of them answer
+        ray.get([echo(env) for env in group])  # every instance answers
         release(group)
     return statistics.median(rates[1:])
 
@@ -123,7 +123,7 @@ def release(group: list[EnvHandle]) -> None:
 
 
 def live(figures: dict[str, float]) -> None:
-    """Measure how many instances live at once, and what each costs."""
+    """Measure how many instances live at once, and the memory of each."""
     group: list[EnvHandle] = []
     for _ in range(LIVE // 200):
         group += aenv_ray.create_many(ECHO, 200)
@@ -145,7 +145,7 @@ def _pss_mib(pid: int) -> float:
 
 
 def without_namespaces(figures: dict[str, float], quick: bool) -> None:
-    """Measure the batch again on a fabric of its own, with AENV_ISOLATION=none."""
+    """Measure the batch again on a separate fabric with AENV_ISOLATION=none."""
     import subprocess
 
     script = "from benchmarks.__main__ import _burst; import aenv_ray; aenv_ray.init(); "
@@ -177,7 +177,7 @@ def main() -> None:
     else:
         os.environ["AENV_DOCKER_IMAGE"] = options.image  # for the hosts
     figures: dict[str, float] = {}
-    without_namespaces(figures, options.quick)  # first: it has no part in the end of thousands
+    without_namespaces(figures, options.quick)  # before the release of thousands
     aenv_ray.init()
     try:
         calls(figures, options.quick)

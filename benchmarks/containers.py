@@ -1,4 +1,4 @@
-"""The docker engine against `docker run` and a bare actor, where there is a daemon and an image."""
+"""The docker engine against `docker run` and a bare actor; needs a daemon and an image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUDGET = {
 
 
 def refusal(image: str | None) -> str:
-    """Return why containers cannot be measured here; empty when they can."""
+    """Return why containers cannot be measured here; empty if they can."""
     if not image:
         return "no image: name one with --image or AENV_DOCKER_IMAGE"
     if shutil.which("docker") is None:
@@ -37,7 +37,7 @@ def refusal(image: str | None) -> str:
 
 
 def containers(figures: dict[str, float], echo_project: Path, image: str, quick: bool) -> None:
-    """Measure creation until the first result, and calls, on shared instances in containers."""
+    """Measure create to first result, and calls, of shared instances in containers."""
 
     def create() -> None:
         env = aenv_ray.create(echo_project, actor="shared", engine="docker")
@@ -49,7 +49,7 @@ def containers(figures: dict[str, float], echo_project: Path, image: str, quick:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
     made: list[Any] = []
-    create()  # the first one makes what the node's containers share
+    create()  # the first create also prepares what all containers of the node share
     run()
     ours_s, floor_s, ratio = paired(_median_s, create, run, 3, 5 if quick else 11)
     figures |= {"docker_create_p50_ms": 1e3 * ours_s, "docker_run_p50_ms": 1e3 * floor_s}

@@ -9,7 +9,7 @@ import ray
 
 @ray.remote(num_cpus=0, max_concurrency=1000, enable_task_events=False)
 class BareActor:
-    """An async actor that returns what it is given."""
+    """An async actor that returns its argument."""
 
     async def echo(self, value: Any) -> Any:
         """Return `value`."""
@@ -17,7 +17,7 @@ class BareActor:
 
 
 def bare_actor() -> Any:
-    """Return a bare actor that answers."""
+    """Return a bare actor that has answered once."""
     actor = BareActor.remote()
     ray.get(actor.echo.remote(None))
     return actor

@@ -1,4 +1,4 @@
-"""A tool call through the gateway against AEnvironment's client straight to its own server."""
+"""A tool call through the gateway, compared with AEnvironment's client and server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUDGET = {
     "gateway_concurrent_ratio_vs_aenvironment": ">= 5 x aenvironment's client to its server",
 }
 OURS, PEER = "127.0.0.2", "127.0.0.1"
-"""AEnvironment's client finds the ports 8080 and 8081 of a host, and no others."""
+"""AEnvironment's client only knows the ports 8080 and 8081."""
 CLIENT = Path(__file__).with_name("gateway_client.py")
 START_S = 120.0
 PEER_SOURCE = """from aenv import register_tool
@@ -44,12 +44,12 @@ def echo(text: str) -> str:
 
 
 def refusal() -> str:
-    """Return why this cannot be measured here; empty when it can."""
+    """Return why this cannot be measured here; empty if it can."""
     return published_client()[1]
 
 
 def gateway(figures: dict[str, float], echo_project: Path, quick: bool) -> None:
-    """Measure calls, one by one and at once: ours, theirs, and their client at our gateway."""
+    """Measure single and concurrent calls: ours, theirs, and their client on our gateway."""
     theirs, _ = published_client()
     assert theirs is not None
     their_python, our_python = str(theirs / "bin" / "python"), sys.executable
@@ -100,20 +100,20 @@ def _ratio(values: Mapping[str, list[float]], name: str) -> float:
 
 
 class Client:
-    """A client process that waits for orders."""
+    """A client process that reads commands from its standard input."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, what: str, count: int) -> float:
-        """Have it measure, and return the figure."""
+        """Send a command and return the measured figure."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what} {count}\n")
         self._process.stdin.flush()
         return self.read()
 
     def read(self) -> float:
-        """Return the next figure; what its package logs on standard output is none."""
+        """Return the next figure, skipping what the package logs on standard output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("FIGURE "):
@@ -144,7 +144,7 @@ def _client(
 
 @contextlib.contextmanager
 def _our_gateway(echo_project: Path) -> Iterator[str]:
-    """Run the gateway with the echo environment published; yield a token for it."""
+    """Run a gateway with the echo environment published; yield a token."""
     deploy(GatewaySettings(host=OURS))
     try:
         url, token = f"http://{OURS}:8080", _admin_token()

@@ -1,9 +1,9 @@
-"""A client that calls ``echo`` as told on standard input; ours and AEnvironment's run it alike.
+"""A client that calls ``echo``; our package and AEnvironment's run the same code.
 
     python gateway_client.py PACKAGE REFERENCE OPTIONS
 
-``p50 COUNT`` answers the median seconds of calls one after another, ``rate COUNT`` the calls a
-second of many at once, each as a line that begins with ``FIGURE``.
+It reads commands from standard input: ``p50 COUNT`` prints the median seconds of sequential calls,
+``rate COUNT`` the calls per second of concurrent ones, each on a line that begins with ``FIGURE``.
 """
 
 import asyncio

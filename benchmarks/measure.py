@@ -1,4 +1,4 @@
-"""How the figures are taken: alternating blocks, medians, ratios block by block."""
+"""How figures are measured: alternating blocks, medians, one ratio per block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def p50_s(send: Send, count: int) -> float:
 
 
 def per_s(send: Send, count: int) -> float:
-    """Return how many calls a second pass when all are sent before the first is awaited."""
+    """Return calls per second when all are sent before the first is awaited."""
     started = time.perf_counter()
     ray.get([send() for _ in range(count)])
     return count / (time.perf_counter() - started)
@@ -33,9 +33,9 @@ def per_s(send: Send, count: int) -> float:
 def paired(
     figure: Callable[[Send, int], float], ours: Send, floor: Send, count: int, blocks: int
 ) -> tuple[float, float, float]:
-    """Measure ours and the floor in turn; return medians of ours, of the floor, and of the ratios.
+    """Measure ours and the floor in turn; return the medians of ours, the floor and the ratio.
 
-    The two of a block run within a second of each other, so a drifting machine shifts both.
+    Both measurements of a block run within a second, so a drifting machine shifts both.
     """
     pairs = []
     for index in range(blocks):

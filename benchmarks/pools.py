@@ -1,4 +1,4 @@
-"""Warm pools: how long it takes to get an instance that is ready, alone and in a burst."""
+"""Warm pools: the time to acquire a ready instance, singly and in a burst."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from aenv_ray.config import settings
 ECHO = Path(__file__).parent / "echo_environment"
 BURST = 100
 TAKEN = 10
-"""In a row, out of a pool of twice as many: none of them is a miss."""
+"""Acquired one after another from a pool of twice the size, so that none misses."""
 
 
 def pools(figures: dict[str, float], quick: bool) -> None:
-    """Measure pools of processes, and of containers where a daemon answers."""
+    """Measure pools of processes, and of containers if a daemon answers."""
     figures["process_warm_acquire_p50_ms"] = 1e3 * _acquire_s(ECHO, 3 if quick else 9)
     figures["process_pool_burst_100_s"] = _burst_s(ECHO, 3 if quick else 7)
     if not _has_docker():
@@ -41,8 +41,8 @@ def _has_docker() -> bool:
 
 
 def _in_container(directory: Path) -> Path:
-    """Return the project as one that runs in containers."""
-    from tests.contract.docker.docker_node import base_image  # made without a registry
+    """Return the project configured for containers."""
+    from tests.contract.docker.docker_node import base_image  # built without a registry
 
     project = directory / "echo"
     shutil.copytree(ECHO, project, ignore=shutil.ignore_patterns("__pycache__"))

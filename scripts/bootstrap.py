@@ -1,12 +1,12 @@
-"""Makes the checkout's virtual environment, `.venv`, with the project and dependency groups in it.
+"""Create the checkout's virtual environment, `.venv`, with the project and dependency groups.
 
     python -I scripts/bootstrap.py ROOT [GROUP]...
 
-Standard library only: it runs before anything is installed, also where Python came without
-``ensurepip`` and without pip. It installs with uv, in a fifth of pip's time: the one on PATH, else
-one that pip installs first; and with pip when uv fails. pip is the one that ``venv`` brings, else
-the system's, else one from the package index. It is silent but for one line, unless something
-fails: then the installer's own words follow.
+It uses the standard library only, because it runs before anything is installed, and works with a
+Python that has neither ``ensurepip`` nor pip. It installs with uv, which takes a fifth of pip's
+time: the uv on PATH, or one that pip installs first. If uv fails it installs with pip: the pip of
+``venv``, the system's, or one fetched from the package index. It prints one line, and the
+installer's output if something fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# Python runs isolated, and then looks neither beside its script nor where the project is.
+# In isolated mode Python searches neither the script's directory nor the project.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -35,13 +35,13 @@ from package_index import fetch_wheel
 from aenv_ray.engines.node.installer import uv_options, uv_variables, without_passwords
 
 STAMP = "aenv-bootstrap.json"
-# Below an environment, ours that is being replaced or one that is active: what it was made from.
+# The base interpreter, even if this runs inside a virtual environment.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 VENV_HINT = "sudo apt-get install python3-venv, then run this again"
 
 
 class Failure(Exception):
-    """The environment cannot be made; the message is for the user, the hint the way out."""
+    """The environment cannot be created; `hint` tells the user what to do."""
 
     def __init__(self, message: str, hint: str = "", words: str = "") -> None:
         super().__init__(message)
@@ -50,13 +50,13 @@ class Failure(Exception):
 
 
 def say(text: str) -> None:
-    """Write a line for people; standard output is the program's that is started afterwards."""
+    """Write a line to standard error; standard output belongs to the program started next."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def main(root: Path, groups: Sequence[str]) -> int:
-    """Make sure that ``ROOT/.venv`` is there and current."""
+    """Create or update ``ROOT/.venv`` if necessary."""
     venv = root / ".venv"
     wanted = fingerprint(root)
     if is_current(venv, wanted, groups):
@@ -73,32 +73,32 @@ def main(root: Path, groups: Sequence[str]) -> int:
             say(f"hint: {failure.hint}")
         return 1
     except OSError as exc:
-        say(f"error: {venv} cannot be made: {exc}")
+        say(f"error: {venv} cannot be created: {exc}")
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-# --- what is there -------------------------------------------------------------------------------
+# --- the existing environment --------------------------------------------------------------------
 
 
 def fingerprint(root: Path) -> str:
-    """Return what an installation depends on: the project's metadata, this file, and the place."""
-    # The place too: an editable install and the scripts in .venv/bin hold absolute paths.
+    """Return a hash of what an installation depends on: metadata, this file, the directory."""
+    # The directory too: editable installs and the scripts in .venv/bin hold absolute paths.
     parts = [(root / "pyproject.toml").read_bytes(), Path(__file__).read_bytes(), os.fsencode(root)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def read_stamp(venv: Path) -> dict[str, object]:
-    """Return what this script noted in the environment; empty without a note."""
+    """Return the stamp that this script left in the environment; empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((venv / STAMP).read_text(encoding="utf-8")))
     return {}
 
 
 def is_current(venv: Path, wanted: str, groups: Sequence[str]) -> bool:
-    """Whether the environment has the project as it is now, and the groups."""
+    """Return whether the environment has the current project and the groups."""
     stamp = read_stamp(venv)
     installed = stamp.get("groups")
     return (
@@ -111,7 +111,7 @@ def is_current(venv: Path, wanted: str, groups: Sequence[str]) -> bool:
 
 
 def is_of_asked_python(venv: Path) -> bool:
-    """Whether it is of the Python that ``AENV_PYTHON`` asks for, and which then runs this."""
+    """Return whether the environment uses the Python that ``AENV_PYTHON`` names."""
     if not os.environ.get("AENV_PYTHON"):
         return True
     return (venv / "bin" / "python").resolve() == Path(PYTHON).resolve()
@@ -119,7 +119,7 @@ def is_of_asked_python(venv: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Let one process at a time install; where the file system cannot lock, do without."""
+    """Let one process at a time install; without a lock if the file system has none."""
     fd = os.open(root / "pyproject.toml", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -129,21 +129,21 @@ def locked(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
-# --- making it -----------------------------------------------------------------------------------
+# --- creating it ---------------------------------------------------------------------------------
 
 
 def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
-    """Make the environment if need be and install into it."""
+    """Create the environment if necessary and install into it."""
     if os.geteuid() == 0:
-        os.umask(0o022)  # root's sandboxes run as nobody, who must be able to read what they import
+        os.umask(0o022)  # root's sandboxes run as nobody, who must be able to read the packages
     if not is_of_asked_python(venv) and works(venv):
         raise Failure(
-            f"{venv} is of another Python than AENV_PYTHON={os.environ['AENV_PYTHON']}",
-            "unset AENV_PYTHON to use it, or remove it to have it made from that Python",
+            f"{venv} does not use AENV_PYTHON={os.environ['AENV_PYTHON']}",
+            "unset AENV_PYTHON to use it, or remove it to create it with that Python",
         )
     stamp = read_stamp(venv)
     before = stamp.get("groups")
-    # What was there stays: ./quickstart after ./test takes no test tool away.
+    # Keep installed groups: ./quickstart after ./test removes no test tool.
     keep = sorted({*groups, *(before if isinstance(before, list) else [])})
     say(f"installing aenv-ray into {venv} (once, about a minute) …")
     if stamp.get("root") not in (None, str(root)) or not works(venv):
@@ -152,7 +152,7 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
     words = install_with_uv(root, venv, requirements)
     if words:
         say("uv failed, trying pip …")
-        # Compiling all of Ray takes a third of the time; what is used is compiled afterwards.
+        # Compiling all of Ray takes a third of the time; `finish` compiles what is used.
         done = run([*make_with_pip(venv), "install", "--no-compile", *requirements], root)
         if done.returncode:
             raise Failure(
@@ -164,29 +164,29 @@ def build(root: Path, venv: Path, wanted: str, groups: Sequence[str]) -> None:
 
 
 def finish(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
-    """Compile what is used, and write the stamp of a whole environment."""
+    """Compile the modules that are used, and write the stamp."""
     point_in_ascii(venv, root)
     run([str(venv / "bin" / "python"), str(root / "scripts" / "precompile.py")])
     note(venv, root, wanted, groups)
 
 
 def point_in_ascii(venv: Path, root: Path) -> None:
-    """Have every locale find a checkout below a directory whose name is not ASCII.
+    """Make a checkout below a non-ASCII directory importable in every locale.
 
-    Python reads path files in the locale's encoding: with ``LC_ALL=C`` no program of the
-    environment would start, not even this script the next time.
+    Python reads ``.pth`` files in the locale's encoding: with ``LC_ALL=C`` no program of the
+    environment would start.
     """
     if str(root).isascii():
         return
     for file in venv.glob("lib/python*/site-packages/*.pth"):
         if file.read_bytes().strip() == os.fsencode(root):
-            # Python runs a line that begins so, as code.
+            # Python executes a line that begins with "import".
             line = f"import sys; sys.path.append({str(root)!a})\n"
             file.write_text(line, encoding="ascii")
 
 
 def note(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
-    """Write the stamp; with an empty fingerprint it only says who made the environment."""
+    """Write the stamp; an empty fingerprint marks an incomplete environment of ours."""
     stamp = {"fingerprint": wanted, "groups": list(groups), "root": str(root)}
     partial = venv / f"{STAMP}.partial"
     partial.write_text(json.dumps(stamp) + "\n", encoding="utf-8")
@@ -194,7 +194,7 @@ def note(venv: Path, root: Path, wanted: str, groups: Sequence[str]) -> None:
 
 
 def works(venv: Path) -> bool:
-    """Whether the environment has an interpreter that runs and is new enough."""
+    """Return whether the environment has a working, recent interpreter."""
     python = venv / "bin" / "python"
     if not python.exists():
         return False
@@ -203,18 +203,18 @@ def works(venv: Path) -> bool:
 
 
 def clear(venv: Path) -> None:
-    """Remove a broken environment, and nothing that is none."""
+    """Remove a broken environment; refuse to remove anything else."""
     if not venv.exists() and not venv.is_symlink():
         return
     if venv.is_symlink() or not venv.is_dir():
-        raise Failure(f"{venv} is in the way: it is no virtual environment", "move it away")
+        raise Failure(f"{venv} is not a virtual environment and is in the way", "move it away")
     if any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists() and not read_stamp(venv):
         raise Failure(f"{venv} is in the way: it is no virtual environment", "move it away")
     shutil.rmtree(venv)
 
 
 def group_requirements(root: Path, groups: Sequence[str]) -> list[str]:
-    """Return the requirements of dependency groups (PEP 735); pip 25.1 is not everywhere yet."""
+    """Return the requirements of dependency groups (PEP 735), which pip before 25.1 cannot read."""
     with (root / "pyproject.toml").open("rb") as file:
         table = tomllib.load(file).get("dependency-groups", {})
     found: list[str] = []
@@ -232,10 +232,10 @@ def group_requirements(root: Path, groups: Sequence[str]) -> list[str]:
 def run(
     command: Sequence[str], cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command without input and with more environment variables, its output collected."""
+    """Run a command without input and collect its output; `variables` extend the environment."""
     environment = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment |= variables
-    # Of an environment that is active in the caller's shell, or of the caller's own Python.
+    # They may describe an environment that is active in the caller's shell.
     for name in ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PIP_REQUIRE_VIRTUALENV", "PIP_USER"):
         environment.pop(name, None)
     return subprocess.run(
@@ -245,7 +245,7 @@ def run(
 
 
 def install_with_uv(root: Path, venv: Path, requirements: Sequence[str]) -> str:
-    """Make the environment and install with uv; return its words when it failed, else nothing."""
+    """Create the environment and install with uv; return its output if it failed, else nothing."""
     uv = shutil.which("uv")
     if uv is None:
         pip = make_with_pip(venv)
@@ -265,26 +265,26 @@ def install_with_uv(root: Path, venv: Path, requirements: Sequence[str]) -> str:
 
 
 def requirement_of_uv(root: Path) -> str:
-    """Return the project's own requirement: uv also installs the requirements of environments."""
+    """Return the project's requirement of uv, which it also needs at run time."""
     with (root / "pyproject.toml").open("rb") as file:
         requirements: list[str] = tomllib.load(file)["project"]["dependencies"]
     return next(one for one in requirements if re.match(r"uv\b", one))
 
 
 def make_with_pip(venv: Path) -> list[str]:
-    """Make the environment if need be; return the command that is its pip."""
+    """Create the environment if necessary; return the command that runs its pip."""
     python = str(venv / "bin" / "python")
     if not works(venv):
         if importlib.util.find_spec("venv") is None:
-            raise Failure("this Python comes without its venv module", VENV_HINT)
-        # Debian and Ubuntu ship venv without ensurepip, which is in python3-venv.
+            raise Failure("this Python has no venv module", VENV_HINT)
+        # On Debian and Ubuntu ensurepip is in the package python3-venv.
         seed = [] if importlib.util.find_spec("ensurepip") else ["--without-pip"]
         made = run([PYTHON, "-I", "-m", "venv", *seed, str(venv)])
         if made.returncode and not seed:
             clear(venv)
             made = run([PYTHON, "-I", "-m", "venv", "--without-pip", str(venv)])
         if made.returncode:
-            raise Failure(f"{venv} cannot be made", VENV_HINT, made.stdout)
+            raise Failure(f"{venv} cannot be created", VENV_HINT, made.stdout)
     own = [python, "-m", "pip"]
     if run([*own, "--version"]).returncode == 0:
         return own
@@ -296,9 +296,9 @@ def make_with_pip(venv: Path) -> list[str]:
         try:
             wheel = fetch_wheel(Path(directory))
         except OSError as exc:
-            what = "this Python comes without pip, and it cannot be fetched"
+            what = "this Python has no pip, and it cannot be downloaded"
             raise Failure(what, VENV_HINT, str(exc)) from exc
-        # A wheel of pip can be run as it is, and installs itself.
+        # A wheel of pip can be executed, and installs itself.
         done = run([python, f"{wheel}/pip", "install", "--no-index", "--no-deps", str(wheel)])
     if done.returncode:
         raise Failure("pip cannot be installed", VENV_HINT, done.stdout)

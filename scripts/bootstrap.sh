@@ -1,12 +1,12 @@
-# Sourced by ./quickstart and ./test: finds a Python and has it make .venv.
+# Sourced by ./quickstart and ./test: finds a Python and creates .venv with it.
 #
-#   bootstrap ROOT [GROUP]...   afterwards ROOT/.venv/bin/python has the project and the dependency
-#                               groups; returns at once when it had them already
-#   AENV_PYTHON=PYTHON          is what .venv is made from; unset, any Python from 3.11 on
+#   bootstrap ROOT [GROUP]...   install the project and the dependency groups into ROOT/.venv;
+#                               return at once if they are installed
+#   AENV_PYTHON=PYTHON          the Python for .venv; by default any Python from 3.11 on
 
 bootstrap() {
     bootstrap_root=$1
-    # Isolated: neither PYTHONPATH nor PYTHONHOME of the caller changes what is installed.
+    # Isolated, so that the caller's PYTHONPATH and PYTHONHOME have no effect.
     bootstrap_python=$(find_python) || return 1
     "$bootstrap_python" -I "$bootstrap_root/scripts/bootstrap.py" "$@"
 }
@@ -17,11 +17,11 @@ find_python() {
             command -v "$AENV_PYTHON"
             return
         fi
-        echo "error: AENV_PYTHON=$AENV_PYTHON is no Python 3.11 or newer that runs" >&2
-        echo "hint: name one, as a path or a command on PATH; unset, that of .venv or the first on PATH is taken" >&2
+        echo "error: AENV_PYTHON=$AENV_PYTHON is not a working Python 3.11 or newer" >&2
+        echo "hint: set it to a path or a command on PATH, or unset it to use the one of .venv or the first on PATH" >&2
         return 1
     fi
-    # .venv's own first: a warm start must not search.
+    # The one of .venv first: a warm start must not search.
     for candidate in "$bootstrap_root/.venv/bin/python" \
         python3 python3.13 python3.12 python3.11 python3.14; do
         if new_enough "$candidate"; then
@@ -35,7 +35,7 @@ find_python() {
     return 1
 }
 
-# Asked, not only looked for: a shim on PATH may lead nowhere.
+# Run it: a shim on PATH may lead nowhere.
 new_enough() {
     "$1" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }

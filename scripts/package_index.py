@@ -1,6 +1,6 @@
-"""A wheel of pip from a package index, where Python came without pip.
+"""Fetch a wheel of pip from a package index, for a Python without pip.
 
-Standard library only: it is used before anything is installed.
+It uses the standard library only, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-# Python runs isolated, and then does not look where the project is.
+# In isolated mode Python does not search the project.
 sys.path.append(str(Path(__file__).parents[1]))
 
 from aenv_ray.engines.node.installer import pip_settings
@@ -32,16 +32,16 @@ class Links(html.parser.HTMLParser):
         self.found: list[dict[str, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a link."""
+        """Record a link."""
         if tag == "a":
             self.found.append({name: value or "" for name, value in attrs})
 
 
 def fetch_wheel(directory: Path) -> Path:
-    """Write the newest wheel of pip that an index has into a directory, and return its path.
+    """Download the newest wheel of pip into a directory and return its path.
 
     Raises:
-        OSError: No index gives one; its lines are each index and the reason.
+        OSError: No index has one; the message has a line with the reason for each index.
     """
     settings = pip_settings()
     opener = make_opener(settings)
@@ -64,7 +64,7 @@ def fetch_wheel(directory: Path) -> Path:
 
 
 def make_opener(settings: dict[str, str]) -> urllib.request.OpenerDirector:
-    """Return what opens addresses with pip's proxy and certificates, or else the system's."""
+    """Return an opener with pip's proxy and certificates, or else the system's."""
     context = ssl.create_default_context(cafile=settings.get("cert"))
     proxy = settings.get("proxy")
     proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
@@ -72,11 +72,11 @@ def make_opener(settings: dict[str, str]) -> urllib.request.OpenerDirector:
 
 
 def newest_wheel(opener: urllib.request.OpenerDirector, page: str) -> tuple[str, str]:
-    """Return address and SHA-256 of the newest wheel of pip that this Python can run.
+    """Return the URL and SHA-256 of the newest wheel of pip for this Python.
 
     Raises:
         OSError: The page cannot be read.
-        ValueError: It names no such wheel.
+        ValueError: The page has no such wheel.
     """
     if page.startswith("file:"):
         page += "index.html"
@@ -97,25 +97,25 @@ def newest_wheel(opener: urllib.request.OpenerDirector, page: str) -> tuple[str,
 
 
 def runs_here(requires: str) -> bool:
-    """Whether ``>=3.9``, the only form that pip's releases use to exclude the old, is met."""
+    """Return whether a ``>=3.9`` is met, the only form that pip's releases use."""
     lower = re.findall(r">=\s*(\d+)\.(\d+)", requires)
     return all((int(major), int(minor)) <= sys.version_info[:2] for major, minor in lower)
 
 
 def download(opener: urllib.request.OpenerDirector, url: str) -> bytes:
-    """Return the content of an address, with the user and password in it as its credentials."""
+    """Return the content of a URL; a user and password in it are sent as credentials."""
     parts = urllib.parse.urlsplit(url)
     request = urllib.request.Request(without_secret(url))
     if parts.username is not None:
         secret = ":".join(map(urllib.parse.unquote, (parts.username, parts.password or "")))
         encoded = base64.b64encode(secret.encode()).decode()
-        # Not sent on: the files of an index are often on another host.
+        # Not forwarded on redirects: an index often keeps its files on another host.
         request.add_unredirected_header("Authorization", f"Basic {encoded}")
     with opener.open(request, timeout=DOWNLOAD_DEADLINE_S) as answer:
         return bytes(answer.read())
 
 
 def without_secret(url: str) -> str:
-    """Return an address without user and password."""
+    """Return a URL without user and password."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

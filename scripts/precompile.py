@@ -1,10 +1,10 @@
-"""Has Python keep the compiled form of what aenv-ray's and Ray's processes import.
+"""Compile the modules that aenv-ray's and Ray's processes import.
 
     .venv/bin/python scripts/precompile.py
 
-Installers are told not to compile: all of Ray takes half a minute. A Ray of its own is a dozen
-processes that import the same; were nothing kept, as with ``PYTHONDONTWRITEBYTECODE``, each would
-compile it anew, which takes longer than everything else that it does when it starts.
+The bootstrap tells installers not to compile, because compiling all of Ray takes half a minute. A
+local Ray is a dozen processes with the same imports. Without cached bytecode, for example under
+``PYTHONDONTWRITEBYTECODE``, each would spend most of its start on compiling them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OURS = (
 _IMPORT = """
 import contextlib, importlib, sys
 for name in sys.argv[1:]:
-    with contextlib.suppress(Exception):  # what imports it tells why it cannot be
+    with contextlib.suppress(Exception):  # its importer will report why
         importlib.import_module(name)
 """
 

@@ -1,10 +1,10 @@
-"""Runs a command and answers for every process that it leaves behind.
+"""Run a command and find every process that it leaves behind.
 
     python -I scripts/supervise.py --deadline SECONDS [--grace SECONDS] -- COMMAND [ARGUMENT]...
 
-Linux only. Orphans and daemons of the command become children of this process (it is a subreaper),
-so what is left is found by descent and not by name. Whatever lives `--grace` seconds after the
-command ended is printed, killed, and makes the exit code 1. At the deadline, at SIGTERM and when
+Linux only. As a subreaper this process inherits orphans and daemons of the command, so it finds
+what is left by descent and not by name. Processes that still live `--grace` seconds after the
+command ended are printed and killed, and the exit code is 1. At the deadline, on SIGTERM and when
 the parent dies, everything is killed.
 """
 
@@ -27,7 +27,7 @@ _TIMED_OUT = 124
 
 
 def main() -> int:
-    """Run the command; return its exit code, or 1 when it left something, or 124."""
+    """Run the command; return its exit code, 1 if it left processes, or 124 at the deadline."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--deadline", type=float, required=True)
     parser.add_argument("--grace", type=float, default=15.0)
@@ -70,7 +70,7 @@ def _run(command: list[str], deadline_s: float, grace_s: float) -> int:
 
 
 def _reap(command: subprocess.Popen[bytes] | None = None) -> None:
-    """Reap what ended, as an init does: tests look at who is there. Note the command's end."""
+    """Reap ended processes, as an init does, and record the end of the command."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -81,13 +81,13 @@ def _reap(command: subprocess.Popen[bytes] | None = None) -> None:
 
 
 def descendants() -> list[int]:
-    """Return the live processes below this one; reaps those that ended."""
+    """Return the live processes below this one; reap those that ended."""
     _reap()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # After the name, which may hold anything: state, parent.
+                # The fields after the name, which may contain anything: state, parent.
                 text = Path("/proc", name, "stat").read_text(errors="replace")
                 state, parent = text.rpartition(")")[2].split()[:2]
                 if state != "Z":
@@ -110,7 +110,7 @@ def _show(problem: str, pids: list[int]) -> None:
 
 
 def end_all() -> None:
-    """Kill everything below this process, and what it still starts meanwhile."""
+    """Kill everything below this process, including what starts meanwhile."""
     while left := descendants():
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

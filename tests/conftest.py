@@ -1,4 +1,4 @@
-"""What every test may use: prerequisites that are missing, and an environment without surprises."""
+"""Fixtures of every test: prerequisites, and an environment without the user's settings."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is import
 from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402
 from tests.verdicts import Verdicts  # noqa: E402
 
-# Machines that run tests are busy: an example is not slow because the machine is. The same examples
-# each time, so that a failure is the change's and can be repeated.
+# Test machines are busy, so examples have no deadline. Examples are the same in each run, so that a
+# failure can be reproduced.
 hypothesis.settings.register_profile("aenv", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("aenv")
 
-# A shell starts what runs in the background with SIGINT ignored, and our children would inherit it.
+# A shell starts background jobs with SIGINT ignored, which our children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["fixtures"]  # projects with tests of their own, written for elsewhere
+collect_ignore = ["fixtures"]  # projects whose tests are not ours
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
-"""Prerequisites without which a test fails rather than skips: all of them, in CI."""
+"""Prerequisites without which a test fails instead of skipping; CI sets all of them."""
 _SERVE = ("ray/services", "ray/gateway")
-"""Where tests share a Ray that runs Serve; all others that need a Ray share a second one."""
+"""These tests share a Ray that runs Serve; the others that need a Ray share a second one."""
 _LONG_FIRST = (
     *_SERVE,
     "ray/instances",
@@ -73,7 +73,7 @@ SHARES_RAY = pytest.StashKey[bool]()
 
 
 def require(name: str, available: bool, reason: str) -> None:
-    """Skip the test where a prerequisite is missing, visibly; fail where AENV_REQUIRE names it."""
+    """Skip the test if a prerequisite is missing; fail if AENV_REQUIRE names it."""
     if available:
         return
     if name in REQUIRED:
@@ -82,13 +82,13 @@ def require(name: str, available: bool, reason: str) -> None:
 
 
 def without_rays_words(text: str) -> str:
-    """Return what was printed without what Ray, up since an earlier test, printed meanwhile."""
+    """Return printed text without the lines of a Ray that an earlier test started."""
     return re.sub(r"(\x1b\[\d+m)?\(raylet\)(\x1b\[0m)? .*\n", "", text)
 
 
 @cache
 def namespaces_refusal() -> str:
-    """Return why this machine gives us no namespaces; empty when it does."""
+    """Return why namespaces are not available here; empty if they are."""
     if sys.platform != "linux":
         return f"{sys.platform} has none"
     probe = (
@@ -105,8 +105,11 @@ def namespaces_refusal() -> str:
 
 @cache
 def docker_refusal() -> str:
-    """Return why there is no Docker daemon to test with; empty when there is."""
-    for program in ("docker", "mmdebstrap"):  # base images are made: tests need no registry
+    """Return why there is no Docker daemon to test with; empty if there is one."""
+    for program in (
+        "docker",
+        "mmdebstrap",
+    ):  # tests build their base images
         if shutil.which(program) is None:
             return f"{program} is not installed"
     done = subprocess.run(
@@ -118,7 +121,7 @@ def docker_refusal() -> str:
 
 @cache
 def redis_refusal() -> str:
-    """Return why there is no Redis to test with; empty when there is."""
+    """Return why there is no Redis to test with; empty if there is one."""
     from aenv_ray.errors import ConfigError
     from aenv_ray.hub.redis_server import find_program
 
@@ -138,7 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking, again and again, through what stays to the end."""
+    """Keep the garbage collector off objects that live until the end of the run."""
     gc.disable()
     try:
         return (yield)
@@ -186,13 +189,13 @@ def fixtures_of(item: pytest.Item) -> list[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_logins_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep the developer's own logins for registries out of the tests."""
+    """Hide the developer's registry logins from the tests."""
     os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker-config"))
 
 
 @pytest.fixture(autouse=True)
 def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
-    """Skip or fail tests marked `namespaces`, `docker` or `redis` where there are none."""
+    """Skip or fail tests marked `namespaces`, `docker` or `redis` if those are missing."""
     if request.node.get_closest_marker("namespaces"):
         require("namespaces", not namespaces_refusal(), namespaces_refusal())
     if request.node.get_closest_marker("docker"):
@@ -203,7 +206,7 @@ def _marks_are_prerequisites(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_of_the_user() -> None:
-    """Keep the developer's own settings out of the tests."""
+    """Hide the developer's settings from the tests."""
     for name in (
         "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP", "AENV_REDIS_URL",
         "AENV_REDIS_PREFIX", "AENV_PYTHON",
@@ -213,6 +216,6 @@ def _no_settings_of_the_user() -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Yield the local Ray of this process's tests: each of its own takes seconds to start."""
+    """Yield the local Ray that the tests of this process share; one takes seconds to start."""
     yield SHARED.enter_context(local_cluster())
     SHARED.close()

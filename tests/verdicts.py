@@ -1,4 +1,4 @@
-"""What a run says while it runs: each failure as it happens, and no long wait for what is dead."""
+"""Reports failures as they happen, and gives up on modules whose tests keep timing out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 TIMEOUTS = 3
-"""As many tests of a module reach their timeout; the rest of it waits for the same thing."""
+"""After so many timeouts in a module, its other tests would wait for the same thing."""
 _GROUP = re.compile(r"@[^\]]*$")
 """What xdist's ``loadgroup`` appends to a test's name."""
 _PART_LIMIT = 200
@@ -17,9 +17,9 @@ _LAST_LINES = 12
 
 
 class Verdicts:
-    """Prints each failure at once, and gives up a module in which tests only wait.
+    """Prints each failure at once, and gives up on a module whose tests keep timing out.
 
-    Under xdist failures are otherwise shown at the end, so a run that is cut shows none; and a dead
+    Without it, xdist shows failures at the end, so that an interrupted run shows none, and a dead
     server costs each of its tests a timeout.
     """
 
@@ -28,7 +28,7 @@ class Verdicts:
         self._timeouts: Counter[str] = Counter()
         self._broke = ""
 
-    @pytest.hookimpl(tryfirst=True)  # before fixtures, which may be what is waited for
+    @pytest.hookimpl(tryfirst=True)  # before fixtures, which may be what hangs
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         module = _module(item.nodeid)
         if self._timeouts[module] >= TIMEOUTS:
@@ -40,27 +40,25 @@ class Verdicts:
         if "from pytest-timeout" in report.longreprtext:
             self._timeouts[_module(report.nodeid)] += 1
         if hasattr(self._config, "workerinput"):
-            return  # the process that started this one prints it
+            return  # the controlling process prints it
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         name = _GROUP.sub("", report.nodeid)
         terminal.write(f"\n{name} failed ({report.when}): {_reason(report)}\n", flush=True)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._broke = self._broke or str(excrepr)  # what follows is of the first
+        self._broke = self._broke or str(excrepr)  # later errors follow from the first
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A worker that broke off last leaves its tests undone, and the run would pass."""
+        """Fail the run: a worker that crashed last leaves its tests undone."""
         if self._broke:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_unconfigure(self) -> None:
-        """Say at the very end, where it is looked for, why a run broke off."""
+        """Print at the very end why a run was aborted."""
         if self._broke and not hasattr(self._config, "workerinput"):
             last = self._broke.splitlines()[-_LAST_LINES:]
-            sys.stderr.write(
-                "\n".join(["the run broke off; its tests are not all run:", *last, ""])
-            )
+            sys.stderr.write("\n".join(["the run was aborted; some tests did not run:", *last, ""]))
 
 
 def _module(nodeid: str) -> str:
@@ -68,7 +66,7 @@ def _module(nodeid: str) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Return where and why, in a line: of a long message its beginning and its end."""
+    """Return place and reason in one line; long messages are cut in the middle."""
     crash = getattr(report.longrepr, "reprcrash", None)
     place = "" if crash is None else f"{crash.path}:{crash.lineno}: "
     message = report.longreprtext if crash is None else str(crash.message)

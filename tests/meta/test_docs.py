@@ -1,4 +1,4 @@
-"""The documents say what is so: each command, setting and error is in them, and their code runs."""
+"""The docs name each command, setting and error, and their code runs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_no_file_of_the_project_names_a_path_of_the_machine_it_was_written_on():
     )  # fmt: skip
     if listed.returncode:
         pytest.skip("not a git checkout")
-    # Written so that this file does not name them either.
+    # Split, so that this file does not contain them.
     local = [b"/".join((b"", *parts)) for parts in ((b"work", b"main"), (b"work", b"shared"),
              (b"work", b"venv"), (b"opt", b"pypi"), (b"opt", b"wheels"))]  # fmt: skip
     for name in filter(None, listed.stdout.decode().split("\0")):

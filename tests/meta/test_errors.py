@@ -1,4 +1,4 @@
-"""Every error survives what it must cross: pickle, the wire, and Ray's wrapper."""
+"""Every error survives pickling, the wire and Ray's wrapper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY = pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
 
 
 def full(cls: type[AenvError]) -> AenvError:
-    """Return an error with all the context that its class takes."""
+    """Return an error with every context field of its class."""
     names = inspect.signature(cls.__init__).parameters.keys() & CONTEXT.keys()
     return cls("what went wrong: ü\n", **{name: CONTEXT[name] for name in names})
 
@@ -48,7 +48,7 @@ def test_the_wire_keeps_everything(cls: type[AenvError]) -> None:
 
 @EVERY
 def test_rays_wrapper_keeps_everything(cls: type[AenvError]) -> None:
-    """Ray raises a class made of its own and ours; its attributes must be the instance's."""
+    """Ray raises a subclass of its class and ours; it must have the instance's attributes."""
     ray_exceptions = pytest.importorskip("ray.exceptions")
     error = full(cls)
     wrapper = ray_exceptions.RayTaskError("f", "traceback", error)
@@ -91,7 +91,7 @@ def test_the_list_is_complete_and_codes_are_unique() -> None:
 
 
 def test_the_tree_is_drawn_as_it_is() -> None:
-    """The drawing's codes and marks are those of the classes."""
+    """The codes and marks in the drawing match the classes."""
     drawing = errors.__doc__ or ""
     for cls in ERRORS:
         line = next((row for row in drawing.splitlines() if f" {cls.__name__} " in row), "")

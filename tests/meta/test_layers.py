@@ -1,4 +1,4 @@
-"""Imports run one way, as the design draws it (pyproject's ``tool.importlinter``)."""
+"""Imports run one way (the contracts are in pyproject's ``tool.importlinter``)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def lint(config: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_imports_run_one_way() -> None:
-    """Design §3."""
     done = lint(REPOSITORY / "pyproject.toml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
 
 
 def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
-    """A rule that cannot fail protects nothing: with the lowest layer on top it must."""
+    """With the lowest layer moved to the top, the check fails."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     swapped = text.replace('"aenv_ray.errors",\n]', ']', 1).replace(
         'layers = [\n', 'layers = [\n  "aenv_ray.errors",\n', 1
@@ -40,7 +39,7 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
 
 
 def test_every_package_of_ours_has_its_place() -> None:
-    """A new top-level package must say where it belongs."""
+    """A new package needs a layer."""
     config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     layers = next(
         contract["layers"] for contract in config["tool"]["importlinter"]["contracts"]

@@ -1,4 +1,4 @@
-"""What `import aenv_ray` offers: exactly this, and every name explained."""
+"""The public names of `aenv_ray`, each documented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNTIME = [
 
 
 def test_the_public_names_are_these() -> None:
-    """A change here is a change for every user: it belongs into the release notes."""
+    """A change here affects every user and belongs in the changelog."""
     assert aenv_ray.__all__ == PUBLIC
     assert sorted(PUBLIC) == PUBLIC
     assert len(PUBLIC) <= 15

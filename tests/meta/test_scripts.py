@@ -1,4 +1,4 @@
-"""What ./quickstart, ./test and .ci/run stand on: the bootstrap's choices, and the supervisor."""
+"""The scripts behind ./quickstart, ./test and .ci/run: bootstrap and supervisor."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_environment_of_another_python_than_the_one_asked_for_is_refused_and_
     assert not bootstrap.is_current(venv, "a", ["dev"])
     monkeypatch.setattr(bootstrap, "works", lambda venv: True)
     with pytest.raises(
-        bootstrap.Failure, match="another Python than AENV_PYTHON=python3"
+        bootstrap.Failure, match="does not use AENV_PYTHON=python3"
     ) as raised:
         bootstrap.build(tmp_path, venv, "a", ["dev"])
     assert "remove it" in raised.value.hint
@@ -104,7 +104,7 @@ def test_an_environment_below_a_name_that_is_not_ascii_starts_in_every_locale(tm
     root = tmp_path / "cloné dir"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
     (packages,) = root.glob(".venv/lib/python*/site-packages")
-    (packages / "project.pth").write_text(f"{root}", encoding="utf-8")  # as installers write it
+    (packages / "project.pth").write_text(f"{root}", encoding="utf-8")  # written as installers do
     other = packages / "other.pth"
     other.write_text("import sys\n", encoding="ascii")
     bootstrap.point_in_ascii(root / ".venv", root)
@@ -146,7 +146,7 @@ def test_the_groups_of_pyproject_are_read():
 
 
 def started(path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Have the bootstrap look for a Python among the programs of a directory."""
+    """Let the bootstrap choose a Python from the programs of a directory."""
     return subprocess.run(
         ["/bin/sh", "-c", '. "$1/scripts/bootstrap.sh"; bootstrap /nowhere', "sh", str(ROOT)],
         env={"PATH": str(path), **variables}, capture_output=True, text=True, timeout=30,
@@ -177,7 +177,7 @@ def test_the_python_that_was_asked_for_is_taken_or_nothing_is(old):
     for wrong in (str(old), "no-such-python"):
         ran = started(Path(bootstrap.PYTHON).parent, AENV_PYTHON=wrong)
         assert ran.returncode == 1
-        assert f"error: AENV_PYTHON={wrong} is no Python 3.11 or newer" in ran.stderr
+        assert f"error: AENV_PYTHON={wrong} is not a working Python 3.11 or newer" in ran.stderr
         assert "hint:" in ran.stderr
 
 
@@ -214,5 +214,5 @@ def test_the_supervisor_ends_what_passes_its_deadline():
 
 @pytest.mark.parametrize("name", [*precompile.RAY, *precompile.OURS])
 def test_what_is_compiled_beforehand_exists(name):
-    """A module that moved would be compiled by each process that imports it."""
+    """A module missing here would be compiled by each process that imports it."""
     assert importlib.util.find_spec(name) is not None

@@ -1,4 +1,4 @@
-"""A run tells its failures as they happen, and does not wait for what is dead."""
+"""Failures are printed as they happen, and a dead server costs few timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what runs a directory of tests; more arguments may follow."""
+    """Return a function that runs a directory of tests with more arguments."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
