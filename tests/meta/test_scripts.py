@@ -92,9 +92,7 @@ def test_an_environment_of_another_python_than_the_one_asked_for_is_refused_and_
     monkeypatch.setattr(bootstrap, "PYTHON", "/elsewhere/python3")
     assert not bootstrap.is_current(venv, "a", ["dev"])
     monkeypatch.setattr(bootstrap, "works", lambda venv: True)
-    with pytest.raises(
-        bootstrap.Failure, match="does not use AENV_PYTHON=python3"
-    ) as raised:
+    with pytest.raises(bootstrap.Failure, match="does not use AENV_PYTHON=python3") as raised:
         bootstrap.build(tmp_path, venv, "a", ["dev"])
     assert "remove it" in raised.value.hint
     assert (venv / "bin" / "python").exists()
