@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ray import exceptions as ray_exceptions
 
@@ -17,6 +17,8 @@ from aenv_ray.errors import CallCancelled, CallOutcomeUnknown, FabricUnavailable
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+_SESSION_ROUTER: Final[Any] = "aenv_ray.actors.ray_shell.session_router:SessionRouter"
 
 
 def start() -> None:
@@ -34,6 +36,7 @@ def deploy(
     app: str,
     version: str | None = None,
     wait: bool = True,
+    routes_by_session: bool = False,
     **options: Any,
 ) -> None:
     """Deploy an application with one deployment, or update it.
@@ -44,13 +47,17 @@ def deploy(
         app: Name of the application.
         version: Replicas of the same version are not restarted. None restarts all of them.
         wait: Return once the application runs, instead of at once.
+        routes_by_session: Route calls as `session_router.SessionRouter` does.
         options: Options of ``serve.deployment``.
 
     Raises:
         RuntimeError: `wait`, and a replica did not start; Serve's own message says why.
     """
     from ray import serve
+    from ray.serve.config import RequestRouterConfig
 
+    if routes_by_session:
+        options["request_router_config"] = RequestRouterConfig(request_router_class=_SESSION_ROUTER)
     deployment = serve.deployment(**options)(replica)
     if version is not None:
         deployment._version = version  # Serve's public API makes up a version at every deployment

@@ -122,6 +122,7 @@ class ServeApps(Apps):
             app=app_name(record.id),
             version=record.revision,
             wait=wait,
+            routes_by_session=True,
             name=DEPLOYMENT,
             max_ongoing_requests=MAX_ONGOING_CALLS,
             max_constructor_retry_count=_MAX_START_FAILURES,

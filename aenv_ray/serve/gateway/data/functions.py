@@ -1,12 +1,11 @@
-"""Functions, rewards and health of an instance, as AEnvironment's clients ask for them.
+"""Functions, rewards and health of an instance, with AEnvironment's paths.
 
-The requests carry headers that name the instance, see `data_targets`; path and method are those of
-the environment's own public door, the endpoints that its functions chose included.
+Path and method are those of the instance's public door, including the endpoints that its functions
+chose. Headers or the path name the instance, see `targets`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
@@ -39,13 +39,13 @@ from aenv_ray.runtime.public.server import HEALTH_TIMEOUT_S
 from aenv_ray.serve.gateway.data.http import JSON, departing
 from aenv_ray.serve.gateway.data.targets import Target
 
-OFFERS_KEPT: Final = 1000
-"""Instances whose functions a replica remembers; they never change while an instance lives."""
+MAX_OFFERS: Final = 1000
+"""Instances whose functions a replica caches; they never change while an instance lives."""
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A function of an environment, with the route that it chose."""
+    """A function of an environment, with its route."""
 
     name: str
     method: str
@@ -55,31 +55,31 @@ class _Function:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What an environment has beside its tools."""
+    """The functions and the health check of an environment."""
 
     functions: tuple[_Function, ...]
     health_schema: Mapping[str, Any]
 
 
 class FunctionDoor:
-    """Answers everything but ``/mcp``.
+    """Answers all requests except ``/mcp``.
 
     Args:
-        find: Says which instance a request is for, and refuses who may not use it.
-        calls: Brings calls to instances.
+        find: Returns the target of a request, and rejects callers without access.
+        calls: Forwards calls to targets.
     """
 
     def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: JsonCalls) -> None:
         self._find = find
         self._calls = calls
-        self._offers: OrderedDict[str, _Offer] = OrderedDict()
+        self._offers: BoundedCache[str, _Offer] = BoundedCache(MAX_OFFERS)
 
     async def serve(self, request: Request) -> Response:
         """Return the answer to a request.
 
         Raises:
-            AenvError: It is none of an instance, or the instance did not do it.
-            BadRequest: The body is no arguments.
+            AenvError: The request names no instance, or the call failed.
+            BadRequest: The body does not hold valid arguments.
         """
         target = await self._find(request)
         target.check_not_agent()
@@ -104,7 +104,7 @@ class FunctionDoor:
         self, target: Target, request: Request, method: str, params: Mapping[str, Any]
     ) -> bytes:
         call = JsonCall(target.instance_id, method, params, read_meta(request), target.session)
-        await request.body()  # what comes after it tells of the client's going away
+        await request.body()  # after the body, `receive` reports the disconnect of the client
         async with departing(request.receive) as departure:
             return await self._calls.call(call, departure)
 
@@ -113,7 +113,7 @@ class FunctionDoor:
     async def _function(
         self, target: Target, request: Request
     ) -> tuple[_Function, Mapping[str, Any]]:
-        """Return the function that a request is for, and the arguments in its path."""
+        """Return the function that a request names, and the arguments in its path."""
         allowed = []
         functions = (await self._offer(target, request)).functions
         asked = {**request.scope, "path_params": {}}
@@ -128,17 +128,16 @@ class FunctionDoor:
             _check_method(request, *allowed)
         known = ", ".join(sorted(f.name for f in functions)) or "none"
         raise ToolNotFound(
-            f"there is no {path}; the environment's functions are: {known}",
-            hint="GET /functions/list has their endpoints",
+            f"no function has the path {path}; the environment's functions are: {known}",
+            hint="GET /functions/list shows their endpoints",
         )
 
     async def _offer(self, target: Target, request: Request) -> _Offer:
         known = self._offers.get(target.instance_id)
         if known is None:
             listed = await self._call(target, request, "aenv/functions", {})
-            known = self._offers[target.instance_id] = _offer(pydantic_core.from_json(listed))
-            if len(self._offers) > OFFERS_KEPT:
-                self._offers.popitem(last=False)
+            known = _offer(pydantic_core.from_json(listed))
+            self._offers.put(target.instance_id, known)
         return known
 
     # --- health -----------------------------------------------------------------------------
@@ -172,15 +171,15 @@ def _offer(listing: Mapping[str, Any]) -> _Offer:
 
 
 def _route(listed: Mapping[str, Any]) -> Route:
-    """Return the route that a function chose; one that can be no route has the usual one."""
+    """Return the route that a function chose, or the default route if that is invalid."""
     try:
         return Route(listed["endpoint"], _nothing, methods=[listed["method"]])
-    except (ValueError, AssertionError):  # the environment's own words, such as "/{a}/{a}"
+    except (ValueError, AssertionError):  # Starlette rejects a path such as "/{a}/{a}"
         return Route(f"/functions/{quote(listed['name'], safe='')}", _nothing, methods=["POST"])
 
 
 async def _nothing(request: Request) -> Response:
-    """Stand for a function in a route that is only matched."""
+    """Endpoint of a route that is only matched, never called."""
     del request
     return Response()
 
@@ -188,19 +187,19 @@ async def _nothing(request: Request) -> Response:
 def _check_method(request: Request, *allowed: str) -> None:
     if request.method not in allowed:
         raise MethodRefused(
-            f"{request.url.path} does not take {request.method}, only {', '.join(allowed)}",
-            hint="GET /functions/list has the methods",
+            f"{request.url.path} does not accept {request.method}, only {', '.join(allowed)}",
+            hint="GET /functions/list shows the method of each function",
         )
 
 
 class MethodRefused(ConfigError):
-    """The path takes another HTTP method; nothing ran."""
+    """The path does not accept this HTTP method; nothing ran."""
 
     http_status = 405
 
 
 def _data(result: bytes) -> Response:
-    # The very bytes that the fast door sends: no second encoding, no difference.
+    # The bytes that the fast door sent, not decoded and encoded again.
     return _json(b'{"success":true,' + result[1:])
 
 

@@ -1,4 +1,4 @@
-"""What the routes of the data side share: clients that go away, answers of the door's form."""
+"""Shared by the data routes: detection of disconnected clients, and the public door's answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from aenv_ray.serve.gateway.envelope import error_headers
 
 JSON: Final = "application/json"
 _WATCH_AFTER_S: Final = 0.02
-"""Most calls have ended by then; to watch each from its start would be a tenth of what it costs."""
+"""Most calls end sooner. Watching each call from its start would add a tenth to its cost."""
 
 
 @contextlib.asynccontextmanager
 async def departing(receive: Receive) -> AsyncIterator[Departure]:
-    """Tell of the client's going away, within the block; the body has been read before it."""
+    """Yield a `Departure` that happens when the client disconnects. Read the body before."""
     departure = Departure()
     loop = asyncio.get_running_loop()
     watching: asyncio.Task[None] | None = None
@@ -43,7 +43,7 @@ async def departing(receive: Receive) -> AsyncIterator[Departure]:
 
 
 def door_failure(error: AenvError) -> Response:
-    """Return an error in the form of the public door: ``{"success": false, "error", "code"}``."""
+    """Return an error as the public door does: ``{"success": false, "error", "code"}``."""
     data = to_wire(error)
     body = {"success": False, "error": data.pop("message"), **data}
     return Response(to_json(body), error.http_status, headers=error_headers(error), media_type=JSON)
@@ -53,11 +53,11 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 def door_app(serve: Serve, limit_bytes: int) -> ASGIApp:
-    """Return an ASGI application whose answers all have the form of the public door.
+    """Return an ASGI application that answers, and reports errors, as the public door does.
 
     Args:
-        serve: Answers a request; it checks who sends it before it reads the body.
-        limit_bytes: Largest body; a larger one gets 413.
+        serve: Answers a request; it checks the caller's access before it reads the body.
+        limit_bytes: Largest body; a larger one gets status 413.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

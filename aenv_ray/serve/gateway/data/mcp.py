@@ -1,8 +1,8 @@
-"""``/mcp`` and ``/instances/{id}/mcp``: any MCP client, and nothing but an instance's tools.
+"""``/mcp`` and ``/instances/{id}/mcp``: the tools of an instance, for any MCP client.
 
-Every request stands alone, see `mcp_wire`: it may reach any replica. An answer is JSON; it becomes
-an event stream when the tool reports progress, or takes so long that proxies on the way would give
-the connection up.
+Requests are stateless, see `mcp_wire`: any replica can serve any of them. The answer is JSON; it
+becomes an event stream when the tool reports progress, or when it takes so long that a proxy could
+close the connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aenv_ray.serve.gateway.envelope import error_headers
 FindTarget = Callable[[Request], Awaitable[Target]]
 
 PING_S: Final = 15.0
-"""A call that takes so long gets an event stream, and a comment in it each time again."""
+"""After this time a call's answer becomes an event stream, with a comment at this interval."""
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream",
     "cache-control": "no-cache, no-transform",
@@ -44,8 +44,8 @@ class McpDoor:
     """The ASGI application.
 
     Args:
-        find: Says which instance a request is for, and refuses who may not use it.
-        calls: Brings calls to instances.
+        find: Returns the target of a request, and rejects callers without access.
+        calls: Forwards calls to targets.
     """
 
     def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
@@ -68,7 +68,7 @@ class McpDoor:
             await response(scope, receive, send)
 
     async def _serve(self, request: Request, send: Send) -> Response | None:
-        """Return the answer; None: it was sent."""
+        """Return the answer; None if it was already sent."""
         in_session = mcp_wire.SESSION_HEADER in request.headers
         try:
             target = await self._find(request)
@@ -78,9 +78,9 @@ class McpDoor:
                 return _answer(rpc, *mcp_wire.failure(rpc, exc))
             raise
         if request.method == "DELETE":
-            return Response(status_code=200)  # nothing is kept of a session
+            return Response(status_code=200)  # sessions have no state to delete
         if request.method != "POST":
-            error = ConfigError(f"there is no stream to GET here; {_METHODS} are served")
+            error = ConfigError(f"this endpoint has no stream for GET; it accepts {_METHODS}")
             response = _refusal(error)
             response.status_code = 405
             response.headers["Allow"] = _METHODS
@@ -103,10 +103,10 @@ class McpDoor:
             return await self._call(target, rpc, departure, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
-        """Act on a notification; only a cancellation asks for something."""
+        """Act on a notification; the only one with an effect is a cancellation."""
         if rpc.method == "notifications/cancelled" and rpc.session:
             name = rpc.cancel_name(target.instance_id, rpc.params.get("requestId"))
-            with contextlib.suppress(AenvError):  # an instance that is gone runs nothing
+            with contextlib.suppress(AenvError):  # an instance that is gone runs no call
                 await self._calls.cancel(target.instance_id, name)
 
     # --- calls ------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class McpDoor:
         except AenvError as exc:
             status, body = mcp_wire.failure(rpc, exc)
         finally:
-            await stream.let_be()
+            await stream.stop_pings()
         if not stream.is_open:
             return _answer(rpc, status, body)
         await stream.send(mcp_wire.event(body), more=False)
@@ -137,18 +137,18 @@ class McpDoor:
     async def _followed(
         self, call: JsonCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
     ) -> bytes:
-        """Run a call, tell of its progress, and return its result as JSON text."""
+        """Run a call, send its progress, and return the result as JSON text."""
         async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news
                 reports = (mcp_wire.event(mcp_wire.progress(rpc, report)) for report in news)
                 await stream.send(b"".join(reports))
-        raise InternalError(f"{call.what}: its reports ended without a result")
+        raise InternalError(f"{call.what}: the progress reports ended without a result")
 
 
 class _Stream:
-    """The event stream that an answer becomes when it is needed, and the client takes one."""
+    """The event stream of an answer; opened by the first event, if the client accepts one."""
 
     def __init__(self, send: Send, *, is_wanted: bool) -> None:
         self._send = send
@@ -169,7 +169,7 @@ class _Stream:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def keep_alive(self) -> None:
-        """Ping the client from time to time, until `let_be`."""
+        """Send comments at an interval of `PING_S`, until `stop_pings`."""
         if self._is_wanted:
             self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
 
@@ -181,8 +181,8 @@ class _Stream:
             await self.send(b": ping\r\n\r\n")
             await asyncio.sleep(PING_S)
 
-    async def let_be(self) -> None:
-        """Ping no more; what is being sent is sent."""
+    async def stop_pings(self) -> None:
+        """Stop the comments, after the one that is being sent."""
         if self._due is not None:
             self._due.cancel()
         if self._pinging is not None:
@@ -191,7 +191,7 @@ class _Stream:
 
 
 async def _message(request: Request) -> Rpc:
-    """Return the message of a POST; raises `Refused` when it is none."""
+    """Return the message of a POST; raises `Refused` if it is invalid."""
     await mcp_wire.load(request.headers)
     return mcp_wire.parse(await request.body(), request.headers)
 
@@ -202,7 +202,7 @@ def _answer(rpc: Rpc, status: int, body: bytes) -> Response:
 
 
 def _refusal(error: AenvError) -> Response:
-    """Return the answer to a request whose message was not read: JSON-RPC without an id."""
+    """Return a JSON-RPC error without an id, for a request whose message was not read."""
     fault = mcp_wire.fault_of(error)
     told = {"code": SERVER_ERROR, "message": fault.message, "data": fault.data()}
     return Response(

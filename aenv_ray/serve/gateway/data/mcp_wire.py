@@ -1,11 +1,11 @@
-"""MCP over HTTP without state: what messages mean and what answers look like, as pure functions.
+"""Stateless MCP over HTTP: parsing of messages and formatting of answers, as pure functions.
 
-One endpoint serves both eras of the protocol. Versions up to 2025-11-25 begin with ``initialize``,
-which gives the client a session id; here that is a name and nothing behind it, so any replica
-answers any request of the session. The version 2026-07-28 has no sessions at all.
+One endpoint serves both generations of the protocol. Versions up to 2025-11-25 begin with
+``initialize``, which gives the client a session id; no state belongs to that id, so any replica
+answers any request of the session. Version 2026-07-28 has no sessions.
 
-The SDK's versions and rules are imported when the first client comes, by `load`: they take half a
-second, which every replica that starts would spend.
+`load` imports the SDK's versions and rules when the first client connects: the import takes half a
+second, which would delay the start of every replica.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
     "resources/templates/list": {"resourceTemplates": []},
     "prompts/list": {"prompts": []},
 }
-"""What old clients may ask for, and what is always so here; as our public door answers."""
+"""Requests of old clients with a constant answer, the same as our public door gives."""
 _LOADED: Final[set[str]] = set()
 
 
@@ -56,14 +56,14 @@ class Rpc:
     """One JSON-RPC message of a client."""
 
     id: str | int | None
-    """None: a notification, which gets no answer."""
+    """None for a notification, which gets no answer."""
     method: str
-    """Empty: an answer to a request, of which there are none."""
+    """"" for an answer of the client; we send no requests."""
     params: Mapping[str, Any]
     is_modern: bool
-    """Of the version without sessions."""
+    """Whether it uses the version without sessions."""
     session: str
-    """Empty: none."""
+    """"" for none."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -73,17 +73,17 @@ class Rpc:
 
     @property
     def progress_token(self) -> str | int | None:
-        """What progress is reported under; None: it is not asked for."""
+        """Token for progress reports; None if the client wants none."""
         token = self.meta.get("progressToken")
         return token if isinstance(token, str | int) else None
 
     def cancel_name(self, instance_id: str, request_id: Any) -> str:
-        """Return the name by which a request of this session is cancelled; empty: it cannot be."""
+        """Return the name by which a request can be cancelled; "" outside a session."""
         return f"{instance_id}\n{self.session}\n{request_id!r}" if self.session else ""
 
 
 class Refused(Exception):
-    """A POST that is no message, or none that is served: the answer to it."""
+    """A POST without a valid message, with the answer to it."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(body.decode())
@@ -92,7 +92,7 @@ class Refused(Exception):
 
 
 async def load(headers: Mapping[str, str]) -> None:
-    """Import what `parse` needs for a POST, beside the loop: other requests do not wait for it."""
+    """Import what `parse` needs for a POST, in a thread that does not block the event loop."""
     for module in (_VERSIONS, _RULES):
         if module not in _LOADED:
             await asyncio.to_thread(importlib.import_module, module)
@@ -112,7 +112,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
     """Return the message in a POST.
 
     Raises:
-        Refused: It is none.
+        Refused: The body is not a valid JSON-RPC message.
     """
     is_modern = _is_modern(headers)
     try:
@@ -120,16 +120,16 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
     except ValueError as exc:
         raise _refused(None, PARSE_ERROR, f"the body is not JSON: {exc}") from None
     if not isinstance(message, dict):
-        raise _refused(None, INVALID_REQUEST, "the body is no JSON-RPC object")
+        raise _refused(None, INVALID_REQUEST, "the body is not a JSON-RPC object")
     request_id, method = message.get("id"), message.get("method", "")
     params = message.get("params")
     if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
-        raise _refused(None, INVALID_REQUEST, "the body is no JSON-RPC 2.0 message")
+        raise _refused(None, INVALID_REQUEST, "the body is not a JSON-RPC 2.0 message")
     if not isinstance(params, dict | None):
         raise _refused(request_id, INVALID_REQUEST, "params is not an object")
     is_request = "id" in message and bool(method)
     if is_request and (isinstance(request_id, bool) or not isinstance(request_id, str | int)):
-        raise _refused(None, INVALID_REQUEST, "the id of a request is text or a whole number")
+        raise _refused(None, INVALID_REQUEST, "the id of a request must be a string or an integer")
     if is_modern:
         _check_modern(message, headers, request_id)
     return Rpc(
@@ -142,7 +142,7 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
 
 
 def _check_modern(message: Mapping[str, Any], headers: Mapping[str, str], request_id: Any) -> None:
-    """Refuse what breaks the rules of the version without sessions."""
+    """Reject a message that breaks the rules of the version without sessions."""
     from mcp.shared.inbound import (
         ERROR_CODE_HTTP_STATUS,
         InboundLadderRejection,
@@ -171,7 +171,7 @@ def _refused(
 
 
 def own_result(rpc: Rpc) -> bytes | None:
-    """Return the result of a request that is the same for all instances; None: ask the instance."""
+    """Return a result that is the same for all instances; None if the instance must answer."""
     from mcp_types import version
 
     if rpc.method == "initialize" and not rpc.is_modern:
@@ -214,7 +214,7 @@ def answer(rpc: Rpc, result: bytes) -> bytes:
 
 
 def instance_result(rpc: Rpc, result: bytes) -> bytes:
-    """Return an instance's result as the client's version of the protocol has it."""
+    """Return an instance's result in the format of the client's protocol version."""
     if not rpc.is_modern:
         return result
     extra = b'{"resultType":"complete"'
@@ -226,9 +226,9 @@ def instance_result(rpc: Rpc, result: bytes) -> bytes:
 def failure(rpc: Rpc, error: AenvError) -> tuple[int, bytes]:
     """Return HTTP status and body for a request that failed.
 
-    What a model can act on is a result with ``isError``, everything else a JSON-RPC error whose
-    ``data`` has our code. In a session its HTTP status is 200: clients of that era take any other
-    for a broken session, and some then wait for ever.
+    An error that a model can act on becomes a result with ``isError``; any other becomes a JSON-RPC
+    error with our code in ``data``. In a session its HTTP status is 200: older clients treat any
+    other status as a broken session, and some then wait forever.
     """
     fault = fault_of(error)
     if rpc.method == "tools/call" and fault.code in FOR_THE_MODEL:
@@ -238,14 +238,14 @@ def failure(rpc: Rpc, error: AenvError) -> tuple[int, bytes]:
 
 
 def unknown_method(rpc: Rpc) -> tuple[int, bytes]:
-    """Return HTTP status and body for a method that is not served."""
+    """Return HTTP status and body for an unknown method."""
     error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": rpc.method}
     body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": error})
     return (_NOT_FOUND if rpc.is_modern else _OK), body
 
 
 def progress(rpc: Rpc, report: tuple[float, float | None, str | None]) -> bytes:
-    """Return the notification of one report."""
+    """Return the notification for one progress report."""
     done, total, message = report
     params: dict[str, Any] = {"progressToken": rpc.progress_token, "progress": done}
     if total is not None:
@@ -261,7 +261,7 @@ def event(message: bytes) -> bytes:
 
 
 def fault_of(error: AenvError) -> Fault:
-    """Return an error as the runtime writes it on the wire."""
+    """Return an error in the runtime's wire format."""
     data = to_wire(error)
     code, message = data.pop("code"), data.pop("message")
     return Fault(code, message, data.pop("hint", None), **data)

@@ -1,7 +1,7 @@
 """HTTP to servers inside an instance, on the ports that its environment declares.
 
-A sandbox has no way in from the network. Its runtime opens the connection inside, and bytes travel
-as calls of the fast door; here they are HTTP/1.1 again.
+A sandbox accepts no connections from the network. Its runtime opens the connection inside, and the
+bytes travel as calls of the fast door; this module turns them back into HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -21,27 +20,28 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
 from aenv_ray.runtime.door.async_calls import Departure
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
 
 PIECE_BYTES: Final = 256 * 1024
-_MOST_KNOWN: Final = 1000
-"""Environments whose ports are remembered."""
+_MAX_ENVIRONMENTS: Final = 1000
+"""Environments whose ports are cached."""
 _CALL_S: Final = 75.0
-"""Longer than the runtime waits for a server that takes no bytes."""
+"""Longer than the runtime waits for a server that accepts no bytes."""
 OWN_HEADERS: Final = frozenset(
     {"authorization", "connection", "keep-alive", "proxy-connection", "te", "upgrade", "host"}
 )
-"""Headers of the gateway's own connection; its tokens are not for the sandbox."""
+"""Headers of the connection to the gateway; the sandbox must not see its tokens."""
 _HOP: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
-_BEFORE_PATH: Final = 5
-"""Pieces of a URL's path before the one inside: ``/instances/{id}/ports/{port}/``."""
+_PREFIX_SEGMENTS: Final = 5
+"""Segments of the URL's path before the server's path: ``/instances/{id}/ports/{port}/``."""
 
 
 class PortConvertor(Convertor[int]):
-    """Reads a port in a route; a number that is none is no route."""
+    """Parses a port number in a route."""
 
     regex = "[0-9]{1,5}"
 
@@ -59,8 +59,8 @@ class PortStream:
     """A connection to a port inside an instance.
 
     Args:
-        calls: Brings calls to instances.
-        instance_id: Which one.
+        calls: Forwards calls to instances.
+        instance_id: The instance.
     """
 
     def __init__(self, calls: InstanceCalls, instance_id: str) -> None:
@@ -72,12 +72,12 @@ class PortStream:
         """Connect.
 
         Raises:
-            PortUnreachable: Nothing listens there.
+            PortUnreachable: No server listens on the port.
         """
         self._connection = (await self._call("aenv/port_open", {"port": port}))["connection"]
 
     async def read(self) -> bytes:
-        """Return the next bytes, none at the end."""
+        """Return the next bytes; b"" at the end."""
         while True:
             told = await self._call("aenv/port_read", {})
             if told["data"] or told["ended"]:
@@ -87,14 +87,14 @@ class PortStream:
         """Send bytes.
 
         Raises:
-            PortUnreachable: The server hung up.
+            PortUnreachable: The server closed the connection.
         """
         for start in range(0, len(data), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
             await self._call("aenv/port_write", {"data": base64.b64encode(piece).decode()})
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection:
             await self._call("aenv/port_close", {})
 
@@ -111,9 +111,9 @@ class PortDoor:
     """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike.
 
     Args:
-        find: Says which instance a request is for, and refuses who may not use it.
-        calls: Brings calls to instances.
-        deps: Knows which ports environments declare.
+        find: Returns the target of a request, and rejects callers without access.
+        calls: Forwards calls to instances.
+        deps: Finds the ports that an environment declares.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PortDoor:
         self._find = find
         self._calls = calls
         self._deps = deps
-        self._declared: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._declared: BoundedCache[str, tuple[int, ...]] = BoundedCache(_MAX_ENVIRONMENTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         request = Request(scope, receive)
@@ -137,7 +137,7 @@ class PortDoor:
         """Yield a connection to the port that a request names.
 
         Raises:
-            AenvError: There is none, or none for this client.
+            AenvError: The instance or port does not exist, or the client has no access to it.
         """
         target = await self._find(request)
         target.check_not_agent()
@@ -149,7 +149,7 @@ class PortDoor:
         try:
             yield stream
         finally:
-            with contextlib.suppress(AenvError):  # an instance that is gone has hung up
+            with contextlib.suppress(AenvError):  # an instance that is gone has no connections
                 await asyncio.shield(stream.close())
 
     async def _check_declared(self, instance_id: str, port: int) -> None:
@@ -157,30 +157,29 @@ class PortDoor:
         declared = self._declared.get(info.reference)
         if declared is None:
             source = await self._deps.resolve(info.reference)
-            declared = self._declared[info.reference] = source.config.deploy.ports
-            if len(self._declared) > _MOST_KNOWN:
-                self._declared.popitem(last=False)
+            declared = source.config.deploy.ports
+            self._declared.put(info.reference, declared)
         if port not in declared:
             known = ", ".join(map(str, declared)) or "none"
             raise ToolNotFound(
-                f"{info.reference} declares no port {port}, but {known}",
-                hint="add it to deployConfig.ports and publish the environment anew",
+                f"environment {info.reference} does not declare port {port}; it declares: {known}",
+                hint="add it to deployConfig.ports and publish a new version of the environment",
             )
 
 
 def target_of(request: HTTPConnection) -> str:
-    """Return path and query for the server inside, escaped as the client wrote them."""
+    """Return path and query for the server inside, escaped as in the client's request."""
     path = str(request.path_params.get("path", ""))
-    pieces = bytes(request.scope.get("raw_path") or b"").split(b"/", _BEFORE_PATH)
-    written = pieces[_BEFORE_PATH].decode("latin-1") if len(pieces) > _BEFORE_PATH else ""
-    if unquote(written) != path:  # what comes before it was escaped where it need not be
+    pieces = bytes(request.scope.get("raw_path") or b"").split(b"/", _PREFIX_SEGMENTS)
+    written = pieces[_PREFIX_SEGMENTS].decode("latin-1") if len(pieces) > _PREFIX_SEGMENTS else ""
+    if unquote(written) != path:  # the prefix contains unusual escapes
         written = quote(path)
     query = bytes(request.scope.get("query_string") or b"").decode("latin-1")
     return f"/{written}?{query}" if query else f"/{written}"
 
 
 class _Exchange:
-    """One HTTP request and its answer, both streamed."""
+    """One HTTP request and its answer; both bodies are streamed."""
 
     def __init__(self, stream: PortStream, request: Request, send: Send) -> None:
         self._stream = stream
@@ -189,10 +188,10 @@ class _Exchange:
         self._http = h11.Connection(h11.CLIENT)
 
     async def run(self, port: int) -> None:
-        """Pass the request on, and its answer back.
+        """Forward the request, and return its answer to the client.
 
         Raises:
-            PortUnreachable: What answers speaks no HTTP, or hung up before its answer began.
+            PortUnreachable: The server does not speak HTTP, or closed before its answer began.
         """
         await self._stream.write(self._head(port))
         loop = asyncio.get_running_loop()
@@ -202,7 +201,7 @@ class _Exchange:
             for task in done:
                 task.result()
         except h11.RemoteProtocolError as exc:
-            raise PortUnreachable(f"port {port} does not answer in HTTP: {exc}") from exc
+            raise PortUnreachable(f"the server on port {port} does not speak HTTP: {exc}") from exc
         finally:
             for task in (answer, left):
                 task.cancel()
@@ -216,12 +215,12 @@ class _Exchange:
             head = h11.Request(method=request.method, target=target_of(request), headers=headers)
             return self._http.send(head) or b""
         except h11.LocalProtocolError as exc:
-            raise ConfigError(f"the request cannot be passed on: {exc}") from None
+            raise ConfigError(f"the request cannot be forwarded: {exc}") from None
 
     async def _send_body(self) -> None:
-        """Send the request's body; return when the client has left."""
+        """Send the request's body; return when the client has disconnected."""
         with contextlib.suppress(ClientDisconnect):
-            # A server that has answered before it read all of it may hang up.
+            # A server may close after it has answered, without reading the whole body.
             with contextlib.suppress(PortUnreachable, h11.LocalProtocolError):
                 async for piece in self._request.stream():
                     await self._stream.write(self._http.send(h11.Data(data=piece)) or b"")

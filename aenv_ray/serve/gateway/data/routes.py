@@ -1,4 +1,4 @@
-"""The data side of the gateway: the routes of instances' tools, functions, files and ports."""
+"""The data routes of the gateway: tools, functions, files and ports of instances."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ADDRESSED: Final = frozenset({ADDRESS_HEADER.encode(), INSTANCE_HEADER.encode()
 
 
 def data_routes(deps: Deps) -> list[BaseRoute]:
-    """Return the routes; they go before those of the control side.
+    """Return the data routes; they precede the control routes.
 
-    A request whose headers name an instance is the instance's, whatever its path is: environments
+    A request whose headers name an instance goes to that instance, whatever its path: environments
     choose the endpoints of their functions.
     """
     targets, calls = Targets(deps), InstanceCalls(deps.fabric)
@@ -43,7 +43,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),
         Route(f"{instance}/files", sandbox.write, methods=["PUT"]),
         *port_routes(instance, ports),
-        # Without headers: the answer says which are missing.
+        # Requests without the headers: the error names the missing ones.
         Route("/mcp", addressed_mcp),
         Route("/functions/{path:path}", functions),
         Route("/task/reward", functions),

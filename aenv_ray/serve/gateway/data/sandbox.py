@@ -1,4 +1,4 @@
-"""An instance's sandbox: its facts, and its files, read in streams and written whole."""
+"""Info and files of an instance. Reads are streamed; a write replaces a whole file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.limits import read_body
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Read from the sandbox at once; a reader that is slow holds no more in memory."""
+"""Size of one read from the sandbox; bounds the memory that a slow client holds."""
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
 
 
 class SandboxDoor:
-    """Tells of a sandbox, reads, writes and lists its files.
+    """Answers requests for the info and the files of an instance.
 
     Args:
-        find: Says which instance a request is for, and refuses who may not use it.
-        fabric: Finds its host.
-        limit_bytes: Largest file that one request writes.
+        find: Returns the target of a request, and rejects callers without access.
+        fabric: Finds the instance's host.
+        limit_bytes: Largest file that one request can write.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class SandboxDoor:
         return AsyncEnvHandle(await self._fabric.handle(target.instance_id))
 
     async def info(self, request: Request) -> Response:
-        """Answer with what is known of the instance, its isolation included."""
+        """Answer with the instance's state, including its isolation."""
         return success(await (await self._instance(request)).info())
 
     async def read(self, request: Request) -> Response:
-        """Answer with a file's bytes, or those from `offset` on, at most `length`.
+        """Answer with a file's bytes: from `offset`, at most `length`.
 
         Raises:
-            FileAccessError: It cannot be read.
+            FileAccessError: The file cannot be read.
         """
         instance = await self._instance(request)
         path = _path(request)
@@ -74,10 +74,10 @@ class SandboxDoor:
         return StreamingResponse(pieces(), media_type="application/octet-stream")
 
     async def write(self, request: Request) -> Response:
-        """Write the body to a file, as a whole or at its end.
+        """Write the body to a file, replacing it or appending to it.
 
         Raises:
-            FileAccessError: It cannot be written.
+            FileAccessError: The file cannot be written.
         """
         instance = await self._instance(request)
         path, mode = _path(request), request.query_params.get("mode")
@@ -90,7 +90,7 @@ class SandboxDoor:
         """Answer with the entries of a directory.
 
         Raises:
-            FileAccessError: It cannot be listed.
+            FileAccessError: The directory cannot be listed.
         """
         instance = await self._instance(request)
         return success(await instance.list_files(request.query_params.get("path", ".")))
@@ -103,7 +103,7 @@ def _piece(length: int) -> int:
 def _path(request: Request) -> str:
     path = request.query_params.get("path")
     if not path:
-        raise ConfigError("no path is given", hint="add ?path=<file> to the URL")
+        raise ConfigError("the request names no path", hint="add ?path=<file> to the URL")
     return path
 
 
@@ -112,11 +112,13 @@ def _number(request: Request, name: str, default: int) -> int:
     if text is None:
         return default
     if not _NUMBER.fullmatch(text):
-        raise ConfigError(f"{name} {text[:40]!r} is no number of bytes")
+        raise ConfigError(f"invalid {name} {text[:40]!r}: expected a number of bytes")
     return int(text)
 
 
 def _octal(text: str) -> int:
     if not _MODE.fullmatch(text):
-        raise ConfigError(f"mode {text[:40]!r} is no octal mode", hint="write it as 644")
+        raise ConfigError(
+            f"invalid mode {text[:40]!r}: expected octal digits", hint="write it as 644"
+        )
     return int(text, 8)

@@ -22,21 +22,21 @@ from aenv_ray.serve.gateway.envelope import failure
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _NOT_SENT: Final = frozenset({1005, 1006, 1015})
-"""Codes that stand for none, and must not be sent."""
+"""Codes that mean a missing code; they must not be sent."""
 
 
 class SocketDoor:
-    """Answers WebSockets to ``/instances/{id}/ports/{port}/{path}``, and of services alike.
+    """Answers WebSockets at ``/instances/{id}/ports/{port}/{path}``, and the same for services.
 
     Args:
-        door: Opens connections to ports, and refuses who may not have them.
+        door: Opens connections to ports, and rejects callers without access.
     """
 
     def __init__(self, door: PortDoor) -> None:
         self._door = door
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Pass messages on both ways until either side closes."""
+        """Forward messages in both directions until either side closes."""
         try:
             async with self._door.connected(websocket) as stream:
                 await _Tunnel(websocket, stream).run()
@@ -44,25 +44,25 @@ class SocketDoor:
             if websocket.client_state.name == "CONNECTING":
                 await websocket.send_denial_response(failure(exc))
             else:
-                with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it closed by itself
+                with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # already closed
                     await websocket.close(1011, exc.message[:120])
 
 
 def port_routes(base: str, ports: PortDoor) -> list[BaseRoute]:
-    """Return the routes to the ports of what `base` names, for HTTP and for WebSockets."""
+    """Return the routes to the ports of the instance or service at `base`."""
     port = f"{base}/ports/{{port:port}}"
     routes: list[Route | WebSocketRoute] = [
         WebSocketRoute(f"{port}/{{path:path}}", SocketDoor(ports).serve),
         Route(port, ports),
         Route(f"{port}/{{path:path}}", ports),
     ]
-    for route in routes:  # a path inside may hold any character, an escaped end of line too
+    for route in routes:  # the server's path may contain any character, even an escaped newline
         route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
     return list(routes)
 
 
 class _Tunnel:
-    """One WebSocket: a client's, and ours to the server inside."""
+    """A client's WebSocket, connected to a WebSocket of the server inside."""
 
     def __init__(self, websocket: WebSocket, stream: PortStream) -> None:
         self._websocket = websocket
@@ -78,10 +78,10 @@ class _Tunnel:
         )
 
     async def run(self) -> None:
-        """Shake hands inside, accept outside, and carry messages.
+        """Connect to the server, accept the client, and forward messages.
 
         Raises:
-            PortUnreachable: What answers inside speaks no WebSocket.
+            PortUnreachable: The server does not speak WebSocket.
         """
         await self._shake_hands()
         await self._websocket.accept(self._protocol.subprotocol)
@@ -107,8 +107,12 @@ class _Tunnel:
             await self._receive()
             error = self._protocol.handshake_exc
             if error is not None:
-                kind = "answers no WebSocket" if isinstance(error, InvalidHandshake) else "hung up"
-                raise PortUnreachable(f"what listens inside {kind}: {error}") from error
+                kind = (
+                    "refused it" if isinstance(error, InvalidHandshake) else "closed the connection"
+                )
+                raise PortUnreachable(
+                    f"WebSocket to the server inside: it {kind}: {error}"
+                ) from error
 
     async def _inwards(self) -> None:
         while True:
@@ -130,12 +134,12 @@ class _Tunnel:
                 if isinstance(frame, Frame) and await self._pass_on(frame):
                     return
             if self._protocol.state is State.CLOSED:
-                await self._websocket.close(1011, "the server inside hung up")
+                await self._websocket.close(1011, "the server closed the connection")
                 return
             await self._receive()
 
     async def _pass_on(self, frame: Frame) -> bool:
-        """Send a frame's message to the client once it is whole; True at the end."""
+        """Send a frame's message to the client once it is complete; True for the closing frame."""
         if frame.opcode is Opcode.CLOSE:
             told = self._protocol.close_rcvd
             if told is None or told.code in _NOT_SENT:
@@ -166,8 +170,8 @@ class _Tunnel:
         await self._flush()
 
     async def _flush(self) -> None:
-        """Send what the protocol wants sent, in its order."""
+        """Send the protocol's pending data, in order."""
         async with self._writing:
             for data in self._protocol.data_to_send():
-                with contextlib.suppress(PortUnreachable):  # reading tells the end
+                with contextlib.suppress(PortUnreachable):  # the next read reports it
                     await self._stream.write(data)

@@ -1,14 +1,13 @@
-"""Which instance a request of the data side is for, and whether it may use it.
+"""Find the instance of a data request, and check the caller's access to it.
 
-Three ways to say so: the path with a token, the header ``AEnvCore-EnvInstance-ID`` with a token, or
-the two headers of AEnvironment's clients, which carry no token: the address that we gave them for
-the instance is an unguessable name, and naming it is the credential. Nothing is ever sent to an
-address that a request names.
+A request names its instance in one of three ways: the path with a token; the header
+``AEnvCore-EnvInstance-ID`` with a token; or the two headers of AEnvironment's clients, which carry
+no token. Those clients send the address that we gave them for the instance: an unguessable name,
+which is the credential. No bytes are ever sent to an address in a request.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import ConfigError, Forbidden, InstanceNotFound
 from aenv_ray.hub.records import Lease, Role
 from aenv_ray.serve.gateway.deps import Deps
@@ -23,32 +23,32 @@ from aenv_ray.serve.gateway.deps import Deps
 INSTANCE_HEADER: Final = "aenvcore-envinstance-id"
 ADDRESS_HEADER: Final = "aenvcore-mcpproxy-url"
 LEASE_CACHE_S: Final = 10.0
-"""Whose an instance is and by which name never changes; that it has ended its host says itself."""
-LEASES_KEPT: Final = 10_000
+"""Owner and capability of an instance never change; that it has ended, its host says."""
+MAX_LEASES: Final = 10_000
 
 
 @dataclass(frozen=True)
 class Target:
-    """An instance, and what its caller may do with it."""
+    """An instance or service, and the rights of the caller."""
 
     instance_id: str
-    """Of a service: its id and revision."""
+    """For a service: its id and revision, see `services.calls.target_of`."""
     is_agent: bool
     session: str = ""
-    """Of a service: what its client's calls stay together by; empty: nothing."""
+    """For a service: calls with the same session reach the same sandbox. "" means no session."""
     ports: tuple[int, ...] = ()
-    """Of a sandbox of a service: ports that the service passes on to, besides its environment's."""
+    """For a sandbox of a service: ports of the service, in addition to its environment's."""
 
     def check_not_agent(self) -> None:
-        """Refuse an agent.
+        """Reject an agent (invariant 8).
 
         Raises:
-            Forbidden: It is one (invariant 8).
+            Forbidden: The caller is an agent.
         """
         if self.is_agent:
             raise Forbidden(
-                "an agent's token lists and calls the tools of its instance, nothing else",
-                hint="use the token of an owner",
+                "an agent's token can only list and call the tools of its instance",
+                hint="use an owner's token",
             )
 
 
@@ -56,20 +56,22 @@ class Targets:
     """Finds the instance of a request.
 
     Args:
-        deps: Knows tokens and leases.
+        deps: Authenticates callers and finds leases.
     """
 
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
-        self._leases: OrderedDict[str, tuple[float, Lease]] = OrderedDict()
+        self._leases: BoundedCache[str, Lease] = BoundedCache(
+            MAX_LEASES, ttl_s=LEASE_CACHE_S, clock=deps.clock
+        )
 
     async def of_path(self, request: HTTPConnection) -> Target:
         """Return the instance that the path names.
 
         Raises:
-            Unauthorized: No token, or none that holds.
-            Forbidden: An agent's token of another instance.
-            InstanceNotFound: There is none, or it is somebody else's.
+            Unauthorized: The request has no valid token.
+            Forbidden: The token is an agent's for another instance.
+            InstanceNotFound: The instance does not exist, or belongs to another owner.
         """
         return await self._by_token(request, request.path_params["instance_id"])
 
@@ -77,7 +79,7 @@ class Targets:
         """Return the instance that the headers name.
 
         Raises:
-            ConfigError: They name none.
+            ConfigError: They name no instance.
             Unauthorized, Forbidden, InstanceNotFound: As for `of_path`.
         """
         instance_id = request.headers.get(INSTANCE_HEADER)
@@ -86,7 +88,7 @@ class Targets:
             return await self._by_token(request, instance_id)
         if not address:
             raise ConfigError(
-                f"{request.url.path}: the request has no token, and no AEnvCore-MCPProxy-URL",
+                f"{request.url.path}: the request has neither a token nor AEnvCore-MCPProxy-URL",
                 hint="send the ip of the instance as AEnvCore-MCPProxy-URL: http://<ip>:8081",
             )
         capability = capability_of(address)
@@ -95,7 +97,7 @@ class Targets:
         )
         if instance_id and instance_id != lease.id:
             raise InstanceNotFound(
-                f"the address in AEnvCore-MCPProxy-URL is not that of {instance_id}",
+                f"the address in AEnvCore-MCPProxy-URL does not belong to {instance_id}",
                 instance_id=instance_id,
             )
         return Target(lease.id, is_agent=False)
@@ -104,7 +106,7 @@ class Targets:
         principal = await self._deps.authenticate(request)
         if principal.role is Role.AGENT:
             if principal.instance_id != instance_id:
-                raise Forbidden(f"this agent's token is not for {instance_id}")
+                raise Forbidden(f"this agent's token is for another instance than {instance_id}")
             return Target(instance_id, is_agent=True)
         if not principal.is_admin:
             lease = await self._lease(
@@ -114,23 +116,18 @@ class Targets:
         return Target(instance_id, is_agent=False)
 
     async def _lease(self, key: str, find: Callable[[], Awaitable[Lease]]) -> Lease:
-        now = self._deps.clock.now()
-        known = self._leases.get(key)
-        if known is not None and now < known[0]:
-            return known[1]
-        lease = await find()
-        self._leases[key] = (now + LEASE_CACHE_S, lease)
-        self._leases.move_to_end(key)
-        if len(self._leases) > LEASES_KEPT:
-            self._leases.popitem(last=False)
+        lease = self._leases.get(key)
+        if lease is None:
+            lease = await find()
+            self._leases.put(key, lease)
         return lease
 
 
 def capability_of(address: str) -> str:
-    """Return the name in an address such as ``http://<name>:8081``.
+    """Return the capability in an address such as ``http://<capability>:8081``.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The address contains none.
     """
     try:
         host = urlsplit(address if "://" in address else f"http://{address}").hostname
