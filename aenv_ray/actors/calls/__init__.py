@@ -1,1 +1,1 @@
-"""A call on its way from a handle to a host."""
+"""Calls from a handle, or from a process with many calls, to a host."""

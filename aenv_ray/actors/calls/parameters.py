@@ -1,4 +1,4 @@
-"""What a handle's methods are given, checked where the caller gives it, in the wire's shape."""
+"""Validation of the parameters of a handle's methods, and their conversion to the wire format."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aenv_ray.ids import CallId, new_call_id
 
 
 def object_of(name: str | None, arguments: Any) -> Mapping[str, Any]:
-    """Return the arguments of a call; None, and nothing else, is none.
+    """Return the arguments of a call; None means no arguments.
 
     Raises:
-        ToolInputInvalid: They are no object.
+        ToolInputInvalid: They are not a mapping.
     """
     if arguments is None:
         return {}
@@ -29,12 +29,12 @@ def object_of(name: str | None, arguments: Any) -> Mapping[str, Any]:
 
 
 def call_pairs(calls: Any) -> list[tuple[Any, Any]]:
-    """Return the calls of a batch as ``(name, arguments)``, no arguments as ``{}``.
+    """Return the calls of a batch as ``(name, arguments)``, with ``{}`` for no arguments.
 
-    What is wrong with the arguments of one is that call's own failure, and found when it runs.
+    Invalid arguments of one call are not rejected here: that call fails when the batch runs.
 
     Raises:
-        ToolInputInvalid: They are no list, or one is no pair.
+        ToolInputInvalid: The calls are not a list of pairs.
     """
     hint = 'write them as [("tool", {"name": value}), …]'
     if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
@@ -51,37 +51,40 @@ def call_pairs(calls: Any) -> list[tuple[Any, Any]]:
 
 
 def call_id_of(call_id: Any) -> CallId:
-    """Return the caller's id of a call; a new one where there is none.
+    """Return the caller's call id, or a new one.
 
     Raises:
-        ConfigError: It is no text, or empty: calls of one id are one call.
+        ConfigError: The id is not a string, or is empty: calls with the same id run once.
     """
     if call_id is None:
         return new_call_id()
     if not isinstance(call_id, str) or not call_id:
-        raise ConfigError(f"call_id {call_id!r} is no id", hint="leave it out, or make it unique")
+        raise ConfigError(
+            f"invalid call_id {call_id!r}: expected a non-empty string",
+            hint="leave it out, or make it unique",
+        )
     return CallId(call_id)
 
 
 def exec_arguments(command: Any, cwd: Any, env: Any, stdin: Any) -> dict[str, Any]:
-    """Return the arguments of a command.
+    """Return the arguments of `EnvHandle.exec`.
 
     Raises:
-        ToolInputInvalid: The command is neither text nor a list, the variables are no mapping, or
-            the input is not bytes.
+        ToolInputInvalid: The command is neither a string nor a list, the variables are not a
+            mapping, or the input is not bytes.
     """
     if isinstance(command, bytes) or not isinstance(command, str | Sequence):
-        raise _unfit("exec", "command", command, 'write it as "ls -l" or ["ls", "-l"]')
+        raise _invalid("exec", "command", command, 'write it as "ls -l" or ["ls", "-l"]')
     arguments: dict[str, Any] = {"command": command if isinstance(command, str) else list(command)}
     if cwd is not None:
         arguments["cwd"] = cwd
     if env is not None:
         if not isinstance(env, Mapping):
-            raise _unfit("exec", "env", env, 'write it as {"NAME": "value"}')
+            raise _invalid("exec", "env", env, 'write it as {"NAME": "value"}')
         arguments["env"] = dict(env)
     if stdin is not None:
         if not isinstance(stdin, bytes | bytearray | memoryview):
-            raise _unfit("exec", "stdin", stdin, "it is bytes: encode text with .encode()")
+            raise _invalid("exec", "stdin", stdin, "pass bytes: encode text with .encode()")
         arguments["stdin"] = base64.b64encode(stdin).decode()
     return arguments
 
@@ -89,31 +92,31 @@ def exec_arguments(command: Any, cwd: Any, env: Any, stdin: Any) -> dict[str, An
 def write_arguments(
     path: Any, data: Any, append: bool, mode: int | None, instance_id: str
 ) -> dict[str, Any]:
-    """Return the arguments of a write.
+    """Return the arguments of `EnvHandle.write_file`.
 
     Raises:
-        ToolInputInvalid: The data are neither bytes nor text.
-        FileAccessError: They are more than one write carries.
+        ToolInputInvalid: The data is neither bytes nor text.
+        FileAccessError: The data exceeds the limit of one write.
     """
     if isinstance(data, str):
         try:
             payload = data.encode()
         except UnicodeEncodeError as exc:
             raise ToolInputInvalid(
-                f"data of 'write_file' cannot be UTF-8: {exc}",
+                f"data of 'write_file' cannot be encoded as UTF-8: {exc}",
                 tool_name="write_file",
                 hint="encode the text yourself and pass bytes",
             ) from None
     elif isinstance(data, bytes | bytearray | memoryview):
         payload = bytes(data)
     else:
-        raise _unfit("write_file", "data", data, "pass bytes or text")
+        raise _invalid("write_file", "data", data, "pass bytes or text")
     if len(payload) > MAX_WRITE_BYTES:
         raise FileAccessError(
-            f"{str(path)!r} cannot be written: {len(payload):,} bytes are more than the "
-            f"{MAX_WRITE_BYTES:,} that one write carries",
+            f"{str(path)!r} cannot be written: {len(payload):,} bytes are more than the limit of "
+            f"{MAX_WRITE_BYTES:,} per write",
             instance_id=instance_id,
-            hint="write it in pieces, with append=True from the second on",
+            hint="write it in pieces, with append=True after the first",
         )
     return {
         "path": path,
@@ -123,6 +126,6 @@ def write_arguments(
     }
 
 
-def _unfit(method: str, what: str, value: Any, hint: str) -> ToolInputInvalid:
+def _invalid(method: str, what: str, value: Any, hint: str) -> ToolInputInvalid:
     message = f"{what} of {method!r} is {type(value).__name__}"
     return ToolInputInvalid(message, tool_name=method, hint=hint)

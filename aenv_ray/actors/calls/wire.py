@@ -1,7 +1,7 @@
-"""What travels between a handle and its host: one bytes object there, one result back.
+"""The messages between a handle and its host: one bytes object per call, one result back.
 
-The caller encodes a call's parameters and decodes its result; the host passes both on as they are.
-Ray serializes each argument of a task by itself, and a bytes object without pickling it.
+The caller encodes a call's parameters and decodes its result; the host forwards the bytes. Ray
+serializes each argument of a task separately, and does not pickle a bytes object.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from aenv_ray.models import ExecResult, FileEntry, ToolResult
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
-"""A call's parameters as JSON; the rest is for the message around them."""
+"""Largest JSON of a call's parameters; the rest of the limit is for the message around them."""
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
-"""A file's bytes in one call, which are base64 there; the rest is for the path."""
+"""Most file bytes in one call, where they are base64; the rest of the limit is for the path."""
 
 
 def _exec(data: Mapping[str, Any]) -> ExecResult:
@@ -58,7 +58,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class CallMessage(NamedTuple):
-    """One call, on its way from a handle to its host."""
+    """One call from a handle to its host."""
 
     instance_id: InstanceId
     method: str
@@ -68,16 +68,16 @@ class CallMessage(NamedTuple):
     params: bytes
     """JSON object on one line, ``_meta`` included."""
     sent_at: float = 0.0
-    """When its caller sent it right behind another: wall-clock seconds. 0: it was sent alone."""
+    """Wall-clock seconds at which a pipelined call was sent; 0 if it was not pipelined."""
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
+        """Return the message as bytes."""
         head = f"{self.instance_id}\n{self.method}\n{self.timeout_s!r}\n{self.sent_at!r}\n"
         return head.encode() + self.params
 
     @classmethod
     def decode(cls, data: bytes) -> CallMessage:
-        """Read what `encode` wrote."""
+        """Parse the output of `encode`."""
         instance_id, method, timeout_s, sent_at, params = data.split(b"\n", 4)
         name = InstanceId(instance_id.decode())
         return cls(name, method.decode(), float(timeout_s), params, float(sent_at))
@@ -94,27 +94,27 @@ def call_message(
     """Return the bytes of a call; see `CallMessage`.
 
     Raises:
-        ToolInputInvalid: The arguments cannot be JSON, or are too large for one message.
-        ConfigError: The timeout is not a number of seconds above zero.
+        ToolInputInvalid: The arguments cannot be encoded as JSON, or exceed one message.
+        ConfigError: The timeout is not a positive number.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise ConfigError(f"timeout {timeout_s!r} is not a number of seconds above zero")
+        raise ConfigError(f"invalid timeout {timeout_s!r}: expected a number of seconds above 0")
     meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
     try:
         encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")
     except (pydantic_core.PydanticSerializationError, ValueError) as exc:
         name = params.get("name")
         raise ToolInputInvalid(
-            f"the arguments of {name or method!r} cannot be JSON: {exc}", tool_name=name
+            f"the arguments of {name or method!r} cannot be encoded as JSON: {exc}", tool_name=name
         ) from None
     if len(encoded) > MAX_CALL_BYTES:
-        # The runtime would end the connection, and with it every call of the instance.
+        # The runtime would close the connection, which ends all calls of the instance.
         name = params.get("name")
         raise ToolInputInvalid(
             f"the arguments of {name or method!r} are {len(encoded):,} bytes of JSON, more than "
-            f"the {MAX_CALL_BYTES:,} that one call carries",
+            f"the limit of {MAX_CALL_BYTES:,} per call",
             tool_name=name,
-            hint="write what is large to a file of the sandbox, in pieces, and pass its path",
+            hint="write large data to a file of the sandbox, in pieces, and pass the path",
         )
     return CallMessage(instance_id, method, float(timeout_s), encoded, sent_at).encode()
 
@@ -123,9 +123,9 @@ def call_message(
 
 
 class WireResult:
-    """A result as the host got it; unpickled, it is the decoded value.
+    """A result in JSON that unpickles to the decoded value.
 
-    So the host, which is one process for many instances, does not pay for decoding.
+    The caller thus pays for decoding, and not the host, which serves many instances.
     """
 
     __slots__ = ("_data", "_method")

@@ -1,7 +1,7 @@
-"""Storage of services: what may be had, on which machine it lies, how it is deleted.
+"""Storage of services: creation, growth, placement on machines, deletion.
 
-A storage belongs to an owner and a service's name, and stays when the service goes, unless it is
-deleted with it. One replica has it at a time, unless the operator says that many may.
+A storage belongs to an owner and a service name. It outlives the service, unless it is deleted with
+it. One replica uses it at a time, unless the operator allows several writers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_LABEL: Final = 200
 
 
 class StorageWish(BaseModel):
-    """What is asked for; None is as the environment, or the service as it is, has it."""
+    """A requested storage; None means the current value of the service, or the environment's."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,13 +48,13 @@ class StorageWish(BaseModel):
     size: str | None = None
     mount_path: str | None = None
     label: str | None = None
-    """Tells storages of one service apart."""
+    """Distinguishes storages of one service name."""
 
     def wants(self, environment: ServiceConfig) -> bool:
         """Whether a new service gets a storage.
 
         Raises:
-            ConfigError: It says both.
+            ConfigError: Details of a storage are given, but no storage is requested.
         """
         details = [self.size, self.mount_path, self.label]
         if self.is_wanted is not None:
@@ -63,26 +63,26 @@ class StorageWish(BaseModel):
             is_wanted = environment.enable_storage or bool(self.size or self.label)
         if any(details) and not is_wanted:
             raise ConfigError(
-                "a storage's size, mount path or name is given, and no storage is asked for",
-                hint="enable the storage (--enable-storage), or leave them out",
+                "the size, mount path or name of a storage is given, but no storage is requested",
+                hint="request the storage with --enable-storage, or leave them out",
             )
         return is_wanted
 
 
 class Sites(ABC):
-    """Where storages are."""
+    """The machines and volumes that hold storages."""
 
     @abstractmethod
     async def delete(self, record: StorageRecord) -> None:
-        """Delete what a storage holds; returns once it is gone.
+        """Delete the data of a storage; return once it is gone.
 
         Raises:
-            FabricUnavailable: A sandbox has it still, or the machine that has it is away.
+            FabricUnavailable: A sandbox still uses it, or its machine is not in the cluster.
         """
 
 
 class RaySites(Sites):
-    """Those of the Ray cluster that this process is connected to."""
+    """Storages of the Ray cluster that this process is connected to."""
 
     async def delete(self, record: StorageRecord) -> None:  # noqa: D102
         await asyncio.to_thread(_delete, record)
@@ -95,19 +95,19 @@ def _delete(record: StorageRecord) -> None:
         nodes = _nodes_of(record.machine)
         hosts = [(load, host) for load, host in hosts if load.node_id in nodes]
     if not hosts:
-        raise _away(record.name, record.machine)
+        raise _unavailable(record.name, record.machine)
     mount = record.mount("/", is_shared=False)
     asked = hosts[0][1].delete_storage.remote(record.engine, mount)
     fabric.wait(asked, f"deleting storage {record.name}", DELETE_S + _GRACE_S)
 
 
 class Storages:
-    """Storages of the services of one cluster.
+    """The storages of one cluster's services.
 
     Args:
-        hub: Keeps the records.
-        clock: For times.
-        sites: Where they are.
+        hub: Stores the records.
+        clock: For times in records.
+        sites: Deletes the data.
     """
 
     def __init__(self, hub: Hub, clock: Clock, sites: Sites) -> None:
@@ -119,25 +119,27 @@ class Storages:
     async def of_new(
         self, wish: StorageWish, environment: ServiceConfig, service: str, owner: str, engine: str
     ) -> tuple[StorageRecord, StorageMount]:
-        """Return the storage that a service is to get: what it had before, or a new one.
+        """Return the storage for a new service: that of an earlier service, or a new one.
 
-        Nothing is kept yet.
+        `keep` stores it.
 
         Raises:
-            ConfigError: It cannot be.
-            CatalogConflict: The one that it had is being deleted.
+            ConfigError: The request is invalid.
+            CatalogConflict: The existing storage is being deleted.
         """
         path = check_mount_path(wish.mount_path or environment.mount_path)
         label = wish.label or ""
         if len(label) > _MAX_LABEL or not label.isprintable():
-            raise ConfigError(f"storage name {label[:80]!r} is not 1-{_MAX_LABEL} characters")
+            raise ConfigError(
+                f"invalid storage name {label[:80]!r}: expected up to {_MAX_LABEL} characters"
+            )
         known = await self._records.get(storage_name(owner, service, label))
         if known is not None:
             if known.is_leaving:
                 self.finish_soon(known)
                 raise CatalogConflict(
                     f"the storage of service {service} is being deleted",
-                    hint="try again in a moment",
+                    hint="try again in a few seconds",
                 )
             record = grown(known, wish.size)
         else:
@@ -152,35 +154,37 @@ class Storages:
     async def of_changed(
         self, mount: StorageMount, wish: StorageWish, engine: str
     ) -> tuple[StorageRecord, StorageMount]:
-        """Return the storage that a service is to have from now on; nothing is kept yet.
+        """Return the changed storage of a service; `keep` stores it.
 
         Raises:
-            ConfigError: It cannot be.
-            CatalogConflict: It is being deleted.
+            ConfigError: The request is invalid.
+            CatalogConflict: The storage is being deleted.
         """
         if wish.is_wanted is False:
             raise ConfigError(
-                "a service does not give its storage up",
-                hint="delete the service (--delete-storage deletes that too), and make another",
+                "a service cannot give up its storage",
+                hint="delete it (--delete-storage deletes the data too), and create another service",
             )
         if wish.label:
-            raise ConfigError("a service's storage keeps its name", hint="make another service")
-        record = grown(await _there(self._records, mount), wish.size)
+            raise ConfigError(
+                "the storage of a service cannot be renamed", hint="create another service"
+            )
+        record = grown(await _usable_record(self._records, mount), wish.size)
         _check_medium(record, engine)
         path = check_mount_path(wish.mount_path) if wish.mount_path else mount.mount_path
         return record, record.mount(path, is_shared=is_shared())
 
     async def keep(self, record: StorageRecord) -> None:
-        """Keep a new or grown storage's record."""
+        """Store the record of a new or grown storage."""
         await self._records.put(record)
 
     # --- deletion ---------------------------------------------------------------------------
 
     async def leave(self, mount: StorageMount) -> StorageRecord | None:
-        """Note that a storage is to be deleted; from now on nobody gets it.
+        """Mark a storage as being deleted; no service can use it any more.
 
         Returns:
-            What is to be deleted; None: it is gone already.
+            The record; None if the storage is already deleted.
         """
         record = await self._records.get(mount.name)
         if record is None or record.uid != mount.uid:
@@ -189,29 +193,29 @@ class Storages:
         return record
 
     async def finish(self, record: StorageRecord) -> None:
-        """Delete a storage once no sandbox has it.
+        """Delete a storage once no sandbox uses it.
 
         Raises:
-            FabricUnavailable: That cannot be now; it is tried again when a gateway starts.
+            FabricUnavailable: It cannot be deleted now; a gateway tries again when it starts.
         """
         await self._sites.delete(record)
         await self._records.forget(record)
 
     def finish_soon(self, record: StorageRecord) -> None:
-        """Delete a storage in the background; a failure is logged, and tried again later."""
+        """Delete a storage in the background; a failure is logged, and retried later."""
         if record.name not in self._leaving:
             task = asyncio.create_task(self._try_to_finish(record))
             self._leaving[record.name] = task
             task.add_done_callback(lambda _: self._leaving.pop(record.name, None))
 
     async def finish_left(self) -> None:
-        """Go on with the deletions that somebody else began and did not finish."""
+        """Continue deletions that another process began and did not finish."""
         for record in (await self._records.all()).values():
             if record.is_leaving:
                 self.finish_soon(record)
 
     async def close(self) -> None:
-        """Leave the rest to the next that starts."""
+        """Stop deleting; the next process that starts continues."""
         tasks = list(self._leaving.values())
         for task in tasks:
             task.cancel()
@@ -231,48 +235,51 @@ class Storages:
 async def placed(
     records: StorageRecords, mount: StorageMount, engine: str
 ) -> tuple[StorageMount, tuple[str, ...]]:
-    """Return a service's storage as its next sandbox gets it, and on which nodes that may be.
+    """Return a service's storage for its next sandbox, and the nodes on which that can run.
 
     Args:
         records: The hub's.
         mount: The service's.
-        engine: Which makes the sandbox.
+        engine: The engine of the sandbox.
+
+    Returns:
+        The storage, and node ids; no node ids if any node will do.
 
     Raises:
-        CatalogConflict: It is being deleted.
-        ConfigError: What is on this node's disk would not stay.
-        FabricUnavailable: The machine that has it is away.
+        CatalogConflict: The storage is being deleted.
+        ConfigError: Data on this node's disk would be lost with the node.
+        FabricUnavailable: The machine with the storage is not in the cluster.
     """
-    record = await _there(records, mount)
+    record = await _usable_record(records, mount)
     mount = mount.model_copy(update={"is_made": record.is_made})
     own = settings()
     if medium_of(engine) == "claim" or own.storage_dir is not None:
         return mount, ()
     if own.pod_name is not None or own.is_in_kuberay:
         raise ConfigError(
-            "the disk of a Ray pod ends with the pod, and a service's storage with it",
+            "the disk of a Ray pod is deleted with the pod, and a storage on it would be too",
             hint='use engine "kubernetes", or set AENV_STORAGE_DIR to a directory that all pods '
-            "have mounted",
+            "mount",
         )
     machine = record.machine
     if not machine:
         nodes = usable(ray_api.alive_nodes())
         if not nodes:
             raise FabricUnavailable(
-                f"no node takes the sandbox that is to have storage {mount.name}",
-                hint="aenv doctor tells what the cluster has",
+                f"no node can run the sandbox with storage {mount.name}",
+                hint="aenv doctor shows the nodes of the cluster",
             )
         here = ray_api.node_id()
         chosen = nodes[here if here in nodes else min(nodes)].machine
         machine = await records.choose_machine(record, chosen)
     nodes_of = _nodes_of(machine)
     if not nodes_of:
-        raise _away(mount.name, machine)
+        raise _unavailable(mount.name, machine)
     return mount, nodes_of
 
 
 async def note_made(records: StorageRecords, mount: StorageMount) -> None:
-    """Note that a sandbox has had a storage."""
+    """Record that the data of a storage exists, because a sandbox has used it."""
     record = await records.get(mount.name)
     if record is not None and record.uid == mount.uid and not record.is_made:
         await records.note_made(record)
@@ -282,50 +289,50 @@ async def note_made(records: StorageRecords, mount: StorageMount) -> None:
 
 
 def is_shared() -> bool:
-    """Whether several sandboxes may have a storage at once, by this process's settings."""
+    """Whether the settings of this process allow several sandboxes to use a storage at once."""
     return settings().storage_access == "many"
 
 
 def check_writers(record: ServiceRecord) -> None:
-    """Refuse more replicas than a storage has writers.
+    """Reject more replicas than a storage allows writers.
 
     Raises:
-        ConfigError: There are more.
+        ConfigError: There are more replicas.
     """
     scale = record.autoscale
     most = record.replicas if scale is None else scale.max_replicas
     if is_alone(record) and most > 1:
         raise ConfigError(
-            f"service {record.id} has a storage with one writer, and {most} replicas",
-            hint="use one replica, or set AENV_STORAGE_ACCESS=many where the filesystem or the "
-            "storage class lets many write",
+            f"service {record.id} has a storage with a single writer, but {most} replicas",
+            hint="use one replica, or set AENV_STORAGE_ACCESS=many if the filesystem or storage "
+            "class supports several writers",
         )
 
 
 def grown(record: StorageRecord, size: str | None) -> StorageRecord:
-    """Return a storage with the size that is asked for; None: as it is.
+    """Return a storage with the requested size; None leaves the size unchanged.
 
     Raises:
-        ConfigError: It would shrink.
+        ConfigError: The requested size is smaller.
     """
     if not size:
         return record
     size_bytes = parse_size(size)
     if size_bytes < record.size_bytes:
         raise ConfigError(
-            f"the storage of service {record.service} has {shown_size(record.size_bytes)}, and "
-            f"does not shrink to {size}",
-            hint="leave the size out, or delete the storage and make another",
+            f"the storage of service {record.service} has {shown_size(record.size_bytes)} and "
+            f"cannot shrink to {size}",
+            hint="leave the size out, or delete the storage and create another one",
         )
     return record.model_copy(update={"size_bytes": size_bytes})
 
 
-async def _there(records: StorageRecords, mount: StorageMount) -> StorageRecord:
+async def _usable_record(records: StorageRecords, mount: StorageMount) -> StorageRecord:
     record = await records.get(mount.name)
     if record is None or record.uid != mount.uid or record.is_leaving:
         raise CatalogConflict(
-            f"storage {mount.name} is deleted, or being so",
-            hint="delete the service that had it, and make it anew",
+            f"storage {mount.name} was deleted, or is being deleted",
+            hint="delete the service that used it, and create it again",
         )
     return record
 
@@ -333,9 +340,9 @@ async def _there(records: StorageRecords, mount: StorageMount) -> StorageRecord:
 def _check_medium(record: StorageRecord, engine: str) -> None:
     if medium_of(engine) != record.medium:
         raise ConfigError(
-            f"the storage of service {record.service} is a {record.medium}, and the {engine} "
-            f"engine keeps a {medium_of(engine)}",
-            hint=f"use engine {record.engine}, or delete the storage and make another",
+            f"the storage of service {record.service} is a {record.medium}, but engine {engine} "
+            f"uses a {medium_of(engine)}",
+            hint=f"use engine {record.engine}, or delete the storage and create another one",
         )
 
 
@@ -344,10 +351,14 @@ def _nodes_of(machine: str) -> tuple[str, ...]:
     return tuple(sorted(node for node, facts in nodes.items() if facts.machine == machine))
 
 
-def _away(name: str, machine: str) -> FabricUnavailable:
-    where = f"machine {machine}, which has storage {name}," if machine else "every host"
+def _unavailable(name: str, machine: str) -> FabricUnavailable:
+    problem = (
+        f"machine {machine}, which holds storage {name}, is not in the cluster"
+        if machine
+        else f"no host of the cluster answers, so storage {name} cannot be reached"
+    )
     return FabricUnavailable(
-        f"{where} is away",
-        hint="bring it back: what is kept is on its disk; AENV_STORAGE_DIR names a directory that "
-        "all machines have",
+        problem,
+        hint="start the machine again: the data is on its disk. To be independent of one machine, "
+        "set AENV_STORAGE_DIR to a directory that all machines mount",
     )

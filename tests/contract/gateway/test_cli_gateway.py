@@ -162,7 +162,7 @@ def test_a_service_lives_through_every_command_and_its_storage_beyond(aenv):
     changed = aenv("service", "update", "notes", "--storage-size", "2Gi", "--cpu", "")
     assert (changed["storage_size"], changed["cpu"], changed["memory"]) == ("2Gi", "", "1Gi")
     aenv("service", "update", "notes", "--replicas", "2", code=3)
-    assert "one writer" in aenv.err
+    assert "a single writer" in aenv.err
     aenv("service", "update", "notes", code=2)
     aenv("service", "update", "notes", "--image", "other:1", code=3)
     assert "engine docker or kubernetes" in aenv.err

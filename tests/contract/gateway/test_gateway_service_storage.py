@@ -86,7 +86,7 @@ async def test_a_storage_has_one_writer(
     for change in ({"replicas": 2}, {"autoscale": "1:2"}):
         answer = await ann.put("/env-service/desk", json=change)
         assert answer.status_code == 400
-        assert "one writer" in answer.json()["error"]["message"]
+        assert "a single writer" in answer.json()["error"]["message"]
     assert (await ann.put("/env-service/desk", json={"replicas": 0})).status_code == 200
     kept = bench.apps.deployed["desk"].storage
     many = process_settings().model_copy(update={"storage_access": "many"})

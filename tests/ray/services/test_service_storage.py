@@ -124,7 +124,7 @@ def test_what_a_service_keeps_outlives_its_replicas(gateway: httpx.Client, root:
     handle = services.deploy(root, **kept)
     assert said(handle, "note", text="5") == expected + "start none\n5\n"
 
-    with pytest.raises(ConfigError, match="one writer"):
+    with pytest.raises(ConfigError, match="a single writer"):
         services.deploy(root, **kept, replicas=2)
     services.remove("notes", delete_storage=True)
     handle = services.deploy(root, **kept)

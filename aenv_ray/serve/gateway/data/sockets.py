@@ -107,12 +107,8 @@ class _Tunnel:
             await self._receive()
             error = self._protocol.handshake_exc
             if error is not None:
-                kind = (
-                    "refused it" if isinstance(error, InvalidHandshake) else "closed the connection"
-                )
-                raise PortUnreachable(
-                    f"WebSocket to the server inside: it {kind}: {error}"
-                ) from error
+                did = "refused" if isinstance(error, InvalidHandshake) else "closed"
+                raise PortUnreachable(f"the server inside {did} the WebSocket: {error}") from error
 
     async def _inwards(self) -> None:
         while True:

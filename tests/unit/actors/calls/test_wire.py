@@ -92,7 +92,9 @@ class Opaque:
 
 @pytest.mark.parametrize("value", [Opaque(), lambda: None, "\ud800", {"deep": [Opaque()]}])
 def test_arguments_that_cannot_be_json_are_refused_before_anything_is_sent(value: Any) -> None:
-    with pytest.raises(ToolInputInvalid, match="arguments of 'tool' cannot be JSON") as caught:
+    with pytest.raises(
+        ToolInputInvalid, match="arguments of 'tool' cannot be encoded as JSON"
+    ) as caught:
         message({"value": value})
     assert caught.value.tool_name == "tool"
 
@@ -100,7 +102,7 @@ def test_arguments_that_cannot_be_json_are_refused_before_anything_is_sent(value
 def test_arguments_that_hold_themselves_are_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    with pytest.raises(ToolInputInvalid, match="cannot be JSON"):
+    with pytest.raises(ToolInputInvalid, match="cannot be encoded as JSON"):
         message({"value": circle})
 
 

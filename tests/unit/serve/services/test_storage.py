@@ -179,10 +179,10 @@ async def test_what_all_machines_have_ties_it_to_none(
 async def test_a_pods_own_disk_is_refused(
     nodes: dict[str, NodeFacts], monkeypatch: pytest.MonkeyPatch, in_pod: dict[str, Any]
 ) -> None:
-    """What is kept there would end with the pod."""
+    """Its data would be deleted with the pod."""
     del nodes
     given_settings(monkeypatch, **in_pod)
-    with pytest.raises(ConfigError, match="ends with the pod"):
+    with pytest.raises(ConfigError, match="deleted with the pod"):
         await placed(Kept())
 
 
