@@ -163,7 +163,7 @@ class Storages:
         if wish.is_wanted is False:
             raise ConfigError(
                 "a service cannot give up its storage",
-                hint="delete it (--delete-storage deletes the data too), and create another service",
+                hint="delete it (--delete-storage deletes the data too) and create another service",
             )
         if wish.label:
             raise ConfigError(
