@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import secrets
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
-from starlette.routing import BaseRoute, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
-import aenv_ray
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import Lease
-from aenv_ray.serve.gateway.access_log import AccessLog
-from aenv_ray.serve.gateway.auth import HubAuthenticator
+from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.data.routes import data_routes
+from aenv_ray.serve.gateway.data.services import service_routes
 from aenv_ray.serve.gateway.deps import Deps, Resolver
-from aenv_ray.serve.gateway.http import Front
 from aenv_ray.serve.gateway.instances import Instances
-from aenv_ray.serve.gateway.known_environments import KnownEnvironments
-from aenv_ray.serve.gateway.limits import RequestRate
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.metrics import Metrics, Twin
-from aenv_ray.serve.gateway.routes import admin as routes_admin
-from aenv_ray.serve.gateway.routes import artifacts as routes_artifacts
-from aenv_ray.serve.gateway.routes import environments as routes_environments
-from aenv_ray.serve.gateway.routes import instances as routes_instances
-from aenv_ray.serve.gateway.routes import meta as routes_meta
-from aenv_ray.serve.gateway.routes import openapi
-from aenv_ray.serve.gateway.routes import services as routes_services
-from aenv_ray.serve.gateway.routes import streams as routes_streams
-from aenv_ray.serve.gateway.routes.artifacts import Publish
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.endpoint import Endpoint
+from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
+from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish
+from aenv_ray.serve.gateway.routes.control_api import ControlApi
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.gateway.signing import Signer
 from aenv_ray.serve.gateway.sweep import Sweep
@@ -90,7 +76,6 @@ class Gateway:
         self.creator = Creator(
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
-        self.control = Control(self.deps, self.creator, tokens, KnownEnvironments(hub, clock))
         self.services = Services(hub, resolve, clock, apps or ServeApps(), sites or RaySites())
         self.sweep = Sweep(
             hub,
@@ -102,12 +87,25 @@ class Gateway:
             self._note_live,
             self.metrics.pools,
         )
-        self.endpoints = self._endpoints(Signer(hub, clock), publish)
+        self.control_api = ControlApi(
+            Control(
+                self.deps,
+                self.creator,
+                self.services,
+                EnvironmentCache(hub, clock),
+                RequestRate(settings.requests_per_s, settings.burst, clock),
+                Signer(hub, clock),
+                publish,
+                self.metrics,
+            )
+        )
         self.access_log = AccessLog(self.metrics)
-        self.app: ASGIApp = Front(
-            Router(routes=self._routes(), redirect_slashes=False),
-            self.access_log,
-            settings.max_ongoing_requests,
+        self.data_routes = [*data_routes(self.deps), *service_routes(self.services, self.deps)]
+        # The data routes come first: a request whose headers name an instance is for it, whatever
+        # its path is.
+        routes = Router(routes=self.data_routes, default=self.control_api, redirect_slashes=False)
+        self.app: ASGIApp = GatewayMiddleware(
+            routes, self.access_log, settings.max_ongoing_requests
         )
         self._sweeping: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
@@ -133,30 +131,6 @@ class Gateway:
         except AenvError as exc:  # the hub is away; another replica, or the next start, does it
             logger.warning("services are not restored: %s", exc.message)
 
-    @functools.cached_property
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        return openapi.document(self.endpoints, aenv_ray.__version__)
-
     def _note_live(self, leases: Collection[Lease]) -> None:
         self.metrics.beat()
         self.metrics.live(leases)
-
-    def _endpoints(self, signer: Signer, publish: Publish) -> list[Endpoint]:
-        return [
-            *routes_meta.endpoints(self.control, self.metrics, lambda: self.document),
-            *routes_environments.endpoints(self.control),
-            *routes_artifacts.endpoints(self.control, signer, publish),
-            *routes_instances.endpoints(self.control),
-            *routes_streams.endpoints(self.control),
-            *routes_services.endpoints(self.control, self.services),
-            *routes_admin.endpoints(self.control),
-        ]
-
-    def _routes(self) -> Sequence[BaseRoute]:
-        settings = self.deps.settings
-        rate = RequestRate(settings.requests_per_s, settings.burst, self.deps.clock)
-        control = [endpoint.route(self.deps, rate) for endpoint in self.endpoints]
-        # A request whose headers name an instance is the instance's, whatever its path is.
-        services = routes_services.data_routes(self.services, self.deps)
-        return [*data_routes(self.deps), *services, *control]

@@ -1,93 +1,208 @@
-"""Who sends a request: bearer tokens, checked by the hub and remembered for seconds."""
+"""Who sends a request: bearer tokens, checked by the hub, cached for seconds, limited in rate."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import HTTPConnection
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import Unauthorized
+from aenv_ray.errors import Forbidden, InstanceNotFound, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
-from aenv_ray.serve.gateway.deps import Principal
+from aenv_ray.hub.records import Lease, Role
 
-_MOST_TOKENS: Final = 10_000
-"""Answers remembered; guesses push out no more than their number."""
-_MOST_CHARACTERS: Final = 512
-"""A longer token is none of ours."""
+_MAX_TOKENS: Final = 10_000
+"""Tokens remembered, unknown ones included."""
+_MAX_CHARACTERS: Final = 512
+"""A longer token is not one of ours."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The sender of a request, as its token says."""
+
+    role: Role
+    owner: str
+    instance_id: str | None
+    """Of an agent: the one instance whose tools it may use."""
+    token_id: str
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it is an administrator."""
+        return self.role is Role.ADMIN
+
+    def check_not_agent(self) -> None:
+        """Refuse an agent.
+
+        Raises:
+            Forbidden: It is one (invariant 8).
+        """
+        if self.role is Role.AGENT:
+            raise Forbidden(
+                "an agent token may only list and call the tools of its instance",
+                hint="use an owner's token",
+            )
+
+    def check_admin(self) -> None:
+        """Refuse everybody but administrators.
+
+        Raises:
+            Forbidden: It is not one.
+        """
+        if not self.is_admin:
+            raise Forbidden(
+                "this route needs an administrator's token", hint="aenv token create --role admin"
+            )
+
+    def check_owns(self, lease: Lease) -> None:
+        """Refuse everybody but the owner of an instance and administrators.
+
+        Raises:
+            Forbidden: It is an agent.
+            InstanceNotFound: It is another owner, who must not learn that the instance exists.
+        """
+        self.check_not_agent()
+        if not self.is_admin and lease.owner != self.owner:
+            raise InstanceNotFound(f"there is no instance {lease.id}", instance_id=lease.id)
+
+    def acting_owner(self, requested: str | None) -> str:
+        """Return the owner of what this principal creates or lists.
+
+        Args:
+            requested: The owner named in the request; None or empty: the principal itself.
+
+        Raises:
+            Forbidden: An owner names another one.
+        """
+        if not requested or requested == self.owner:
+            return self.owner
+        if not self.is_admin:
+            raise Forbidden(
+                f"a token of {self.owner!r} cannot act for {requested!r}",
+                hint="leave the owner out, or use that owner's token; labels are free",
+            )
+        return requested
 
 
 class HubAuthenticator:
-    """Asks the hub whose a token is; many requests with one token ask once.
+    """Looks tokens up in the hub; concurrent requests with one token cause one lookup.
 
     Args:
-        hub: Which knows the tokens.
-        clock: For the ends of tokens and of what is remembered.
-        cache_s: How long an answer holds, "unknown" as well; so long a revoked token may go on.
+        hub: Knows the tokens.
+        clock: For the expiry of tokens and of cached answers.
+        cache_s: How long an answer is cached, "unknown" included. A revoked token may work for
+            this long.
     """
 
     def __init__(self, hub: Hub, clock: Clock, cache_s: float) -> None:
         self._hub = hub
         self._clock = clock
         self._cache_s = cache_s
-        self._known: OrderedDict[str, tuple[float, Principal | None]] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[tuple[float, Principal | None]]] = {}
+        # In a tuple, because None is an answer: the token is unknown.
+        self._known: BoundedCache[str, tuple[Principal | None]] = BoundedCache(
+            _MAX_TOKENS, ttl_s=cache_s, clock=clock
+        )
+        self._lookups: dict[str, asyncio.Task[Principal | None]] = {}
 
     async def __call__(self, request: HTTPConnection) -> Principal:
-        """Return who sends a request; see `Authenticator`."""
+        """Return the sender of a request, and record it in the request's scope.
+
+        Raises:
+            Unauthorized: The token is missing or invalid.
+            FabricUnavailable: The hub does not answer.
+        """
         secret = bearer_of(request.headers.get("authorization"))
         key = hashlib.sha256(secret.encode()).hexdigest()
-        found = self._known.get(key)
-        if found is None or found[0] <= self._clock.now():
-            found = await self._ask(key, secret)
-        principal = found[1]
+        known = self._known.get(key)
+        principal = await self._look_up_once(key, secret) if known is None else known[0]
         if principal is None:
             raise Unauthorized(
-                "the token is unknown, has ended or was revoked", hint="aenv token create makes one"
+                "the token is unknown, expired or revoked", hint="create one: aenv token create"
             )
         request.scope["aenv.principal"] = principal
         return principal
 
     def forget(self) -> None:
-        """Ask the hub anew for every token: one was revoked."""
+        """Clear the cache, because a token was revoked."""
         self._known.clear()
 
-    async def _ask(self, key: str, secret: str) -> tuple[float, Principal | None]:
-        task = self._asking.get(key)
+    async def _look_up_once(self, key: str, secret: str) -> Principal | None:
+        task = self._lookups.get(key)
         if task is None:
             task = asyncio.create_task(self._look_up(key, secret))
-            self._asking[key] = task
-            task.add_done_callback(lambda _: self._asking.pop(key, None))
-        return await asyncio.shield(task)  # who leaves does not keep the others from the answer
+            self._lookups[key] = task
+            task.add_done_callback(lambda _: self._lookups.pop(key, None))
+        return await asyncio.shield(task)  # one cancelled request must not cancel the others
 
-    async def _look_up(self, key: str, secret: str) -> tuple[float, Principal | None]:
+    async def _look_up(self, key: str, secret: str) -> Principal | None:
         record = await self._hub.check_token(secret)
-        until = self._clock.now() + self._cache_s
-        principal = None
-        if record is not None:
-            until = min(until, record.expires_at or until)
-            principal = Principal(record.role, record.owner, record.instance_id, record.id)
-        self._known[key] = (until, principal)
-        self._known.move_to_end(key)
-        while len(self._known) > _MOST_TOKENS:
-            self._known.popitem(last=False)
-        return until, principal
+        if record is None:
+            self._known.put(key, (None,))
+            return None
+        principal = Principal(record.role, record.owner, record.instance_id, record.id)
+        self._known.put(key, (principal,), expires_at=record.expires_at)
+        return principal
+
+
+def principal_of(request: HTTPConnection) -> Principal:
+    """Return the sender of a request that was authenticated before."""
+    principal: Principal = request.scope["aenv.principal"]
+    return principal
 
 
 def bearer_of(header: str | None) -> str:
     """Return the token in an ``Authorization`` header.
 
     Raises:
-        Unauthorized: There is no header, or it holds no bearer token.
+        Unauthorized: The header is missing, or holds no bearer token.
     """
     scheme, _, token = (header or "").strip().partition(" ")
     token = token.strip()
-    if scheme.lower() != "bearer" or not token or len(token) > _MOST_CHARACTERS:
+    if scheme.lower() != "bearer" or not token or len(token) > _MAX_CHARACTERS:
         raise Unauthorized(
             "the request carries no bearer token",
             hint="send the header `Authorization: Bearer TOKEN`",
         )
     return token
+
+
+class RequestRate:
+    """Limits the request rate of each token with a token bucket.
+
+    Each replica has its own buckets: together, replicas allow at most their number times as much.
+
+    Args:
+        per_s: Requests added to each bucket per second.
+        burst: Size of a bucket.
+        clock: For the time between requests.
+    """
+
+    def __init__(self, per_s: float, burst: int, clock: Clock) -> None:
+        self._per_s = per_s
+        self._burst = float(burst)
+        self._clock = clock
+        self._buckets: BoundedCache[str, tuple[float, float]] = BoundedCache(_MAX_TOKENS)
+        """Requests left in each bucket, and when that was."""
+
+    def take(self, token_id: str) -> None:
+        """Take one request from a token's bucket.
+
+        Raises:
+            RateLimited: The bucket is empty; the error says when to try again.
+        """
+        now = self._clock.now()
+        left, at = self._buckets.get(token_id) or (self._burst, now)
+        left = min(self._burst, left + max(0.0, now - at) * self._per_s)
+        is_allowed = left >= 1
+        self._buckets.put(token_id, (left - 1 if is_allowed else left, now))
+        if not is_allowed:
+            raise RateLimited(
+                f"this token sends more than {self._per_s:g} requests per second",
+                retry_after_s=(1 - left) / self._per_s,
+                hint="wait as Retry-After says; watch an instance by GET /instances/{id}/events",
+            )

@@ -48,8 +48,8 @@ Phase = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a client asks for."""
+class Creation:
+    """The instances that a client asks to create."""
 
     reference: str
     options: CreateOptions
@@ -99,7 +99,7 @@ class Creator:
         """Ids of the instances that this process is making."""
         return frozenset(self._under_way)
 
-    async def create(self, wish: Wish, patience_s: float) -> list[Lease]:
+    async def create(self, wish: Creation, patience_s: float) -> list[Lease]:
         """Make what a wish asks for, all or none; tried again where a host turned out to be full.
 
         Cancelling it leaves nothing behind.
@@ -142,7 +142,7 @@ class Creator:
 
     # --- repeated creates ---------------------------------------------------------------------
 
-    async def create_once(self, wish: Wish, key: str, patience_s: float) -> list[Lease]:
+    async def create_once(self, wish: Creation, key: str, patience_s: float) -> list[Lease]:
         """Make what a wish asks for, or return what an earlier one with the same key made.
 
         Args:
@@ -174,7 +174,7 @@ class Creator:
                 return leases
         raise FabricUnavailable(f"{_KEY_TRIES} creates under the Idempotency-Key came to nothing")
 
-    async def _first(self, wish: Wish, ids: list[InstanceId], patience_s: float) -> list[Lease]:
+    async def _first(self, wish: Creation, ids: list[InstanceId], patience_s: float) -> list[Lease]:
         """Make instances under ids that others may wait for."""
         try:
             source, fresh = await self._prepared(wish)
@@ -203,14 +203,14 @@ class Creator:
 
     # --- making -------------------------------------------------------------------------------
 
-    async def _prepared(self, wish: Wish) -> tuple[Project, list[InstanceSpec]]:
+    async def _prepared(self, wish: Creation) -> tuple[Project, list[InstanceSpec]]:
         began = self._clock.now()
         source = await self._resolve(wish.reference)
         specs = wish.options.specs(source, wish.count, job_id=None)
         self._note_phase("resolve", self._clock.now() - began)
         return source, specs
 
-    async def _admitted(self, wish: Wish, specs: Sequence[InstanceSpec]) -> list[Lease]:
+    async def _admitted(self, wish: Creation, specs: Sequence[InstanceSpec]) -> list[Lease]:
         began = self._clock.now()
         leases = [
             Lease(
@@ -241,7 +241,7 @@ class Creator:
 
     async def _made(
         self,
-        wish: Wish,
+        wish: Creation,
         source: Project,
         specs: Sequence[InstanceSpec],
         leases: list[Lease],
@@ -269,7 +269,7 @@ class Creator:
         return task.result() if done else leases
 
     async def _make(
-        self, wish: Wish, source: Project, specs: Sequence[InstanceSpec], is_keyed: bool
+        self, wish: Creation, source: Project, specs: Sequence[InstanceSpec], is_keyed: bool
     ) -> list[Lease]:
         began = self._clock.now()
         try:

@@ -112,8 +112,8 @@ class GatewayReplica:
     """
 
     def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:
-        from aenv_ray.serve.gateway.access_log import write_to_stderr
         from aenv_ray.serve.gateway.connections import ReplicaApp
+        from aenv_ray.serve.gateway.middleware import write_to_stderr
 
         write_to_stderr()
         parsed = GatewaySettings.model_validate(settings)

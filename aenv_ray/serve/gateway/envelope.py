@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import pydantic_core
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from aenv_ray.errors import AenvError, CapacityExceeded, Unauthorized, to_wire
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    ConfigError,
+    InternalError,
+    Unauthorized,
+    to_wire,
+)
+
+logger = logging.getLogger(__name__)
 
 _RETRY_S = 1
-"""What a client that may try again waits, where the error does not say."""
+"""``Retry-After`` of a retryable error that does not say how long to wait."""
 
 
 def success(
     data: Any = None, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer that carries `data`.
+    """Return a successful answer.
 
     Args:
-        data: What `pydantic_core.to_json` can write: models, times, plain data.
+        data: Anything that `pydantic_core.to_json` writes: models, times, plain data.
         status: HTTP status.
         headers: Added to the answer.
     """
@@ -32,10 +44,10 @@ def success(
 def failure(
     error: AenvError, *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer that carries an error.
+    """Return an error answer.
 
     Args:
-        error: What went wrong. It travels whole, so that a client raises the same.
+        error: Sent as a whole, so that a client raises the same error.
         status: HTTP status; None: the error's own.
         headers: Added to the answer.
     """
@@ -53,8 +65,35 @@ def failure(
     )
 
 
+def error_response(request: HTTPConnection, error: Exception) -> Response:
+    """Return the answer to a request that raised an exception, and record it for the access log.
+
+    Our own errors are sent as they are. Any other exception is a bug: it is logged with the
+    request's id, and the answer contains only that id.
+    """
+    request.scope["aenv.error"] = error
+    if isinstance(error, AenvError):
+        return failure(error)
+    if isinstance(error, HTTPException):
+        method = request.scope.get("method", "GET")
+        hint = {404: "GET /openapi.json lists all routes"}.get(error.status_code)
+        return failure(
+            ConfigError(f"{method} {request.url.path}: {error.detail}", hint=hint),
+            status=error.status_code,
+            headers=error.headers,
+        )
+    request_id = request.scope.get("aenv.request_id", "")
+    logger.error("request %s failed", request_id, exc_info=error)
+    return failure(
+        InternalError(
+            f"the gateway failed in request {request_id}",
+            hint="the gateway's log has the traceback under this id",
+        )
+    )
+
+
 def error_headers(error: AenvError) -> dict[str, str]:
-    """Return the headers that an error asks for: when to try again, how to log in."""
+    """Return the headers that belong to an error: ``Retry-After``, ``WWW-Authenticate``."""
     if isinstance(error, CapacityExceeded):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if error.retryable:

@@ -1,7 +1,7 @@
-"""How long a connection may keep the server waiting for a request, and how large its head may be.
+"""Limits on the head of a request: how long a connection may wait for it, and how large it may be.
 
-Uvicorn waits for ever for a head that does not end, and keeps whatever comes. Anybody who reaches
-the port could so fill the memory, or take up all connections, without a token.
+Uvicorn waits for the end of a head without a limit, and buffers all that arrives. Anybody who
+reaches the port could fill the memory or take all connections that way, without a token.
 """
 
 from __future__ import annotations
@@ -9,73 +9,113 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 HEAD_S = 60.0
-"""From when a request's head is waited for to its end."""
-MOST_HEAD_BYTES: Final = 64 * 1024
-"""Of a head that came in more than one piece; one piece is a quarter of a MiB at most."""
+"""From the start of the wait for a request to the end of its head."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Names and values of a request's headers, and its URL."""
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"connection: close\r\ncontent-length: 0\r\n\r\n"
 )
 
 
-class Patience:
-    """Limits heads; mixed in before uvicorn's protocol on httptools, whose hooks it uses."""
+class HeadTooLarge(Exception):
+    """Ends the parsing of a request; the client gets status 431."""
 
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
+
+class HeaderTimeoutProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, with limits on heads."""
+
     cycle: Any
     """The latest request and its answer; None before the first."""
-    _due: asyncio.TimerHandle | None = None
-    _in_head = False
-    _head_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # noqa: D102
-        super().connection_made(transport)  # type: ignore[misc]
-        self._wait_for_head()
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        """Parsed."""
+        self._unparsed_bytes = 0
+        """Received since the parser last began a head: a header that does not end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
+        super().connection_made(transport)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
-        self._have_head()
-        super().connection_lost(exc)  # type: ignore[misc]
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    # --- the parser's callbacks ---------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
         self._in_head = True
-        super().on_message_begin()  # type: ignore[misc]
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Count a part of the URL."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Note that it is here."""
+        """Note that the head is complete."""
         self._in_head = False
-        self._have_head()
-        super().on_headers_complete()  # type: ignore[misc]
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge  # the parser stops, and uvicorn calls `send_400_response`
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that cannot be parsed, or whose head is too large."""
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+        else:
+            super().send_400_response(msg)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
-        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
-        super().data_received(data)  # type: ignore[misc]
-        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
-        elif self._in_head or self._is_idle:
-            owner: Any = self.transport.get_protocol()
-            if owner is self:  # it has not become a WebSocket
-                self._wait_for_head()
+        self._unparsed_bytes = self._unparsed_bytes + len(data) if self._in_head else 0
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._unparsed_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+        elif (self._in_head or self._is_idle) and self.transport.get_protocol() is self:
+            self._start_timer()  # it has not become a WebSocket
+
+    def _refuse(self) -> None:
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _wait_for_head(self) -> None:
-        if self._due is None and not self.transport.is_closing():
-            self._due = self.loop.call_later(HEAD_S, self._give_up)
+    def _start_timer(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(HEAD_S, self._on_timeout)
 
-    def _have_head(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _give_up(self) -> None:
-        self._due = None
+    def _on_timeout(self) -> None:
+        self._timer = None
         if self._is_idle:
             self.transport.close()
-        else:  # it is we who do not read: an earlier request of the connection is under way
-            self._wait_for_head()
+        else:  # an earlier request of the connection is still running, so nothing is read
+            self._start_timer()

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.serve.gateway.write_coalescing import answers_at_once
+from aenv_ray.serve.gateway.header_timeout import HeaderTimeoutProtocol
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75
@@ -130,7 +130,7 @@ class Listener:
             proxy_headers=False,
             server_header=False,
             backlog=_BACKLOG,
-            http=answers_at_once(),
+            http=HeaderTimeoutProtocol,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_DRAIN_S,
             ws_max_size=64 * 1024 * 1024,

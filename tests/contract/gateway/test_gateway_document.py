@@ -146,13 +146,14 @@ def test_real_answers_fit_the_document(served: Served) -> None:
 def test_every_route_is_in_the_document(served: Served) -> None:
     gateway = served.bench.gateway
     convertor = re.compile(r":\w+(?=})")
-    routes = {
+    routes = [*gateway.data_routes, *gateway.control_api.routes]
+    paths = {
         convertor.sub("", route.path).replace("{instance_id}", "{id}")
-        for route in gateway._routes()
-        if isinstance(route, Route) and route.path != "/{path:path}"  # whatever functions chose
+        for route in routes
+        if isinstance(route, Route) and route.path != "/{path:path}"  # functions choose their paths
     }
-    named = {"/functions/list"}  # is there for itself, and one of those that functions chose
-    assert routes | named == set(gateway.document["paths"])
+    additional = {"/functions/list"}  # has its own entry beside /functions/{path}
+    assert paths | additional == set(gateway.control_api.openapi()["paths"])
 
 
 def test_a_port_that_is_taken_is_told() -> None:

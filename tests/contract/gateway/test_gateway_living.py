@@ -13,7 +13,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway.creation import Creator, Wish
+from aenv_ray.serve.gateway.creation import Creation, Creator
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway, created
@@ -113,7 +113,7 @@ async def test_a_key_outlives_the_replica_that_had_it_first(
     options = CreateOptions(
         actor="shared", lifetime="detached", owner="ann", engine=None, idle_timeout=None
     )
-    first = asyncio.create_task(dead.create_once(Wish("probe", options, 1, "ann"), "k", 60))
+    first = asyncio.create_task(dead.create_once(Creation("probe", options, 1, "ann"), "k", 60))
     await bench.fabric.asked.wait()
     await bench.gateway.sweep.once()
     key = {"Idempotency-Key": "k"}

@@ -91,7 +91,7 @@ async def test_rows_are_left_out_as_aenvironments_cli_asks(
     for n in range(5):
         await ann.post("/env/", json={"name": f"many-{n}", "version": "1.0.0"})
     every = [one["name"] for one in (await ann.get("/env/")).json()["data"]]
-    monkeypatch.setattr(routes_environments, "_SKIPPED_AT_ONCE", 2)
+    monkeypatch.setattr(routes_environments, "_SKIP_AT_ONCE", 2)
     for offset in range(len(every) + 2):
         page = await ann.get(f"/env/?limit=2&offset={offset}")
         assert [one["name"] for one in page.json()["data"]] == every[offset : offset + 2]

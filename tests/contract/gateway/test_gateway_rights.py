@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from aenv_ray.hub.records import Role
+from aenv_ray.serve.gateway.routes.routing import ControlRoute
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
 
@@ -42,19 +43,19 @@ async def test_an_owner_sees_and_ends_its_own_instances_only(
     assert (await admin.delete(path)).status_code == 200
 
 
-async def test_an_agent_may_nothing_here(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_an_agent_may_use_no_control_route(bench: Bench, ann: httpx.AsyncClient) -> None:
     """Invariant 8."""
     made = await created(ann)
     answer = await ann.post(f"/instances/{made['id']}/token", json={})
     agent = answer.json()["data"]["token"]
     async with bench.client(agent) as http:
-        for endpoint in bench.gateway.endpoints:
-            if endpoint.access in {"public", "capability"}:
+        for route in bench.gateway.control_api.routes:
+            if not isinstance(route, ControlRoute) or not route.guards:
                 continue
-            path = endpoint.path.replace("{id}", made["id"]).replace("{name}", "probe")
+            path = route.path.replace("{id}", made["id"]).replace("{name}", "probe")
             path = path.replace("{version}", "1.0.0").replace("{reference}", "*")
-            answer = await http.request(endpoint.method, path)
-            assert answer.status_code == 403, f"{endpoint.method} {path}"
+            answer = await http.request(route.method, path)
+            assert answer.status_code == 403, f"{route.method} {path}"
 
 
 async def test_a_revoked_token_is_refused(

@@ -1,11 +1,12 @@
-"""The data side in the OpenAPI document: the routes of instances, written down by hand.
+"""The data side in the OpenAPI document: one table of the routes of instances and services.
 
-Their bodies are those of MCP and of the environments, which no schema here can know.
+FastAPI documents the control routes. The bodies of the data routes are those of MCP and of the
+environments, which no schema here can describe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,217 +34,215 @@ from aenv_ray.errors import (
 from aenv_ray.serve.gateway.data.functions import MethodRefused
 
 Json = dict[str, Any]
+Errors = tuple[type[AenvError], ...]
+Query = Mapping[str, tuple[Json, str]]
 
 TAG: Final = "data"
-_ALWAYS: Final[tuple[type[AenvError], ...]] = (
+_ALWAYS: Final[Errors] = (
     ConfigError, Unauthorized, Forbidden, InstanceNotFound, InstanceExpired, InstanceReleased,
     SandboxLost, FabricUnavailable, InternalError,
 )  # fmt: skip
-_CALL: Final[tuple[type[AenvError], ...]] = (
+_CALL: Final[Errors] = (
     ToolNotFound, ToolInputInvalid, ToolTimeout, DeadlineExceeded, CallOutcomeUnknown,
 )  # fmt: skip
+_FUNCTION: Final[Errors] = (*_CALL, FunctionFailed, MethodRefused)
 _TEXT: Final = {"type": "string"}
-_ANY: Final = "application/octet-stream"
+_NAME: Final = {"type": "string", "minLength": 1}
 _OBJECT: Final = {"type": "object"}
 
-FAULTS: Final[Mapping[str, Json]] = {
-    "DoorError": {
-        "type": "object",
-        "required": ["success", "error", "code"],
-        "properties": {"success": {"const": False}, "error": _TEXT, "code": _TEXT, "hint": _TEXT},
-    },
-    "RpcError": {
-        "type": "object",
-        "required": ["jsonrpc", "id", "error"],
-        "properties": {
-            "jsonrpc": {"const": "2.0"},
-            "error": {
-                "type": "object",
-                "required": ["code", "message"],
-                "properties": {"code": {"type": "integer"}, "message": _TEXT, "data": {}},
-            },
-        },
-    },
-}
-"""The forms that a failure has here, beside ``Error``."""
 
-_HEADERS: Final = {
-    "AEnvCore-EnvInstance-ID": "The instance; with a token.",
-    "AEnvCore-MCPProxy-URL": "http://<ip>:8081 with the instance's ip, in place of a token.",
+def _object(**properties: Any) -> Json:
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+_ERROR: Final = _object(code=_TEXT, message=_TEXT)
+_ERROR["properties"]["hint"] = _TEXT
+_DOOR_ERROR: Final = _object(success={"const": False}, error=_TEXT, code=_TEXT)
+_DOOR_ERROR["properties"]["hint"] = _TEXT
+_RPC_ERROR: Final = _object(code={"type": "integer"}, message=_TEXT)
+_RPC_ERROR["properties"]["data"] = {}
+
+ERROR_SCHEMAS: Final[Mapping[str, Json]] = {
+    "Error": _object(
+        success={"const": False},
+        code={"type": "integer", "description": "The HTTP status"},
+        message=_TEXT,
+        data={"type": "null"},
+        error=_ERROR,
+    ),
+    "DoorError": _DOOR_ERROR,
+    "RpcError": _object(jsonrpc={"const": "2.0"}, error=_RPC_ERROR, id={}),
 }
-_RPC: Final = {
-    "application/json": {"schema": _OBJECT},
-    "text/event-stream": {"schema": _TEXT},
+"""The three forms of an error answer: of the control side, of functions, of MCP."""
+
+_ADDRESS_HEADERS: Final = {
+    "AEnvCore-EnvInstance-ID": "The instance; needs a token.",
+    "AEnvCore-MCPProxy-URL": "http://<ip>:8081 with the instance's ip, instead of a token.",
 }
-_MESSAGE: Final = {"application/json": {"schema": _OBJECT}}
-_BYTES: Final = {_ANY: {"schema": {"type": "string", "format": "binary"}}}
+_RPC: Final = {"application/json": {"schema": _OBJECT}, "text/event-stream": {"schema": _TEXT}}
+_JSON: Final = {"application/json": {"schema": _OBJECT}}
+_BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 def _envelope(data: Json) -> Json:
-    properties = {"success": {"const": True}, "data": data}
-    schema = {"type": "object", "required": ["success", "data"], "properties": properties}
-    return {"application/json": {"schema": schema}}
+    return {"application/json": {"schema": _object(success={"const": True}, data=data)}}
 
 
 @dataclass(frozen=True)
-class _Door:
+class _Route:
     """One operation."""
 
     method: str
     path: str
     summary: str
     content: Json | None
-    """Of the answer that means success; None: it has no body."""
-    fault: str = "Error"
-    """Name of the form of its failures."""
-    errors: tuple[type[AenvError], ...] = ()
+    """Of a successful answer; None: it has no body."""
+    error_schema: str = "Error"
+    """Key of `ERROR_SCHEMAS`."""
+    errors: Errors = ()
     body: Json | None = None
-    query: Mapping[str, tuple[Json, str]] = field(default_factory=dict)
-    is_passed_on: bool = False
-    """The answer is that of a server in the instance, whatever it is."""
+    query: Query = field(default_factory=dict)
+    is_proxied: bool = False
+    """The answer comes from a server in the instance, whatever it is."""
 
     @property
-    def names_its_target(self) -> bool:
-        """Whether the path says which instance or service it is for, and no header does."""
-        return "{id}" in self.path or "{service}" in self.path
+    def is_addressed_by_path(self) -> bool:
+        """Whether the path, and not a header, names the instance or service."""
+        return "{id}" in self.path
 
 
-_PATH: Final = {"path": (_TEXT, "In the sandbox; relative to the work directory.")}
+_PATH: Final[Query] = {"path": (_TEXT, "In the sandbox; relative to the work directory.")}
 _NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,15}$"}
+_READ: Final[Query] = {
+    **_PATH,
+    "offset": (_NUMBER, "First byte."),
+    "length": (_NUMBER, "At most this many bytes."),
+}
+_WRITE: Final[Query] = {
+    **_PATH,
+    "append": ({"enum": ["true", "false"]}, "Append to the file."),
+    "mode": ({"type": "string", "pattern": "^[0-7]{3}$"}, "Octal."),
+}
 
 
-def _mcp(path: str, *errors: type[AenvError]) -> tuple[_Door, ...]:
-    return (
-        _Door("post", path, "MCP: one JSON-RPC message; tools, and nothing else", _RPC,
-              "RpcError", (*_CALL, *errors), _MESSAGE),
-        _Door("delete", path, "MCP: end a session, of which nothing is kept", None, "RpcError",
-              errors),
-    )  # fmt: skip
+def _mcp(path: str, *errors: type[AenvError]) -> Iterator[_Route]:
+    call = "MCP: one JSON-RPC message; only tools are offered"
+    yield _Route("post", path, call, _RPC, "RpcError", (*_CALL, *errors), _JSON)
+    yield _Route("delete", path, "MCP: end a session", None, "RpcError", errors)
+
+
+def _ports(base: str, summary: str, *errors: type[AenvError]) -> Iterator[_Route]:
+    errors = (PortUnreachable, ToolNotFound, *errors)
+    for path in (f"{base}/ports/{{port}}", f"{base}/ports/{{port}}/{{path}}"):
+        for method in ("get", "post", "put", "patch", "delete"):
+            yield _Route(method, path, summary, None, errors=errors, is_proxied=True)
+
+
+def _function(method: str, path: str, summary: str, *errors: type[AenvError]) -> _Route:
+    body = _JSON if method == "post" else None
+    return _Route(method, path, summary, _envelope({}), "DoorError", (*_FUNCTION, *errors), body)
 
 
 _INSTANCE: Final = "/instances/{id}"
-_DOORS: Final = (
+_SERVICE: Final = "/services/{id}"
+_FILE: Final[Errors] = (FileAccessError,)
+_SERVICE_CALL: Final = "Functions, rewards and health of a service, at the paths of its environment"
+_ROUTES: Final = (
     *_mcp(f"{_INSTANCE}/mcp"),
-    _Door("get", f"{_INSTANCE}/info", "Facts of an instance, its isolation included",
-          _envelope(_OBJECT)),
-    _Door("get", f"{_INSTANCE}/files/list", "A directory in an instance",
-          _envelope({"type": "array", "items": _OBJECT}), errors=(FileAccessError,), query=_PATH),
-    _Door("get", f"{_INSTANCE}/files", "A file's bytes", _BYTES, errors=(FileAccessError,),
-          query=_PATH | {"offset": (_NUMBER, "First byte."), "length": (_NUMBER, "At most.")}),
-    _Door("put", f"{_INSTANCE}/files", "Write a file", _envelope(_OBJECT),
-          errors=(FileAccessError,), body=_BYTES,
-          query=_PATH | {"append": ({"enum": ["true", "false"]}, "At its end."),
-                         "mode": ({"type": "string", "pattern": "^[0-7]{3}$"}, "Octal.")}),
-    *(
-        _Door(method, f"{_INSTANCE}/ports/{{port}}{rest}", "HTTP to a server in an instance, on a "
-              "declared port; WebSockets too", None, errors=(PortUnreachable, ToolNotFound),
-              is_passed_on=True)
-        for rest in ("", "/{path}")
-        for method in ("get", "post", "put", "patch", "delete")
-    ),
-    *_mcp("/services/{id}/mcp", CatalogConflict),
-    *(
-        _Door(method, f"/services/{{id}}/ports/{{port}}{rest}", "HTTP to a server in a replica of "
-              "a service, on its port or a declared one; WebSockets too", None,
-              errors=(PortUnreachable, ToolNotFound, CatalogConflict), is_passed_on=True)
-        for rest in ("", "/{path}")
-        for method in ("get", "post", "put", "patch", "delete")
-    ),
-    *(
-        _Door(method, "/services/{id}/{path}", "A service's functions, rewards and health, at the "
-              "paths of its environment", _envelope({}), "DoorError",
-              (*_CALL, FunctionFailed, MethodRefused, CatalogConflict),
-              _MESSAGE if method == "post" else None)
-        for method in ("get", "post")
-    ),
+    _Route("get", f"{_INSTANCE}/info", "Show an instance, its isolation included",
+           _envelope(_OBJECT)),
+    _Route("get", f"{_INSTANCE}/files/list", "List a directory",
+           _envelope({"type": "array", "items": _OBJECT}), errors=_FILE, query=_PATH),
+    _Route("get", f"{_INSTANCE}/files", "Read a file", _BYTES, errors=_FILE, query=_READ),
+    _Route("put", f"{_INSTANCE}/files", "Write a file", _envelope(_OBJECT), errors=_FILE,
+           body=_BYTES, query=_WRITE),
+    *_ports(_INSTANCE, "HTTP or a WebSocket to a declared port of an instance"),
+    *_mcp(f"{_SERVICE}/mcp", CatalogConflict),
+    *_ports(_SERVICE, "HTTP or a WebSocket to a port of a service's replica", CatalogConflict),
+    _function("get", f"{_SERVICE}/{{path}}", _SERVICE_CALL, CatalogConflict),
+    _function("post", f"{_SERVICE}/{{path}}", _SERVICE_CALL, CatalogConflict),
     *_mcp("/mcp"),
-    _Door("get", "/functions/list", "What an instance offers to trainers (AEnvironment)",
-          _envelope(_OBJECT), "DoorError", _CALL),
-    *(
-        _Door("post", path, summary, _envelope({}), "DoorError",
-              (*_CALL, FunctionFailed, MethodRefused), _MESSAGE)
-        for path, summary in (
-            ("/functions/{path}", "Call a function; also at the path that it chose (AEnvironment)"),
-            ("/task/reward", "Call the reward (AEnvironment)"),
-            ("/task/reward/{path}", "Call a reward by its name"),
-        )
-    ),
+    _Route("get", "/functions/list", "List the functions, rewards and health checks of an instance "
+           "(AEnvironment)", _envelope(_OBJECT), "DoorError", _CALL),
+    _function("post", "/functions/{path}", "Call a function; also at the path that its environment "
+              "chose (AEnvironment)"),
+    _function("post", "/task/reward", "Call the reward (AEnvironment)"),
+    _function("post", "/task/reward/{path}", "Call a reward by its name"),
 )  # fmt: skip
 
 
 def paths() -> dict[str, Json]:
-    """Return the paths of the data side, as an OpenAPI document has them."""
+    """Return the paths of the data side for the OpenAPI document."""
     found: dict[str, Json] = {}
-    for door in _DOORS:
-        found.setdefault(door.path, {})[door.method] = _operation(door)
+    for route in _ROUTES:
+        found.setdefault(route.path, {})[route.method] = _operation(route)
     return found
 
 
-def _operation(door: _Door) -> Json:
-    words = door.path.strip("/").replace("{", "").replace("}", "").replace("/", "_")
+def _operation(route: _Route) -> Json:
+    words = route.path.strip("/").replace("{", "").replace("}", "").replace("/", "_")
     operation: Json = {
-        "operationId": f"data_{door.method}_{words}",
-        "summary": door.summary,
+        "operationId": f"data_{route.method}_{words}",
+        "summary": route.summary,
         "tags": [TAG],
         "security": [{"token": []}],
-        "parameters": _parameters(door),
-        "responses": _responses(door),
+        "parameters": list(_parameters(route)),
+        "responses": _responses(route),
     }
-    if not door.names_its_target:
-        operation["security"].append({})  # the address is the credential
-    if door.body is not None:
-        operation["requestBody"] = {"required": door.body is _BYTES, "content": door.body}
+    if not route.is_addressed_by_path:
+        operation["security"].append({})  # the address header is a credential too
+    if route.body is not None:
+        operation["requestBody"] = {"required": route.body is _BYTES, "content": route.body}
     return operation
 
 
-def _parameters(door: _Door) -> list[Json]:
-    def one(name: str, where: str, schema: Json, meaning: str) -> Json:
-        needed = where == "path" or (name == "path" and door.path.endswith("/files"))
+_PATH_PARAMETERS: Final = {
+    "id": (_NAME, "The instance or service."),
+    "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "Of deployConfig.ports."),
+    "path": (_NAME, "May contain slashes."),
+}
+
+
+def _parameters(route: _Route) -> Iterator[Json]:
+    def parameter(name: str, where: str, schema: Json, meaning: str, *, required: bool) -> Json:
         return {
-            "name": name,
-            "in": where,
-            "required": needed,
-            "schema": schema,
+            "name": name, "in": where, "required": required, "schema": schema,
             "description": meaning,
-        }
+        }  # fmt: skip
 
-    known = {
-        "id": ({"type": "string", "minLength": 1}, "The instance."),
-        "service": ({"type": "string", "minLength": 1}, "The service."),
-        "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "Of deployConfig.ports."),
-        "path": ({"type": "string", "minLength": 1}, "May have slashes."),
-    }
-    found = [one(n, "path", *known[n]) for n in known if f"{{{n}}}" in door.path]
-    found += [one(name, "query", *value) for name, value in door.query.items()]
-    if not door.names_its_target:
-        shape = {"type": "string", "minLength": 1, "pattern": "^[!-~]{1,200}$"}
-        found += [one(name, "header", shape, meaning) for name, meaning in _HEADERS.items()]
-    return found
+    for name, value in _PATH_PARAMETERS.items():
+        if f"{{{name}}}" in route.path:
+            yield parameter(name, "path", *value, required=True)
+    for name, value in route.query.items():
+        is_required = name == "path" and route.path.endswith("/files")
+        yield parameter(name, "query", *value, required=is_required)
+    if not route.is_addressed_by_path:
+        schema = _NAME | {"pattern": "^[!-~]{1,200}$"}
+        for name, meaning in _ADDRESS_HEADERS.items():
+            yield parameter(name, "header", schema, meaning, required=False)
 
 
-def _responses(door: _Door) -> Json:
-    done: Json = {"description": door.summary}
-    if door.content is not None:
-        done["content"] = door.content
-    if "{service}" in door.path:  # its replicas answer, and refuse, in their own words
-        return {"default": done}
-    responses: Json = {"200": done}
-    if door.content is _RPC:
-        responses["202"] = {"description": "A notification was taken"}
+def _responses(route: _Route) -> Json:
+    success: Json = {"description": route.summary}
+    if route.content is not None:
+        success["content"] = route.content
+    responses: Json = {"200": success}
+    if route.content is _RPC:
+        responses["202"] = {"description": "A notification was accepted"}
     codes: dict[int, set[str]] = {}
-    for error in (*door.errors, *_ALWAYS):
+    for error in (*route.errors, *_ALWAYS):
         codes.setdefault(error.http_status, set()).add(error.code)
     for status, names in sorted(codes.items()):
-        responses[str(status)] = _failure(" or ".join(sorted(names)), door.fault)
-    if door.body is not None:
-        form = "Error" if door.fault == "Error" else "DoorError"
-        responses["408"] = _failure("the body does not come", form)
-        responses["413"] = _failure("the body is larger than 64 MiB", form)
-    if door.is_passed_on:
-        responses["default"] = {"description": "What the server in the instance answers"}
+        responses[str(status)] = _failure(" or ".join(sorted(names)), route.error_schema)
+    if route.body is not None:
+        schema = "Error" if route.error_schema == "Error" else "DoorError"
+        responses["408"] = _failure("the body stopped arriving", schema)
+        responses["413"] = _failure("the body is larger than 64 MiB", schema)
+    if route.is_proxied:
+        responses["default"] = {"description": "The answer of the server in the instance"}
     return responses
 
 
-def _failure(description: str, form: str) -> Json:
-    schema = {"$ref": f"#/components/schemas/{form}"}
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _failure(description: str, schema: str) -> Json:
+    reference = {"$ref": f"#/components/schemas/{schema}"}
+    return {"description": description, "content": {"application/json": {"schema": reference}}}

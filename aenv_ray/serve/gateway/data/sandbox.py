@@ -14,7 +14,7 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.instances import Instances
-from aenv_ray.serve.gateway.limits import read_body
+from aenv_ray.serve.gateway.requests import read_body
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Size of one read from the sandbox; bounds the memory that a slow client holds."""

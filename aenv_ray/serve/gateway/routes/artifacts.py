@@ -1,13 +1,14 @@
-"""Control routes that carry source archives and publish them."""
+"""Control routes that transfer source archives and publish them."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import pydantic_core
+from fastapi import Query
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -21,54 +22,59 @@ from aenv_ray.errors import (
     ArtifactStoreFull,
     ConfigError,
     EnvironmentNotFound,
+    Forbidden,
     SandboxStartFailed,
     VersionConflict,
 )
+from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentVersion
 from aenv_ray.project.config import EnvironmentConfig
-from aenv_ray.serve.gateway.http import ClientLeft
-from aenv_ray.serve.gateway.limits import pieces_of
+from aenv_ray.serve.gateway.deps import Deps
+from aenv_ray.serve.gateway.requests import ClientLeft, pieces_of
 from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.endpoint import Access, Asked, Endpoint, Nothing, parse_body
-from aenv_ray.serve.gateway.routes.shapes import (
+from aenv_ray.serve.gateway.routes.routing import (
+    OWNERS,
+    Caller,
+    GatewayControl,
+    control_router,
+    failures,
+    validated,
+)
+from aenv_ray.serve.gateway.routes.schemas import (
     ArtifactObject,
     EnvironmentObject,
     PublishRequest,
     SignStyle,
 )
-from aenv_ray.serve.gateway.signing import Signature, Signer
+from aenv_ray.serve.gateway.signing import Signature
 
 logger = logging.getLogger(__name__)
 
-TAG: Final = "publishing"
+router = control_router("publishing")
 UPLOADS: Final = "upload"
-"""Kind of the hub's documents of archives that came by a signed URL and are not published yet."""
+"""Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
+
 _STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull)
+_PUBLISH: Final = failures(
+    VersionConflict, SandboxStartFailed, ArtifactNotFound, ArtifactDamaged, *_STORE
+)
+_BINARY: Final = {"type": "string", "format": "binary"}
+_UPLOAD: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": _BINARY}},
+    }
+}
 
 
-class Publish(Protocol):
-    """Publishes a source archive that anybody may have made."""
+class ArchiveResponse(StreamingResponse):
+    """The bytes of an artifact."""
 
-    async def __call__(
-        self, archive: bytes, owner: str, *, allow: Sequence[str] = ()
-    ) -> EnvironmentVersion:
-        """Return the version as it is kept.
-
-        Args:
-            archive: The archive.
-            owner: Who publishes it.
-            allow: Files that may look like secrets.
-
-        Raises:
-            ConfigError: It is no project, or holds what it must not, or what looks like a secret.
-            SandboxStartFailed: Its code does not load.
-            VersionConflict: The version exists with other content.
-        """
-        ...
+    media_type = "application/octet-stream"
 
 
 class ReferenceConfig(BaseModel):
-    """A ``config.json``, as AEnvironment's CLI sends it; unknown fields are kept."""
+    """A ``config.json`` as AEnvironment's CLI sends it; unknown fields are preserved."""
 
     model_config = EnvironmentConfig.model_config | {"extra": "allow"}
 
@@ -76,176 +82,47 @@ class ReferenceConfig(BaseModel):
     version: str = "1.0.0"
 
 
-def endpoints(control: Control, signer: Signer, publish: Publish) -> list[Endpoint]:
-    """Return the routes."""
-    routes = ArtifactRoutes(control, signer, publish)
-    publishing = (VersionConflict, SandboxStartFailed, ArtifactNotFound, ArtifactDamaged, *_STORE)
-    artifact, archive = "/artifacts/{digest}", "/archives/{name}/{version}"
-    one = "/env/{name}/{version}"
-    return [
-        Endpoint("PUT", artifact, routes.put, "Upload an artifact under its SHA-256", TAG,
-                 data=ArtifactObject, upload=True, errors=(ArtifactDamaged, *_STORE)),
-        Endpoint("HEAD", artifact, routes.head, "Whether an artifact is there", TAG,
-                 media="application/octet-stream", errors=(ArtifactNotFound,)),
-        Endpoint("GET", artifact, routes.get, "Download an artifact", TAG,
-                 media="application/octet-stream", errors=(ArtifactNotFound, ArtifactDamaged)),
-        Endpoint("POST", "/publish", routes.publish, "Publish an uploaded source archive", TAG,
-                 body=PublishRequest, data=EnvironmentObject, errors=publishing),
-        *(
-            Endpoint("POST", path, routes.create, "Publish by config.json (AEnvironment)", TAG,
-                     body=ReferenceConfig, data=bool, errors=publishing)
-            for path in ("/env/", "/env")
-        ),
-        Endpoint("PUT", one, routes.update, "Publish by config.json again (AEnvironment)", TAG,
-                 body=ReferenceConfig, data=bool, errors=publishing),
-        Endpoint("POST", f"{one}/sign", routes.sign, "A URL to upload or download a source "
-                 "archive without a token (AEnvironment)", TAG, query=SignStyle, data=str),
-        Endpoint("PUT", archive, routes.put_signed, "Upload by a signed URL", TAG,
-                 Access.CAPABILITY, query=Signature, data=ArtifactObject, upload=True,
-                 errors=_STORE),
-        Endpoint("GET", archive, routes.get_signed, "Download by a signed URL", TAG,
-                 Access.CAPABILITY, query=Signature, media="application/octet-stream",
-                 errors=(EnvironmentNotFound, ArtifactNotFound, ArtifactDamaged)),
-    ]  # fmt: skip
+# --- artifacts -----------------------------------------------------------------------------------
 
 
-class ArtifactRoutes:
-    """The handlers."""
-
-    def __init__(self, control: Control, signer: Signer, publish: Publish) -> None:
-        self._hub = control.deps.hub
-        self._store = control.deps.artifacts
-        self._limit = control.deps.settings.max_artifact_bytes
-        self._signer = signer
-        self._publish = publish
-
-    # --- artifacts ----------------------------------------------------------------------------
-
-    async def put(self, asked: Asked[Nothing, None]) -> ArtifactObject:
-        """Keep a body under the name that it must have."""
-        digest = await self._store.put(
-            _body(asked.request), digest=asked.path["digest"], limit_bytes=self._limit
-        )
-        return ArtifactObject(digest=digest, size_bytes=await self._store.size(digest))
-
-    async def get(self, asked: Asked[Nothing, None]) -> Response:
-        """Send one."""
-        return await self._sent(asked.path["digest"])
-
-    async def head(self, asked: Asked[Nothing, None]) -> Response:
-        """Tell its size."""
-        size = await self._store.size(asked.path["digest"])
-        return Response(
-            headers={"Content-Length": str(size)}, media_type="application/octet-stream"
-        )
-
-    async def _sent(self, digest: str) -> Response:
-        size = await self._store.size(digest)  # what is not there is told with its status
-        return StreamingResponse(
-            self._store.open(digest),
-            headers={"Content-Length": str(size)},
-            media_type="application/octet-stream",
-        )
-
-    # --- publishing ---------------------------------------------------------------------------
-
-    async def publish(self, asked: Asked[Nothing, PublishRequest]) -> EnvironmentObject:
-        """Publish an artifact."""
-        body = asked.body
-        entry = await self._published(body.archive, asked.principal.owner, body.allow_secrets)
-        return EnvironmentObject.of(entry, is_whole=True)
-
-    async def _published(
-        self, digest: str, owner: str, allow: Sequence[str] = ()
-    ) -> EnvironmentVersion:
-        archive = await self._store.read(digest, limit_bytes=self._limit)
-        try:
-            return await self._publish(archive, owner, allow=allow)
-        except ConfigError:
-            # What is refused for what is in it, such as a secret, is not kept either.
-            try:
-                await self._drop(digest, archive)
-            except AenvError as exc:
-                logger.warning("the refused archive %s stays: %s", digest[:12], exc.message)
-            raise
-
-    async def _drop(self, digest: str, archive: bytes) -> None:
-        """Remove an archive from the store, unless it is some version's.
-
-        Somebody else may publish the same bytes, with leave for what looks like a secret, just now:
-        `aenv_ray.actors.fabric.publishing.publish` and this each look again after they have acted.
-        """
-        if await self._is_published(digest):
-            return
-        await self._store.delete(digest)
-        if await self._is_published(digest):
-            await self._store.put(archive, digest=digest)
-
-    async def _is_published(self, digest: str) -> bool:
-        cursor: str | None = None
-        while True:
-            page = await self._hub.environments(EnvironmentQuery(limit=1000, cursor=cursor))
-            if any(digest == entry.archive for entry in page.items):
-                return True
-            cursor = page.cursor
-            if cursor is None:
-                return False
-
-    async def create(self, asked: Asked[Nothing, ReferenceConfig]) -> bool:
-        """Publish what was uploaded for the version, or else its config alone."""
-        body = asked.body
-        reference = f"{body.name}@{body.version}"
-        ids.split_reference(reference)
-        name = _upload_name(reference, asked.principal.owner)
-        upload = (await self._hub.documents(UPLOADS)).get(name)
-        if upload is not None:
-            entry = await self._published(upload["archive"], asked.principal.owner)
-            await self._hub.delete_document(UPLOADS, name)
-            if entry.reference != reference:
-                raise ConfigError(f"the archive was of {entry.reference}, and is published as that")
-        else:
-            await self._hub.push(_entry_of_config(body, asked.principal.owner))
-        return True
-
-    async def update(self, asked: Asked[Nothing, ReferenceConfig]) -> bool:
-        """Publish again: a version never changes, so the same content does nothing."""
-        name, version = asked.path["name"], asked.path["version"]
-        if (asked.body.name, asked.body.version) != (name, version):
-            raise ConfigError(f"the config is not that of {name}@{version}")
-        return await self.create(asked)
-
-    # --- signed URLs --------------------------------------------------------------------------
-
-    async def sign(self, asked: Asked[SignStyle, None]) -> str:
-        """Return a URL on the gateway itself."""
-        name, version = asked.path["name"], asked.path["version"]
-        ids.split_reference(f"{name}@{version}")
-        method = "GET" if asked.query.style == "read" else "PUT"
-        path = f"/archives/{name}/{version}"
-        signed = await self._signer.sign(method, path, asked.principal.owner)
-        return str(asked.request.base_url).rstrip("/") + signed
-
-    async def put_signed(self, asked: Asked[Signature, None]) -> ArtifactObject:
-        """Keep an archive until it is published."""
-        await self._signer.check("PUT", asked.request.url.path, asked.query)
-        digest = await self._store.put(_body(asked.request), limit_bytes=self._limit)
-        reference = f"{asked.path['name']}@{asked.path['version']}"
-        name = _upload_name(reference, asked.query.owner)
-        await self._hub.put_document(UPLOADS, name, {"archive": digest})
-        return ArtifactObject(digest=digest, size_bytes=await self._store.size(digest))
-
-    async def get_signed(self, asked: Asked[Signature, None]) -> Response:
-        """Send a version's archive."""
-        await self._signer.check("GET", asked.request.url.path, asked.query)
-        entry = await self._hub.environment(asked.path["name"], asked.path["version"])
-        if not entry.archive:
-            raise EnvironmentNotFound(f"{entry.reference} was published without its source")
-        return await self._sent(entry.archive)
+@router.put(
+    "/artifacts/{digest}",
+    dependencies=[OWNERS],
+    openapi_extra=_UPLOAD,
+    responses=failures(ArtifactDamaged, *_STORE),
+)
+async def put_artifact(control: GatewayControl, request: Request, digest: str) -> ArtifactObject:
+    """Upload an artifact under its SHA-256."""
+    return await _stored(control.deps, request, digest)
 
 
-def _upload_name(reference: str, owner: str) -> str:
-    """Return what an upload waits under: another owner's of the same version is another one."""
-    return f"{reference} {owner}"
+@router.head(
+    "/artifacts/{digest}",
+    dependencies=[OWNERS],
+    response_class=ArchiveResponse,
+    responses=failures(ArtifactNotFound),
+)
+async def head_artifact(control: GatewayControl, digest: str) -> Response:
+    """Tell whether an artifact exists, and its size."""
+    size = await control.deps.artifacts.size(digest)
+    return Response(headers={"Content-Length": str(size)}, media_type="application/octet-stream")
+
+
+@router.get(
+    "/artifacts/{digest}",
+    dependencies=[OWNERS],
+    response_class=ArchiveResponse,
+    responses=failures(ArtifactNotFound, ArtifactDamaged),
+)
+async def get_artifact(control: GatewayControl, digest: str) -> Response:
+    """Download an artifact."""
+    return await _sent(control.deps, digest)
+
+
+async def _stored(deps: Deps, request: Request, digest: str | None = None) -> ArtifactObject:
+    limit_bytes = deps.settings.max_artifact_bytes
+    digest = await deps.artifacts.put(_body(request), digest=digest, limit_bytes=limit_bytes)
+    return ArtifactObject(digest=digest, size_bytes=await deps.artifacts.size(digest))
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -256,15 +133,81 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         raise ClientLeft from None
 
 
+async def _sent(deps: Deps, digest: str) -> Response:
+    size = await deps.artifacts.size(digest)  # before the answer begins: 404 if it is missing
+    return ArchiveResponse(deps.artifacts.open(digest), headers={"Content-Length": str(size)})
+
+
+# --- publishing ----------------------------------------------------------------------------------
+
+
+@router.post("/publish", responses=_PUBLISH)
+async def publish(
+    control: GatewayControl, caller: Caller, body: PublishRequest
+) -> EnvironmentObject:
+    """Publish an uploaded source archive."""
+    entry = await _publish(control, body.archive, caller.owner, body.allow_secrets)
+    return EnvironmentObject.of(entry, is_whole=True)
+
+
+@router.post("/env", responses=_PUBLISH)
+@router.post("/env/", responses=_PUBLISH)
+async def create_version(control: GatewayControl, caller: Caller, body: ReferenceConfig) -> bool:
+    """Publish by config.json (AEnvironment).
+
+    Publishes the archive that was uploaded for the version, or else the config alone.
+    """
+    await _publish_config(control, caller.owner, body)
+    return True
+
+
+@router.put("/env/{name}/{version}", responses=_PUBLISH)
+async def update_version(
+    control: GatewayControl, caller: Caller, name: str, version: str, body: ReferenceConfig
+) -> bool:
+    """Publish by config.json again (AEnvironment).
+
+    A version never changes, so publishing the same content again does nothing.
+    """
+    if (body.name, body.version) != (name, version):
+        raise ConfigError(
+            f"the config is of {body.name}@{body.version}, but the URL names {name}@{version}"
+        )
+    await _publish_config(control, caller.owner, body)
+    return True
+
+
+async def _publish_config(control: Control, owner: str, config: ReferenceConfig) -> None:
+    hub = control.deps.hub
+    reference = f"{config.name}@{config.version}"
+    ids.split_reference(reference)
+    name = _upload_name(reference, owner)
+    upload = (await hub.documents(UPLOADS)).get(name)
+    if upload is None:
+        await hub.push(_entry_of_config(config, owner))
+        return
+    entry = await _publish(control, upload["archive"], owner)
+    await hub.delete_document(UPLOADS, name)
+    if entry.reference != reference:
+        raise ConfigError(
+            f"the config is of {reference}, but the uploaded archive contains {entry.reference} "
+            "and was published as that"
+        )
+
+
+def _upload_name(reference: str, owner: str) -> str:
+    """Return the name of an upload's document; each owner has its own upload of a version."""
+    return f"{reference} {owner}"
+
+
 def _entry_of_config(body: ReferenceConfig, owner: str) -> EnvironmentVersion:
-    """Return a version without source: it can be listed, and makes no instances.
+    """Return a version without source: it can be listed, but no instance can be created.
 
     Raises:
         ConfigError: The config is malformed.
     """
     config: dict[str, Any] = body.model_dump(mode="json")
-    parsed = parse_body(EnvironmentConfig, pydantic_core.to_json(config))
-    assert isinstance(parsed, EnvironmentConfig)
+    parsed = validated(EnvironmentConfig, config)
     text = pydantic_core.to_json(dict(sorted(config.items())))
     return EnvironmentVersion(
         name=parsed.name,
@@ -278,3 +221,106 @@ def _entry_of_config(body: ReferenceConfig, owner: str) -> EnvironmentVersion:
         tags=parsed.tags,
         owner=owner,
     )
+
+
+async def _publish(
+    control: Control, digest: str, owner: str, allow: Sequence[str] = ()
+) -> EnvironmentVersion:
+    deps = control.deps
+    archive = await deps.artifacts.read(digest, limit_bytes=deps.settings.max_artifact_bytes)
+    try:
+        return await control.publish(archive, owner, allow=allow)
+    except ConfigError:
+        # An archive that is refused, for a secret for example, is not stored either.
+        try:
+            await _drop(deps, digest, archive)
+        except AenvError as exc:
+            logger.warning("refused archive %s was not deleted: %s", digest[:12], exc.message)
+        raise
+
+
+async def _drop(deps: Deps, digest: str, archive: bytes) -> None:
+    """Delete an archive from the store, unless a version refers to it.
+
+    Somebody else may be publishing the same bytes at this moment, allowing what looks like a
+    secret. So this function and `aenv_ray.actors.fabric.publishing.publish` each check again after
+    they have acted.
+    """
+    if await _is_published(deps.hub, digest):
+        return
+    await deps.artifacts.delete(digest)
+    if await _is_published(deps.hub, digest):
+        await deps.artifacts.put(archive, digest=digest)
+
+
+async def _is_published(hub: Hub, digest: str) -> bool:
+    cursor: str | None = None
+    while True:
+        page = await hub.environments(EnvironmentQuery(limit=1000, cursor=cursor))
+        if any(digest == entry.archive for entry in page.items):
+            return True
+        cursor = page.cursor
+        if cursor is None:
+            return False
+
+
+# --- signed URLs ---------------------------------------------------------------------------------
+
+
+@router.post("/env/{name}/{version}/sign")
+async def sign(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    name: str,
+    version: str,
+    query: Annotated[SignStyle, Query()],
+) -> str:
+    """Create a URL to upload or download a source archive without a token (AEnvironment)."""
+    ids.split_reference(f"{name}@{version}")
+    method = "GET" if query.style == "read" else "PUT"
+    signed = await control.signer.sign(method, f"/archives/{name}/{version}", caller.owner)
+    return str(request.base_url).rstrip("/") + signed
+
+
+@router.put(
+    "/archives/{name}/{version}",
+    openapi_extra=_UPLOAD,
+    responses=failures(Forbidden, *_STORE),
+)
+async def put_signed(
+    control: GatewayControl,
+    request: Request,
+    name: str,
+    version: str,
+    query: Annotated[Signature, Query()],
+) -> ArtifactObject:
+    """Upload by a signed URL."""
+    await control.signer.check("PUT", request.url.path, query)
+    stored = await _stored(control.deps, request)
+    document = _upload_name(f"{name}@{version}", query.owner)
+    await control.deps.hub.put_document(UPLOADS, document, {"archive": stored.digest})
+    return stored
+
+
+@router.get(
+    "/archives/{name}/{version}",
+    response_class=ArchiveResponse,
+    responses=failures(Forbidden, EnvironmentNotFound, ArtifactNotFound, ArtifactDamaged),
+)
+async def get_signed(
+    control: GatewayControl,
+    request: Request,
+    name: str,
+    version: str,
+    query: Annotated[Signature, Query()],
+) -> Response:
+    """Download by a signed URL."""
+    await control.signer.check("GET", request.url.path, query)
+    entry = await control.deps.hub.environment(name, version)
+    if not entry.archive:
+        raise EnvironmentNotFound(
+            f"{entry.reference} was published without its source",
+            hint="publish it with `aenv push`",
+        )
+    return await _sent(control.deps, entry.archive)

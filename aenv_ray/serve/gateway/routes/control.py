@@ -1,24 +1,92 @@
-"""What the control routes share beyond `Deps`: creation, and instances as clients see them."""
+"""What the handlers of control routes share: the parts of a replica, and instances as JSON."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.errors import FabricUnavailable, InstanceNotFound
-from aenv_ray.hub.records import Lease
+from aenv_ray.clock import Clock
+from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotFound
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import EnvironmentVersion, Lease, Page
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway.auth import HubAuthenticator
+from aenv_ray.serve.gateway.auth import Principal, RequestRate
 from aenv_ray.serve.gateway.creation import Creator
-from aenv_ray.serve.gateway.deps import Deps, Principal
-from aenv_ray.serve.gateway.known_environments import KnownEnvironments
-from aenv_ray.serve.gateway.routes.shapes import InstanceObject, instance_object
+from aenv_ray.serve.gateway.deps import Deps
+from aenv_ray.serve.gateway.envelope import success
+from aenv_ray.serve.gateway.metrics import Metrics
+from aenv_ray.serve.gateway.routes.schemas import InstanceObject, instance_object
+from aenv_ray.serve.gateway.signing import Signer
+from aenv_ray.serve.services.service import Services
 
+ENVIRONMENT_CACHE_S: Final = 10.0
+"""How old the status of an environment may be that is shown with an instance."""
+_MAX_ENVIRONMENTS: Final = 1000
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Publish(Protocol):
+    """Publishes a source archive."""
+
+    async def __call__(
+        self, archive: bytes, owner: str, *, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
+        """Return the published version.
+
+        Args:
+            archive: Untrusted.
+            owner: Who publishes it.
+            allow: Files, or patterns, that are published although they look like secrets.
+
+        Raises:
+            ConfigError: The archive is not a project, or holds something that looks like a secret.
+            SandboxStartFailed: The project's code does not load.
+            VersionConflict: The version exists with other content.
+        """
+        ...
+
+
+class EnvironmentCache:
+    """Environment versions by reference, cached because every answer about an instance has one.
+
+    Args:
+        hub: Knows the versions.
+        clock: For their age.
+    """
+
+    def __init__(self, hub: Hub, clock: Clock) -> None:
+        self._hub = hub
+        # In a tuple, because None is an answer: the version was never published.
+        self._versions: BoundedCache[str, tuple[EnvironmentVersion | None]] = BoundedCache(
+            _MAX_ENVIRONMENTS, ttl_s=ENVIRONMENT_CACHE_S, clock=clock
+        )
+
+    async def find(self, reference: str) -> EnvironmentVersion | None:
+        """Return a version, at most `ENVIRONMENT_CACHE_S` old; None: it was never published.
+
+        Raises:
+            FabricUnavailable: The hub does not answer.
+        """
+        cached = self._versions.get(reference)
+        if cached is None:
+            cached = (await self._published(reference),)
+            self._versions.put(reference, cached)
+        return cached[0]
+
+    async def _published(self, reference: str) -> EnvironmentVersion | None:
+        name, _, version = reference.partition("@")
+        try:
+            return await self._hub.environment(name, version)
+        except EnvironmentNotFound:
+            return None
 
 
 @dataclass(frozen=True)
@@ -27,28 +95,34 @@ class Control:
 
     deps: Deps
     creator: Creator
-    tokens: HubAuthenticator
-    environments: KnownEnvironments
+    services: Services
+    environments: EnvironmentCache
+    rate: RequestRate
+    signer: Signer
+    publish: Publish
+    metrics: Metrics
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def keep(self, task: asyncio.Task[Any]) -> None:
-        """Let a task end though nobody waits for it."""
+    def keep_running(self, task: asyncio.Task[Any]) -> None:
+        """Let a task finish even if nobody waits for it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    # --- instances ----------------------------------------------------------------------------
+
     async def owned(self, principal: Principal, instance_id: str) -> Lease:
-        """Return the lease of an instance that somebody may use.
+        """Return the lease of an instance that the principal may use.
 
         Raises:
-            InstanceNotFound: There is none, or it is another owner's.
-            Forbidden: An agent asks.
+            InstanceNotFound: It does not exist, or belongs to another owner.
+            Forbidden: The principal is an agent.
         """
         lease = await self.deps.hub.lease(instance_id)
         principal.check_owns(lease)
         return lease
 
-    async def looked_at(self, lease: Lease) -> Lease:
-        """Return a lease with what its host says of the instance now."""
+    async def refreshed(self, lease: Lease) -> Lease:
+        """Return a lease with the status and deadline that the instance's host reports now."""
         if lease.status is not InstanceStatus.RUNNING:
             return lease
         try:
@@ -56,7 +130,7 @@ class Control:
         except InstanceNotFound:
             return lease.model_copy(update={"status": InstanceStatus.TERMINATED})
         except FabricUnavailable:
-            return lease  # as far as is known
+            return lease  # the hub's word is the latest known
         reason = "its sandbox, its host or its node died"
         return lease.model_copy(
             update={
@@ -67,16 +141,27 @@ class Control:
         )
 
     async def live(self, principal: Principal, instance_id: str) -> AsyncEnvHandle:
-        """Return an instance to work with.
+        """Return an instance to call.
 
         Raises:
-            AenvError: As `owned`, and as `Instances.handle`.
+            AenvError: As `owned` and `Instances.handle`.
         """
         await self.owned(principal, instance_id)
         return AsyncEnvHandle(await self.deps.fabric.handle(instance_id))
 
+    async def end(self, ids: list[str]) -> None:
+        """End instances, and then their leases.
+
+        Raises:
+            FabricUnavailable: The fabric or the hub does not answer; the instances may live on.
+        """
+        await self.deps.fabric.release(ids)
+        await self.deps.hub.end_leases(ids)
+
+    # --- answers ------------------------------------------------------------------------------
+
     async def shown(self, request: Request, *leases: Lease) -> list[InstanceObject]:
-        """Return instances of one environment as their owner sees them alone."""
+        """Return instances of one environment as only their owner may see them."""
         entry = await self.environments.find(leases[0].reference)
         return [
             instance_object(
@@ -86,7 +171,7 @@ class Control:
         ]
 
     async def listed(self, request: Request, lease: Lease) -> InstanceObject:
-        """Return an instance as lists show it: without its capability, and the configuration."""
+        """Return an instance as lists show it: without its capability and configuration."""
         entry = await self.environments.find(lease.reference)
         if entry is not None:
             entry = entry.model_copy(update={"config": {}, "artifacts": ()})
@@ -94,11 +179,11 @@ class Control:
         return instance_object(lease, mcp_url=url, entry=entry, is_private=False)
 
     def mcp_url(self, request: Request, instance_id: str) -> str:
-        """Return where MCP clients reach an instance."""
+        """Return the MCP endpoint of an instance."""
         return f"{self._data_url(request)}/instances/{instance_id}/mcp"
 
     def service_url(self, request: Request, service_id: str) -> str:
-        """Return where clients reach a service: MCP and functions are below it."""
+        """Return the base URL of a service's MCP endpoint and functions."""
         return f"{self._data_url(request)}/services/{service_id}"
 
     def _data_url(self, request: Request) -> str:
@@ -112,11 +197,15 @@ class Control:
             base = f"{url.scheme}://{host}" + (f":{port}" if port else "")
         return base.rstrip("/")
 
-    async def end(self, ids: list[str]) -> None:
-        """End instances, and then their leases.
 
-        Raises:
-            FabricUnavailable: The fabric or the hub does not answer; they may live.
-        """
-        await self.deps.fabric.release(ids)
-        await self.deps.hub.end_leases(ids)
+def page_answer(page: Page[Any], items: Sequence[BaseModel]) -> Response:
+    """Return one page of a list, with the total and the next cursor in headers.
+
+    Args:
+        page: From the hub.
+        items: The page's items as clients see them.
+    """
+    headers = {"X-Total-Count": str(page.total)}
+    if page.cursor is not None:
+        headers["X-Next-Cursor"] = page.cursor
+    return success(items, headers=headers)

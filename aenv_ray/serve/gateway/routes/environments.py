@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Annotated, Final
 
+from fastapi import Query
 from starlette.responses import Response
 
 from aenv_ray import ids
@@ -15,6 +16,7 @@ from aenv_ray.errors import (
     EnvironmentNotFound,
     Forbidden,
 )
+from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     EnvironmentQuery,
     EnvironmentStatus,
@@ -23,11 +25,17 @@ from aenv_ray.hub.records import (
     Page,
 )
 from aenv_ray.project import project
-from aenv_ray.serve.gateway.deps import Principal
-from aenv_ray.serve.gateway.envelope import success
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.endpoint import Asked, Endpoint
-from aenv_ray.serve.gateway.routes.shapes import (
+from aenv_ray.serve.gateway.auth import Principal
+from aenv_ray.serve.gateway.routes.control import page_answer
+from aenv_ray.serve.gateway.routes.routing import (
+    OWNERS,
+    Caller,
+    Envelope,
+    GatewayControl,
+    control_router,
+    failures,
+)
+from aenv_ray.serve.gateway.routes.schemas import (
     EnvironmentFilter,
     EnvironmentObject,
     ExistsObject,
@@ -35,163 +43,163 @@ from aenv_ray.serve.gateway.routes.shapes import (
     StatusObject,
 )
 
-TAG: Final = "environments"
-_NONE: Final = (EnvironmentNotFound,)
-_SKIPPED_AT_ONCE: Final = 1000
+router = control_router("environments")
+_VERSION: Final = "/env/{name}/{version}"
+_MISSING: Final = failures(EnvironmentNotFound)
+_SKIP_AT_ONCE: Final = 1000
+"""Rows of an offset that are skipped with one request to the hub."""
 
 
-def endpoints(control: Control) -> list[Endpoint]:
-    """Return the routes."""
-    routes = EnvironmentRoutes(control)
-    one = "/env/{name}/{version}"
-    return [
-        *(
-            Endpoint("GET", path, routes.page, "List versions", TAG, query=EnvironmentFilter,
-                     data=list[EnvironmentObject])
-            for path in ("/env/", "/env")
-        ),
-        Endpoint("GET", f"{one}/exists", routes.exists, "Whether a version is there", TAG,
-                 data=ExistsObject),
-        Endpoint("GET", f"{one}/status", routes.status, "A version's status", TAG,
-                 data=StatusObject, errors=_NONE),
-        Endpoint("GET", f"{one}/functions", routes.functions, "What a version registers", TAG,
-                 data=list[FunctionSchema], errors=_NONE),
-        Endpoint("POST", f"{one}/status", routes.set_status, "Move a version to a status", TAG,
-                 body=StatusChange, data=EnvironmentObject, errors=(*_NONE, CatalogConflict)),
-        Endpoint("POST", f"{one}/release", routes.release, "Release a version", TAG, data=bool,
-                 errors=(*_NONE, CatalogConflict)),
-        Endpoint("GET", "/env/{name}/versions", routes.versions, "All versions of a name, the "
-                 "highest first", TAG, data=list[EnvironmentObject], errors=_NONE),
-        Endpoint("GET", one, routes.get, "Show a version", TAG, data=EnvironmentObject,
-                 errors=_NONE),
-        Endpoint("GET", "/env/{name}", routes.get, "Show the highest version", TAG,
-                 data=EnvironmentObject, errors=_NONE),
-        Endpoint("DELETE", one, routes.delete, "Delete a version", TAG, data=bool,
-                 errors=(*_NONE, EnvironmentInUse)),
-    ]  # fmt: skip
+@router.get("/env", dependencies=[OWNERS], response_model=Envelope[list[EnvironmentObject]])
+@router.get("/env/", dependencies=[OWNERS], response_model=Envelope[list[EnvironmentObject]])
+async def list_versions(
+    control: GatewayControl, query: Annotated[EnvironmentFilter, Query()]
+) -> Response:
+    """List environment versions."""
+    wanted = EnvironmentQuery(
+        name=query.name,
+        tag=query.tag,
+        text=query.text,
+        status=None if query.status is None else status_of(query.status),
+        latest_only=query.latest,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    page = await _page_after(control.deps.hub, wanted, query.offset)
+    return page_answer(page, [EnvironmentObject.of(entry) for entry in page.items])
 
 
-class EnvironmentRoutes:
-    """The handlers."""
-
-    def __init__(self, control: Control) -> None:
-        self._hub = control.deps.hub
-
-    async def page(self, asked: Asked[EnvironmentFilter, None]) -> Response:
-        """List a page."""
-        query = asked.query
-        wanted = EnvironmentQuery(
-            name=query.name,
-            tag=query.tag,
-            text=query.text,
-            status=None if query.status is None else status_of(query.status),
-            latest_only=query.latest,
-            limit=query.limit,
-            cursor=query.cursor,
-        )
-        page = await self._after(wanted, query.offset)
-        headers = {"X-Total-Count": str(page.total)}
-        if page.cursor is not None:
-            headers["X-Next-Cursor"] = page.cursor
-        return success([EnvironmentObject.of(entry) for entry in page.items], headers=headers)
-
-    async def _after(self, query: EnvironmentQuery, offset: int) -> Page[EnvironmentVersion]:
-        """Return the page after the first `offset` rows."""
-        while offset > 0:
-            limit = min(offset, _SKIPPED_AT_ONCE)
-            page = await self._hub.environments(query.model_copy(update={"limit": limit}))
-            if page.cursor is None:
-                return page.model_copy(update={"items": ()})
-            offset -= limit
-            query = query.model_copy(update={"cursor": page.cursor})
-        return await self._hub.environments(query)
-
-    async def exists(self, asked: Asked[Any, None]) -> ExistsObject:
-        """Tell whether it is there."""
-        try:
-            entry = await self._entry(asked)
-        except EnvironmentNotFound:
-            return ExistsObject(exists=False)
-        return ExistsObject(exists=True, status=entry.status.number)
-
-    async def status(self, asked: Asked[Any, None]) -> StatusObject:
-        """Tell its status."""
-        return StatusObject(status=(await self._entry(asked)).status.value)
-
-    async def functions(self, asked: Asked[Any, None]) -> tuple[FunctionSchema, ...]:
-        """Tell what it registers."""
-        return (await self._entry(asked)).functions
-
-    async def versions(self, asked: Asked[Any, None]) -> list[EnvironmentObject]:
-        """Tell all versions."""
-        name = ids.check_environment_name(asked.path["name"])
-        found = await self._hub.versions(name)
-        if not found:
-            raise EnvironmentNotFound(f"nobody published an environment {name!r}")
-        return [EnvironmentObject.of(entry) for entry in found]
-
-    async def get(self, asked: Asked[Any, None]) -> EnvironmentObject:
-        """Show one."""
-        return EnvironmentObject.of(await self._entry(asked), is_whole=True)
-
-    async def set_status(self, asked: Asked[Any, StatusChange]) -> EnvironmentObject:
-        """Move one to a status."""
-        entry = await self._own(asked)
-        status = status_of(asked.body.status)
-        return EnvironmentObject.of(await self._hub.set_status(entry.name, entry.version, status))
-
-    async def release(self, asked: Asked[Any, None]) -> bool:
-        """Release one."""
-        entry = await self._own(asked)
-        if entry.status is EnvironmentStatus.RELEASED:
-            raise CatalogConflict(f"{entry.reference} is released already")
-        await self._hub.set_status(entry.name, entry.version, EnvironmentStatus.RELEASED)
-        return True
-
-    async def delete(self, asked: Asked[Any, None]) -> bool:
-        """Delete one."""
-        entry = await self._own(asked)
-        await self._hub.delete_environment(entry.name, entry.version)
-        return True
-
-    async def _entry(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
-        name, version = asked.path["name"], asked.path.get("version")
-        ids.split_reference(name if version is None else f"{name}@{version}")
-        try:
-            return await self._hub.environment(name, version)
-        except EnvironmentNotFound:
-            if name not in project.builtins() or await self._hub.versions(name):
-                raise
-            if version is not None:  # one that is not built in either is told as that
-                await asyncio.to_thread(project.resolve, f"{name}@{version}")
-            raise EnvironmentNotFound(
-                f"{name} is built in, and nobody published it",
-                hint="instances are made of it by its name; GET /instances/{id} of one shows it",
-            ) from None
-
-    async def _own(self, asked: Asked[Any, Any]) -> EnvironmentVersion:
-        entry = await self._entry(asked)
-        check_publisher(asked.principal, entry)
-        return entry
+@router.get(f"{_VERSION}/exists", dependencies=[OWNERS])
+async def exists(control: GatewayControl, name: str, version: str) -> ExistsObject:
+    """Tell whether a version exists."""
+    try:
+        entry = await _find(control.deps.hub, name, version)
+    except EnvironmentNotFound:
+        return ExistsObject(exists=False)
+    return ExistsObject(exists=True, status=entry.status.number)
 
 
-def check_publisher(principal: Principal, entry: EnvironmentVersion) -> None:
-    """Refuse who did not push a version.
+@router.get(f"{_VERSION}/status", dependencies=[OWNERS], responses=_MISSING)
+async def status(control: GatewayControl, name: str, version: str) -> StatusObject:
+    """Show the status of a version."""
+    return StatusObject(status=(await _find(control.deps.hub, name, version)).status.value)
+
+
+@router.get(f"{_VERSION}/functions", dependencies=[OWNERS], responses=_MISSING)
+async def functions(control: GatewayControl, name: str, version: str) -> tuple[FunctionSchema, ...]:
+    """List what a version registers: tools, functions, rewards, health checks."""
+    return (await _find(control.deps.hub, name, version)).functions
+
+
+@router.post(f"{_VERSION}/status", responses=failures(EnvironmentNotFound, CatalogConflict))
+async def set_status(
+    control: GatewayControl, caller: Caller, name: str, version: str, body: StatusChange
+) -> EnvironmentObject:
+    """Change the status of a version."""
+    hub = control.deps.hub
+    entry = await _find_own(hub, caller, name, version)
+    changed = await hub.set_status(entry.name, entry.version, status_of(body.status))
+    return EnvironmentObject.of(changed)
+
+
+@router.post(f"{_VERSION}/release", responses=failures(EnvironmentNotFound, CatalogConflict))
+async def release(control: GatewayControl, caller: Caller, name: str, version: str) -> bool:
+    """Release a version."""
+    hub = control.deps.hub
+    entry = await _find_own(hub, caller, name, version)
+    if entry.status is EnvironmentStatus.RELEASED:
+        raise CatalogConflict(f"{entry.reference} is already released")
+    await hub.set_status(entry.name, entry.version, EnvironmentStatus.RELEASED)
+    return True
+
+
+@router.get("/env/{name}/versions", dependencies=[OWNERS], responses=_MISSING)
+async def all_versions(control: GatewayControl, name: str) -> list[EnvironmentObject]:
+    """List all versions of a name, the highest first."""
+    found = await control.deps.hub.versions(ids.check_environment_name(name))
+    if not found:
+        raise EnvironmentNotFound(f"no environment {name!r} is published")
+    return [EnvironmentObject.of(entry) for entry in found]
+
+
+@router.get(_VERSION, dependencies=[OWNERS], responses=_MISSING)
+async def get_version(control: GatewayControl, name: str, version: str) -> EnvironmentObject:
+    """Show a version."""
+    return EnvironmentObject.of(await _find(control.deps.hub, name, version), is_whole=True)
+
+
+@router.get("/env/{name}", dependencies=[OWNERS], responses=_MISSING)
+async def get_latest(control: GatewayControl, name: str) -> EnvironmentObject:
+    """Show the highest version of a name."""
+    return EnvironmentObject.of(await _find(control.deps.hub, name, None), is_whole=True)
+
+
+@router.delete(_VERSION, responses=failures(EnvironmentNotFound, EnvironmentInUse))
+async def delete(control: GatewayControl, caller: Caller, name: str, version: str) -> bool:
+    """Delete a version."""
+    entry = await _find_own(control.deps.hub, caller, name, version)
+    await control.deps.hub.delete_environment(entry.name, entry.version)
+    return True
+
+
+async def _page_after(hub: Hub, query: EnvironmentQuery, offset: int) -> Page[EnvironmentVersion]:
+    """Return the page after the first `offset` rows."""
+    while offset > 0:
+        limit = min(offset, _SKIP_AT_ONCE)
+        page = await hub.environments(query.model_copy(update={"limit": limit}))
+        if page.cursor is None:
+            return page.model_copy(update={"items": ()})
+        offset -= limit
+        query = query.model_copy(update={"cursor": page.cursor})
+    return await hub.environments(query)
+
+
+async def _find(hub: Hub, name: str, version: str | None) -> EnvironmentVersion:
+    """Return a version; None: the highest.
 
     Raises:
-        Forbidden: Another owner did.
+        ConfigError: The name or the version is malformed.
+        EnvironmentNotFound: It is not published; the error says so if it is built in.
     """
-    if not principal.is_admin and entry.owner != principal.owner:
-        raise Forbidden(f"{entry.reference} was published by another owner")
+    ids.split_reference(name if version is None else f"{name}@{version}")
+    try:
+        return await hub.environment(name, version)
+    except EnvironmentNotFound:
+        if name not in project.builtins() or await hub.versions(name):
+            raise
+        if version is not None:  # raises the fitting error if this version is not built in
+            await asyncio.to_thread(project.resolve, f"{name}@{version}")
+        raise EnvironmentNotFound(
+            f"{name} is built in, not published",
+            hint="create instances by its name; GET /instances/{id} shows the environment",
+        ) from None
+
+
+async def _find_own(hub: Hub, caller: Principal, name: str, version: str) -> EnvironmentVersion:
+    """Return a version that the caller published; an administrator may change every version.
+
+    Raises:
+        Forbidden: Another owner published it.
+        ConfigError, EnvironmentNotFound: As `_find`.
+    """
+    entry = await _find(hub, name, version)
+    if not caller.is_admin and entry.owner != caller.owner:
+        raise Forbidden(
+            f"{entry.reference} was published by another owner",
+            hint="use the token of its publisher or of an administrator",
+        )
+    return entry
 
 
 def status_of(text: str) -> EnvironmentStatus:
-    """Return a status by its name or AEnvironment's number.
+    """Return a status by its name or by AEnvironment's number.
 
     Raises:
         ConfigError: There is no such status.
     """
-    for status in EnvironmentStatus:
-        if text.lower() == status.value.lower() or text == str(status.number):
-            return status
-    raise ConfigError(f"there is no status {text!r}", hint=f"one of {', '.join(EnvironmentStatus)}")
+    for known in EnvironmentStatus:
+        if text.lower() == known.value.lower() or text == str(known.number):
+            return known
+    raise ConfigError(
+        f"unknown environment status {text!r}", hint=f"one of {', '.join(EnvironmentStatus)}"
+    )

@@ -7,8 +7,9 @@ import base64
 import binascii
 import contextlib
 import re
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +23,6 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
     EnvironmentNotFound,
-    Forbidden,
     InstanceExpired,
     InstanceNotFound,
     InstanceReleased,
@@ -32,13 +32,18 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.records import Lease, LeaseQuery, Role
 from aenv_ray.models import ExecResult, InstanceStatus
-from aenv_ray.serve.gateway.creation import Wish
-from aenv_ray.serve.gateway.deps import Principal
-from aenv_ray.serve.gateway.envelope import success
-from aenv_ray.serve.gateway.http import unless_left
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.endpoint import Asked, Endpoint
-from aenv_ray.serve.gateway.routes.shapes import (
+from aenv_ray.serve.gateway.auth import Principal
+from aenv_ray.serve.gateway.creation import Creation
+from aenv_ray.serve.gateway.requests import unless_left
+from aenv_ray.serve.gateway.routes.control import Control, page_answer
+from aenv_ray.serve.gateway.routes.routing import (
+    Caller,
+    Envelope,
+    GatewayControl,
+    control_router,
+    failures,
+)
+from aenv_ray.serve.gateway.routes.schemas import (
     AgentTokenRequest,
     CreateManyRequest,
     CreateRequest,
@@ -49,17 +54,27 @@ from aenv_ray.serve.gateway.routes.shapes import (
     ReferenceFilter,
     RenewRequest,
     TokenObject,
-    Waiting,
+    WaitQuery,
 )
 from aenv_ray.units import parse_duration_s
 
-TAG: Final = "instances"
-IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+router = control_router("instances")
+
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
-_LOOK_S: Final = 0.25
-"""How often a long poll looks."""
-_GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
-_CREATE: Final = (
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="A create repeated with the same key returns the same instances.",
+        json_schema_extra={"minLength": 1, "pattern": "^[!-~]{1,200}$"},
+    ),
+]
+_POLL_S: Final = 0.25
+"""How often a long poll checks the instance."""
+
+_MISSING: Final = failures(InstanceNotFound)
+_ENDED: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
+_CREATE: Final = failures(
     EnvironmentNotFound,
     CatalogConflict,
     ArtifactDamaged,
@@ -70,219 +85,212 @@ _CREATE: Final = (
 )
 
 
-def endpoints(control: Control) -> list[Endpoint]:
-    """Return the routes."""
-    routes = InstanceRoutes(control)
-    key = {IDEMPOTENCY_KEY: "Repeat a create with the same key: it gives the same instances."}
-    return [
-        Endpoint("POST", "/env-instance", routes.create_one, "Make an instance (AEnvironment)",
-                 TAG, body=CreateRequest, data=InstanceObject, errors=_CREATE, headers=key),
-        Endpoint("GET", "/env-instance/{reference}/list", routes.list_by_reference, "List "
-                 "instances of *, a name or name@version (AEnvironment)", TAG,
-                 query=ReferenceFilter, data=list[InstanceObject]),
-        Endpoint("GET", "/env-instance/{id}", routes.get, "Show an instance (AEnvironment)", TAG,
-                 query=Waiting, data=InstanceObject, errors=(InstanceNotFound,)),
-        Endpoint("DELETE", "/env-instance/{id}", routes.delete, "End an instance (AEnvironment)",
-                 TAG, data=bool, errors=(InstanceNotFound,)),
-        Endpoint("POST", "/instances", routes.create_many, "Make instances, all or none", TAG,
-                 body=CreateManyRequest, data=list[InstanceObject], errors=_CREATE, headers=key),
-        Endpoint("GET", "/instances", routes.list_by_filters, "List instances, the newest first",
-                 TAG, query=InstanceFilter, data=list[InstanceObject]),
-        Endpoint("GET", "/instances/{id}", routes.get, "Show an instance; wait_s: a long poll",
-                 TAG, query=Waiting, data=InstanceObject, errors=(InstanceNotFound,)),
-        Endpoint("DELETE", "/instances/{id}", routes.delete, "End an instance", TAG, data=bool,
-                 errors=(InstanceNotFound,)),
-        Endpoint("POST", "/instances/{id}/renew", routes.renew, "Give an instance more time", TAG,
-                 body=RenewRequest, data=InstanceObject, errors=_GONE),
-        Endpoint("POST", "/instances/{id}/exec", routes.exec, "Run a command in an instance", TAG,
-                 body=ExecRequest, data=ExecObject, errors=(*_GONE, ToolTimeout)),
-        Endpoint("POST", "/instances/{id}/token", routes.token, "Make an agent's token for an "
-                 "instance", TAG, body=AgentTokenRequest, data=TokenObject,
-                 errors=(InstanceNotFound,)),
-    ]  # fmt: skip
+# --- creating ------------------------------------------------------------------------------------
 
 
-class InstanceRoutes:
-    """The handlers."""
+@router.post("/env-instance", responses=_CREATE)
+async def create_one(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    body: CreateRequest,
+    key: IdempotencyKey = None,
+) -> InstanceObject:
+    """Create an instance (AEnvironment).
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._deps = control.deps
+    Answers when it runs, or Pending shortly before AEnvironment's client would give up.
+    """
+    creation = _creation(body, caller, _options(body, caller, actor="shared"), 1)
+    wait_s = control.deps.settings.create_wait_s
+    (lease,) = await _create(control, request, creation, key, wait_s)
+    return await _shown(control, request, lease)
 
-    # --- creating -----------------------------------------------------------------------------
 
-    async def create_one(self, asked: Asked[Any, CreateRequest]) -> InstanceObject:
-        """Answer when it runs, or after a while, before AEnvironment's client gives up."""
-        body = asked.body
-        options = _options(body, asked.principal, actor="shared")
-        wish = _wish(body, asked.principal, options, 1)
-        (lease,) = await self._create(asked.request, wish, self._deps.settings.create_wait_s)
-        return await self._shown(asked, lease)
+@router.post("/instances", responses=_CREATE)
+async def create_many(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    body: CreateManyRequest,
+    key: IdempotencyKey = None,
+) -> list[InstanceObject]:
+    """Create instances, all or none."""
+    options = _options(
+        body, caller, engine=body.engine, idle_timeout=body.idle_timeout, actor=body.actor
+    )
+    creation = _creation(body, caller, options, body.count)
+    wait_s = CREATE_DEADLINE_S if body.wait else 0.0
+    return await control.shown(request, *await _create(control, request, creation, key, wait_s))
 
-    async def create_many(self, asked: Asked[Any, CreateManyRequest]) -> list[InstanceObject]:
-        """Answer when they run, or at once."""
-        body = asked.body
-        options = _options(
-            body, asked.principal,
-            engine=body.engine, idle_timeout=body.idle_timeout, actor=body.actor,
-        )  # fmt: skip
-        wish = _wish(body, asked.principal, options, body.count)
-        leases = await self._create(asked.request, wish, CREATE_DEADLINE_S if body.wait else 0.0)
-        return await self._control.shown(asked.request, *leases)
 
-    async def _create(self, request: Request, wish: Wish, patience_s: float) -> list[Lease]:
-        key = request.headers.get(IDEMPOTENCY_KEY)
-        creator = self._control.creator
-        if key is not None:
-            if not _KEY.fullmatch(key):
-                raise ConfigError(f"{IDEMPOTENCY_KEY} is not 1-200 printable characters")
-            # Whoever left may come back with the key: what it asked for is made all the same.
-            task = asyncio.create_task(creator.create_once(wish, key, patience_s))
-            self._control.keep(task)
-            return await asyncio.shield(task)
-        return await unless_left(request, creator.create(wish, patience_s))
-
-    async def _shown(self, asked: Asked[Any, Any], lease: Lease) -> InstanceObject:
-        (shown,) = await self._control.shown(asked.request, lease)
-        return shown
-
-    # --- looking ------------------------------------------------------------------------------
-
-    async def list_by_reference(self, asked: Asked[ReferenceFilter, None]) -> Response:
-        """List by reference."""
-        reference = asked.path["reference"]
-        name, version = (None, None) if reference == "*" else ids.split_reference(reference)
-        return await self._page(
-            asked,
-            LeaseQuery(
-                owner=_visible_owner(asked.principal, None),
-                name=name,
-                version=version,
-                limit=asked.query.limit,
-                cursor=asked.query.cursor,
-            ),
+async def _create(
+    control: Control, request: Request, creation: Creation, key: str | None, wait_s: float
+) -> list[Lease]:
+    if key is None:
+        return await unless_left(request, control.creator.create(creation, wait_s))
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"invalid Idempotency-Key of {len(key)} characters",
+            hint="send 1 to 200 printable ASCII characters without spaces",
         )
-
-    async def list_by_filters(self, asked: Asked[InstanceFilter, None]) -> Response:
-        """List by filters."""
-        query = asked.query
-        name, version = (None, None) if query.env is None else ids.split_reference(query.env)
-        key, _, value = (query.label or "").partition("=")
-        return await self._page(
-            asked,
-            LeaseQuery(
-                owner=_visible_owner(asked.principal, query.owner),
-                name=name,
-                version=version,
-                status=query.status,
-                label=(key, value) if query.label else None,
-                limit=query.limit,
-                cursor=query.cursor,
-            ),
-        )
-
-    async def _page(self, asked: Asked[Any, Any], query: LeaseQuery) -> Response:
-        page = await self._deps.hub.leases(query)
-        items = [await self._control.listed(asked.request, lease) for lease in page.items]
-        headers = {"X-Total-Count": str(page.total)}
-        if page.cursor is not None:
-            headers["X-Next-Cursor"] = page.cursor
-        return success(items, headers=headers)
-
-    async def get(self, asked: Asked[Waiting, None]) -> InstanceObject:
-        """Show one, once it is no longer Pending."""
-        until = self._deps.clock.now() + asked.query.wait_s
-        while True:
-            lease = await self._control.owned(asked.principal, asked.path["id"])
-            is_over = self._deps.clock.now() >= until
-            if lease.status is not InstanceStatus.PENDING or is_over:
-                break
-            if await asked.request.is_disconnected():
-                break
-            await asyncio.sleep(_LOOK_S)
-        lease = await self._control.looked_at(lease)
-        return await self._shown(asked, lease)
-
-    # --- living -------------------------------------------------------------------------------
-
-    async def delete(self, asked: Asked[Any, None]) -> bool:
-        """End one."""
-        lease = await self._control.owned(asked.principal, asked.path["id"])
-        await self._control.end([lease.id])
-        return True
-
-    async def renew(self, asked: Asked[Any, RenewRequest]) -> InstanceObject:
-        """Renew one."""
-        instance = await self._control.live(asked.principal, asked.path["id"])
-        info = await instance.renew(asked.body.ttl)
-        lease = await self._deps.hub.update_lease(asked.path["id"], deadline=info.deadline)
-        return await self._shown(asked, lease)
-
-    async def exec(self, asked: Asked[Any, ExecRequest]) -> ExecObject:
-        """Run a command; it is stopped when the client leaves."""
-        instance = await self._control.live(asked.principal, asked.path["id"])
-        body = asked.body
-        running = instance.exec(
-            body.command,
-            body.timeout,
-            cwd=body.cwd,
-            env=body.env,
-            stdin=_decoded(body.stdin),
-        )
-        result = await unless_left(asked.request, running)
-        return _exec_object(result, is_base64=body.encoding == "base64")
-
-    async def token(self, asked: Asked[Any, AgentTokenRequest]) -> TokenObject:
-        """Make an agent's token; it ends with the instance at the latest by what it is for."""
-        lease = await self._control.owned(asked.principal, asked.path["id"])
-        ttl = asked.body.ttl
-        secret, record = await self._deps.hub.create_token(
-            Role.AGENT,
-            lease.owner,
-            instance_id=lease.id,
-            ttl_s=None if ttl is None else parse_duration_s(ttl, what="ttl"),
-            note=asked.body.note,
-        )
-        return TokenObject(token=secret, **record.model_dump())
+    # A client that leaves may come back with its key, so the create goes on without it.
+    task = asyncio.create_task(control.creator.create_once(creation, key, wait_s))
+    control.keep_running(task)
+    return await asyncio.shield(task)
 
 
-def _options(body: CreateRequest, principal: Principal, **more: Any) -> CreateOptions:
+async def _shown(control: Control, request: Request, lease: Lease) -> InstanceObject:
+    (shown,) = await control.shown(request, lease)
+    return shown
+
+
+# --- listing and showing -------------------------------------------------------------------------
+
+
+@router.get("/env-instance/{reference}/list", response_model=Envelope[list[InstanceObject]])
+async def list_by_reference(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    reference: str,
+    query: Annotated[ReferenceFilter, Query()],
+) -> Response:
+    """List the instances of a name, of name@version, or of * (AEnvironment)."""
+    name, version = (None, None) if reference == "*" else ids.split_reference(reference)
+    wanted = LeaseQuery(
+        owner=_visible_owner(caller, None),
+        name=name,
+        version=version,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    return await _list(control, request, wanted)
+
+
+@router.get("/instances", response_model=Envelope[list[InstanceObject]])
+async def list_by_filters(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    query: Annotated[InstanceFilter, Query()],
+) -> Response:
+    """List instances, the newest first."""
+    name, version = (None, None) if query.env is None else ids.split_reference(query.env)
+    key, _, value = (query.label or "").partition("=")
+    wanted = LeaseQuery(
+        owner=_visible_owner(caller, query.owner),
+        name=name,
+        version=version,
+        status=query.status,
+        label=(key, value) if query.label else None,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    return await _list(control, request, wanted)
+
+
+async def _list(control: Control, request: Request, query: LeaseQuery) -> Response:
+    page = await control.deps.hub.leases(query)
+    return page_answer(page, [await control.listed(request, lease) for lease in page.items])
+
+
+@router.get("/env-instance/{id}", responses=_MISSING)
+@router.get("/instances/{id}", responses=_MISSING)
+async def get(
+    control: GatewayControl,
+    caller: Caller,
+    request: Request,
+    id: str,
+    query: Annotated[WaitQuery, Query()],
+) -> InstanceObject:
+    """Show an instance; with wait_s, as soon as it is no longer Pending."""
+    until = control.deps.clock.now() + query.wait_s
+    while True:
+        lease = await control.owned(caller, id)
+        is_late = control.deps.clock.now() >= until
+        if lease.status is not InstanceStatus.PENDING or is_late:
+            break
+        if await request.is_disconnected():
+            break
+        await asyncio.sleep(_POLL_S)
+    return await _shown(control, request, await control.refreshed(lease))
+
+
+def _visible_owner(caller: Principal, requested: str | None) -> str | None:
+    """Return the owner whose instances are listed; None: those of all owners."""
+    return (requested or None) if caller.is_admin else caller.acting_owner(requested)
+
+
+# --- using ---------------------------------------------------------------------------------------
+
+
+@router.delete("/env-instance/{id}", responses=_MISSING)
+@router.delete("/instances/{id}", responses=_MISSING)
+async def delete(control: GatewayControl, caller: Caller, id: str) -> bool:
+    """End an instance."""
+    lease = await control.owned(caller, id)
+    await control.end([lease.id])
+    return True
+
+
+@router.post("/instances/{id}/renew", responses=failures(*_ENDED))
+async def renew(
+    control: GatewayControl, caller: Caller, request: Request, id: str, body: RenewRequest
+) -> InstanceObject:
+    """Extend the lifetime of an instance."""
+    instance = await control.live(caller, id)
+    info = await instance.renew(body.ttl)
+    lease = await control.deps.hub.update_lease(id, deadline=info.deadline)
+    return await _shown(control, request, lease)
+
+
+@router.post("/instances/{id}/exec", responses=failures(*_ENDED, ToolTimeout))
+async def execute(
+    control: GatewayControl, caller: Caller, request: Request, id: str, body: ExecRequest
+) -> ExecObject:
+    """Run a command in an instance; it is stopped when the client leaves."""
+    instance = await control.live(caller, id)
+    running = instance.exec(
+        body.command, body.timeout, cwd=body.cwd, env=body.env, stdin=_decoded(body.stdin)
+    )
+    result = await unless_left(request, running)
+    return _exec_object(result, is_base64=body.encoding == "base64")
+
+
+@router.post("/instances/{id}/token", responses=_MISSING)
+async def create_agent_token(
+    control: GatewayControl, caller: Caller, id: str, body: AgentTokenRequest
+) -> TokenObject:
+    """Create an agent token for an instance."""
+    lease = await control.owned(caller, id)
+    secret, record = await control.deps.hub.create_token(
+        Role.AGENT,
+        lease.owner,
+        instance_id=lease.id,
+        ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
+        note=body.note,
+    )
+    return TokenObject(token=secret, **record.model_dump())
+
+
+def _options(body: CreateRequest, caller: Principal, **more: Any) -> CreateOptions:
     return CreateOptions(
         lifetime="detached",
         ttl=body.ttl,
         environment_variables=body.environment_variables,
         arguments=body.arguments,
         labels=body.labels,
-        owner=_owner(principal, body.owner),
+        owner=caller.acting_owner(body.owner),
         datasource=body.datasource,
         **more,
     )
 
 
-def _wish(body: CreateRequest, principal: Principal, options: CreateOptions, count: int) -> Wish:
-    ids.split_reference(body.env_name)  # a path of this machine is no reference
-    return Wish(body.env_name, options, count, _owner(principal, body.owner))
-
-
-def _owner(principal: Principal, asked: str | None) -> str:
-    """Return whose an instance is.
-
-    Raises:
-        Forbidden: An owner asks in another's name.
-    """
-    if not asked or asked == principal.owner:
-        return principal.owner
-    if not principal.is_admin:
-        raise Forbidden(
-            f"this token is of {principal.owner!r}, and cannot act for {asked!r}",
-            hint="leave the owner out, or use that owner's token; labels are free",
-        )
-    return asked
-
-
-def _visible_owner(principal: Principal, asked: str | None) -> str | None:
-    """Return whose instances are listed; None: everybody's."""
-    return (asked or None) if principal.is_admin else _owner(principal, asked)
+def _creation(
+    body: CreateRequest, caller: Principal, options: CreateOptions, count: int
+) -> Creation:
+    ids.split_reference(body.env_name)  # refuses paths of this machine
+    return Creation(body.env_name, options, count, caller.acting_owner(body.owner))
 
 
 def _decoded(stdin: str | None) -> bytes | None:
@@ -291,7 +299,7 @@ def _decoded(stdin: str | None) -> bytes | None:
     try:
         return base64.b64decode(stdin, validate=True)
     except binascii.Error as exc:
-        raise ConfigError(f"field stdin is no base64: {exc}") from None
+        raise ConfigError(f"field stdin is not valid base64: {exc}") from None
 
 
 def _exec_object(result: ExecResult, *, is_base64: bool) -> ExecObject:

@@ -1,25 +1,29 @@
-"""Routes about the gateway itself: health, metrics, the OpenAPI document, AEnvironment's data."""
+"""Control routes of the gateway itself: health, metrics, OpenAPI; and AEnvironment's ``/data``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import pydantic_core
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
-from aenv_ray.serve.gateway import metrics
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.endpoint import Access, Asked, Endpoint
+from aenv_ray.serve.gateway.routes.routing import (
+    ADMIN_ONLY,
+    OWNERS,
+    GatewayControl,
+    control_router,
+)
 
-TAG: Final = "gateway"
+router = control_router("gateway")
 DATA_SOURCES: Final = "data:"
-"""Kind of the hub's documents of a scenario, followed by its name."""
+"""Prefix of the kind of the hub's documents that ``/data`` reads; the scenario follows."""
 
 
 class DataQuery(BaseModel):
-    """Which instance of a data set."""
+    """The entry of a data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,45 +32,34 @@ class DataQuery(BaseModel):
 
 
 class HealthObject(BaseModel):
-    """That the gateway answers."""
+    """The gateway's own health."""
 
     status: str
 
 
-def endpoints(
-    control: Control, counted: metrics.Metrics, document: Callable[[], dict[str, Any]]
-) -> list[Endpoint]:
-    """Return the routes.
+@router.get("/health")
+async def health() -> HealthObject:
+    """Tell that the gateway answers."""
+    return HealthObject(status="healthy")
 
-    Args:
-        control: With the hub.
-        counted: Of this replica.
-        document: Makes the OpenAPI document.
-    """
 
-    async def health(asked: Asked[Any, None]) -> HealthObject:
-        del asked
-        return HealthObject(status="healthy")
+@router.get("/metrics", dependencies=[ADMIN_ONLY], response_class=PlainTextResponse)
+async def metrics(control: GatewayControl) -> Response:
+    """Show the metrics of this replica in Prometheus format."""
+    return PlainTextResponse(control.metrics.text())
 
-    async def show_metrics(asked: Asked[Any, None]) -> Response:
-        del asked
-        return Response(counted.text(), media_type=metrics.CONTENT_TYPE)
 
-    async def openapi(asked: Asked[Any, None]) -> Response:
-        del asked
-        return Response(pydantic_core.to_json(document()), media_type="application/json")
+@router.get("/openapi.json", response_model=dict[str, Any])
+async def openapi(request: Request) -> Response:
+    """Show this document."""
+    document = request.app.openapi()
+    return Response(pydantic_core.to_json(document), media_type="application/json")
 
-    async def data(asked: Asked[DataQuery, None]) -> dict[str, Any] | None:
-        found = await control.deps.hub.documents(DATA_SOURCES + asked.query.scenario)
-        return found.get(asked.query.instance)
 
-    return [
-        Endpoint("GET", "/health", health, "Whether the gateway answers", TAG, Access.PUBLIC,
-                 data=HealthObject),
-        Endpoint("GET", "/metrics", show_metrics, "Metrics of this replica for Prometheus", TAG,
-                 Access.ADMIN, media=metrics.CONTENT_TYPE),
-        Endpoint("GET", "/openapi.json", openapi, "This document", TAG, Access.PUBLIC,
-                 media="application/json", is_plain=True),
-        Endpoint("GET", "/data", data, "What a data set says of an instance (AEnvironment)", TAG,
-                 query=DataQuery, data=dict[str, Any] | None),
-    ]  # fmt: skip
+@router.get("/data", dependencies=[OWNERS])
+async def data(
+    control: GatewayControl, query: Annotated[DataQuery, Query()]
+) -> dict[str, Any] | None:
+    """Show an entry of a data set (AEnvironment)."""
+    entries = await control.deps.hub.documents(DATA_SOURCES + query.scenario)
+    return entries.get(query.instance)

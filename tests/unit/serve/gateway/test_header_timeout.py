@@ -19,8 +19,7 @@ from starlette.websockets import WebSocket
 
 from aenv_ray.runtime.public import requests as public_requests
 from aenv_ray.runtime.public.requests import BodyLimit
-from aenv_ray.serve.gateway import header_timeout as patience
-from aenv_ray.serve.gateway import limits
+from aenv_ray.serve.gateway import header_timeout, requests
 from aenv_ray.serve.gateway.listener import Listener, listen
 
 LONG_S = 120.0
@@ -60,13 +59,13 @@ class Server:
     async def _answer_later(self, request: Request) -> Response:
         self._began.set()
         await asyncio.sleep(2 * SHORT_S)  # longer than heads are waited for
-        patience.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
+        header_timeout.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
         await asyncio.sleep(2 * SHORT_S)  # the short wait that had begun is over
         return Response(b"late")
 
     async def _read(self, request: Request) -> Response:
         self._began.set()
-        return Response(await limits.read_body(request, 10**6))
+        return Response(await requests.read_body(request, 10**6))
 
     async def _read_as_door(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         self._began.set()
@@ -130,7 +129,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "HEAD_S", SHORT_S)
+    monkeypatch.setattr(header_timeout, "HEAD_S", SHORT_S)
 
 
 @pytest.fixture(scope="module")  # what is patched is read when a connection or a request comes
@@ -178,6 +177,17 @@ def test_a_head_without_end_fills_no_memory(server: Server) -> None:
     assert told.startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize(("size", "status"), [(60_000, b"200"), (70_000, b"431")])
+@pytest.mark.parametrize("headers", [1, 100])
+def test_a_head_has_a_limit_however_it_arrives(
+    server: Server, size: int, status: bytes, headers: int
+) -> None:
+    """64 KiB, in one piece too: docs/gateway.md."""
+    lines = b"".join(b"X-Long: " + b"x" * (size // headers) + b"\r\n" for _ in range(headers))
+    told = server.told(LAST[:-2] + lines + b"\r\n")
+    assert told.startswith(b"HTTP/1.1 " + status)
+
+
 def test_requests_under_way_and_behind_them_have_their_time(hasty: None, server: Server) -> None:
     """What waits for our answer does not keep us waiting."""
     later = b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -192,7 +202,7 @@ def test_a_body_that_stops_is_answered(
     """Invariant 9: 408, and what has come whole is taken."""
     head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
     assert server.told(head + b"Connection: close\r\n\r\n", b"half").endswith(b"\r\n\r\nhalf")
-    for module in (limits, public_requests):
+    for module in (requests, public_requests):
         monkeypatch.setattr(module, "BODY_S", SHORT_S)
     for part in (b"", b"ha"):
         with server.connect() as sock:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Lease, Role, TokenRecord
-from aenv_ray.serve.gateway.auth import HubAuthenticator, bearer_of
-from aenv_ray.serve.gateway.limits import RequestRate
+from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate, bearer_of
 from aenv_ray.serve.gateway.metrics import MOST_ENVIRONMENTS, Metrics
-from aenv_ray.serve.gateway.routes.endpoint import parse_body
-from aenv_ray.serve.gateway.routes.shapes import CreateManyRequest, CreateRequest
+from aenv_ray.serve.gateway.routes.routing import parse_json_object, validated
+from aenv_ray.serve.gateway.routes.schemas import CreateManyRequest, CreateRequest
 
+M = TypeVar("M", bound=BaseModel)
 OWNER = TokenRecord(id="t1", role=Role.OWNER, owner="ann", created_at=0.0)
 
 
@@ -137,6 +138,10 @@ def test_environments_beyond_the_first_are_counted_together() -> None:
     assert 'aenv_gateway_instances{environment="other"} 7.0' in text
     metrics.live([])
     assert 'aenv_gateway_instances{environment="e0"} 0.0' in metrics.text().decode()
+
+
+def parse_body(model: type[M], raw: bytes) -> M:
+    return validated(model, parse_json_object(raw))
 
 
 @given(st.binary(max_size=200))

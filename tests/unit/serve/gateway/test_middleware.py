@@ -1,4 +1,4 @@
-"""The gateway's outermost layer: envelopes, request ids, errors without a word too much."""
+"""The middleware around every route: envelopes, request ids, errors that reveal nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
-from aenv_ray.serve.gateway.http import Front, Observer
+from aenv_ray.serve.gateway.metrics import Metrics
+from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
 
 
 def client(failure: Exception) -> httpx.AsyncClient:
     async def fail(request: Request) -> Response:
         raise failure
 
-    app = Front(Router(routes=[Route("/fail", fail, methods=["GET"])]), Observer())
+    router = Router(routes=[Route("/fail", fail, methods=["GET"])])
+    app = GatewayMiddleware(router, AccessLog(Metrics()))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
-async def test_an_error_travels_whole() -> None:
+async def test_an_error_reaches_the_client_as_a_whole() -> None:
     """Design D14: a client raises what the gateway raised."""
     async with client(SandboxLost("it died", instance_id="a-1", hint="make another")) as http:
         answer = await http.get("/fail")
@@ -35,23 +37,23 @@ async def test_an_error_travels_whole() -> None:
     assert (error.instance_id, error.hint) == ("a-1", "make another")
 
 
-async def test_a_full_quota_says_when_to_try_again() -> None:
+async def test_an_exceeded_quota_says_when_to_try_again() -> None:
     async with client(QuotaExceeded("full", retry_after_s=2.5)) as http:
         answer = await http.get("/fail")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
 
 
-async def test_a_request_without_token_is_told_how_to_log_in() -> None:
+async def test_a_request_without_a_token_is_told_how_to_authenticate() -> None:
     async with client(Unauthorized("no token")) as http:
         answer = await http.get("/fail")
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-async def test_a_bug_tells_the_request_id_and_nothing_else(
+async def test_a_bug_reveals_only_the_request_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Invariant 10: what an unexpected exception says may hold a secret."""
+    """Invariant 10: the text of an unexpected exception may contain a secret."""
     async with client(RuntimeError("hunter2")) as http:
         answer = await http.get("/fail", headers={"X-Request-ID": "mine"})
     assert answer.status_code == 500
@@ -77,10 +79,11 @@ async def test_a_request_id_that_could_forge_a_log_line_is_replaced() -> None:
     assert answer.headers["x-request-id"] != "a b"
 
 
-class Noted(Observer):
-    """Keeps how requests ended."""
+class RecordingLog(AccessLog):
+    """Records how requests ended."""
 
     def __init__(self) -> None:
+        super().__init__(Metrics())
         self.ends: list[tuple[int, int]] = []
 
     def ended(self, scope: Any, status: int, seconds: float, sent: int) -> None:
@@ -90,10 +93,10 @@ class Noted(Observer):
 @pytest.mark.parametrize(
     ("path", "limit", "ended"), [("/echo", 9, (101, 8)), ("/none", 9, (403, 0)), ("/echo", 0, None)]
 )
-async def test_a_websocket_is_noted_as_a_request_is(
+async def test_a_websocket_is_logged_like_a_request(
     path: str, limit: int, ended: tuple[int, int] | None
 ) -> None:
-    """It has an id, its line in the log, and its share of what may be under way."""
+    """It has an id and a log line, and counts towards the limit of concurrent requests."""
 
     async def echo(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -101,8 +104,8 @@ async def test_a_websocket_is_noted_as_a_request_is(
         await websocket.send_bytes(b"more")
         await websocket.close()
 
-    noted = Noted()
-    front = Front(Router(routes=[WebSocketRoute("/echo", echo)]), noted, limit)
+    log = RecordingLog()
+    app = GatewayMiddleware(Router(routes=[WebSocketRoute("/echo", echo)]), log, limit)
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -115,10 +118,10 @@ async def test_a_websocket_is_noted_as_a_request_is(
         "type": "websocket", "path": path, "headers": [(b"x-request-id", b"mine")],
         "query_string": b"", "root_path": "", "subprotocols": [], "scheme": "ws",
     }  # fmt: skip
-    await front(scope, receive, send)
+    await app(scope, receive, send)
     if ended is None:
         assert sent[0]["status"] == 503
         ended = (503, len(sent[1]["body"]))
-    assert noted.ends == [ended]
+    assert log.ends == [ended]
     if ended[0] != 403:
         assert (b"x-request-id", b"mine") in sent[0]["headers"]

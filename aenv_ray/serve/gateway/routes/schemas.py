@@ -248,7 +248,7 @@ class ReferenceFilter(_Query):
     cursor: str | None = None
 
 
-class Waiting(_Query):
+class WaitQuery(_Query):
     """How long to wait for a change."""
 
     wait_s: float = Field(default=0, ge=0, le=60)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from aenv_ray.hub.records import EnvironmentVersion
 from aenv_ray.hub.services import MAX_REPLICAS, ServiceRecord
 from aenv_ray.project.storage import shown_size
-from aenv_ray.serve.gateway.routes.shapes import EnvironmentObject, timestamp
+from aenv_ray.serve.gateway.routes.schemas import EnvironmentObject, timestamp
 from aenv_ray.serve.services.apps import ServiceState, ServiceStatus
 from aenv_ray.serve.services.service import masked
 

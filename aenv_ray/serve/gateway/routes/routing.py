@@ -1,0 +1,316 @@
+"""How FastAPI serves the control routes: admission, JSON bodies, envelopes, errors.
+
+A handler is a function with FastAPI's annotations. `ControlRoute` adds what all handlers share:
+
+- The token is checked before the body is read: without one, a client cannot make a replica read.
+- A body is JSON whatever its ``Content-Type`` says, has a size limit, and may be empty.
+- What a handler returns becomes the ``data`` of an envelope; an error becomes an error envelope.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_type_hints
+
+import pydantic_core
+from fastapi import APIRouter, Depends
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.models import HTTPBearer
+from fastapi.routing import APIRoute
+from fastapi.security.base import SecurityBase
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from aenv_ray.errors import (
+    AenvError,
+    ConfigError,
+    FabricUnavailable,
+    Forbidden,
+    InternalError,
+    RateLimited,
+    Unauthorized,
+)
+from aenv_ray.serve.gateway.auth import Principal, principal_of
+from aenv_ray.serve.gateway.envelope import error_response, success
+from aenv_ray.serve.gateway.requests import ClientLeft, NoAnswer, read_body
+from aenv_ray.serve.gateway.routes.control import Control
+
+T = TypeVar("T")
+Handler = Callable[..., Awaitable[Any]]
+Failures = dict[int | str, dict[str, Any]]
+"""Documented error answers by HTTP status, as the `responses` of a FastAPI route."""
+
+
+class Envelope(BaseModel, Generic[T]):
+    """A successful answer."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    success: Literal[True] = True
+    code: Literal[0] = 0
+    message: str = ""
+    data: T
+
+
+async def control_of(request: Request) -> Control:
+    """Return what the handlers work with."""
+    control: Control = request.app.state.control
+    return control
+
+
+GatewayControl = Annotated[Control, Depends(control_of)]
+"""Parameter of a handler: what it works with."""
+
+
+class TokenGuard(SecurityBase):
+    """Admits the requests of owners, or of administrators only, within their rate limit.
+
+    `ControlRoute` calls `admit` before it reads the body. As a FastAPI dependency, the guard then
+    gives handlers the principal, and documents that the route needs a token.
+    """
+
+    scheme_name = "token"
+    model = HTTPBearer()
+
+    def __init__(self, *, admin_only: bool) -> None:
+        self._admin_only = admin_only
+
+    async def admit(self, request: Request) -> None:
+        """Check the token of a request.
+
+        Raises:
+            Unauthorized: The token is missing or invalid.
+            Forbidden: It is an agent's, or an owner's where an administrator's is needed.
+            RateLimited: The token sends too many requests.
+        """
+        control = await control_of(request)
+        principal = await control.deps.authenticate(request)
+        control.rate.take(principal.token_id)
+        principal.check_not_agent()
+        if self._admin_only:
+            principal.check_admin()
+
+    async def __call__(self, request: Request) -> Principal:
+        """Return the principal of an admitted request."""
+        return principal_of(request)
+
+
+Caller = Annotated[Principal, Depends(TokenGuard(admin_only=False))]
+"""Parameter of a handler: who sends the request, an owner or an administrator."""
+ADMIN_ONLY: Final = Depends(TokenGuard(admin_only=True))
+"""Dependency of routes for administrators only."""
+OWNERS: Final = Depends(TokenGuard(admin_only=False))
+"""Dependency of routes for owners whose handler does not need the principal."""
+
+
+class ControlRoute(APIRoute):
+    """A control route; see the module."""
+
+    methods: set[str]
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Handler,
+        *,
+        response_model: Any = DefaultPlaceholder(None),  # noqa: B008  # FastAPI's "not given"
+        **options: Any,
+    ) -> None:
+        if isinstance(response_model, DefaultPlaceholder):
+            data = get_type_hints(endpoint, include_extras=True)["return"]
+            is_response = inspect.isclass(data) and issubclass(data, Response)
+            response_model = None if is_response else Envelope[data]  # type: ignore[valid-type]  # a type at run time
+        doc = inspect.getdoc(endpoint) or ""
+        options["summary"] = doc.partition("\n")[0].rstrip(".")
+        super().__init__(path, _in_envelope(endpoint), response_model=response_model, **options)
+        self.operation_id = _operation_id(self.method, path)
+        self.description = ""
+        self.response_description = self.summary or ""
+        self.responses = _merged(self.responses, self._common_failures())
+        # A path parameter may hold any character, an escaped line break too.
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what serves a request; overrides FastAPI's."""
+        handle = super().get_route_handler()
+        guards = self.guards
+        reads_body = self.body_field is not None
+        name = f"{self.method} {self.path}"
+
+        async def serve(request: Request) -> Response:
+            request.scope["aenv.route"] = name
+            try:
+                for guard in guards:
+                    await guard.admit(request)
+                return await handle(await _parsed(request) if reads_body else request)
+            except (ClientLeft, ClientDisconnect):
+                return NoAnswer()
+            except RequestValidationError as exc:
+                return error_response(request, validation_error(exc.errors()))
+            except Exception as exc:  # noqa: BLE001  # logged there, and answered as our bug
+                return error_response(request, exc)
+
+        return serve
+
+    @property
+    def method(self) -> str:
+        """The one HTTP method that the route is documented with."""
+        return next(iter(self.methods - {"HEAD"}), "HEAD")
+
+    @property
+    def guards(self) -> list[TokenGuard]:
+        """The checks of a request's token; none for a public route."""
+        calls = [dependency.call for dependency in self.dependant.dependencies]
+        return [call for call in calls if isinstance(call, TokenGuard)]
+
+    def _common_failures(self) -> Failures:
+        errors: tuple[type[AenvError], ...] = (ConfigError, InternalError, FabricUnavailable)
+        if self.guards:
+            errors += (Unauthorized, Forbidden, RateLimited)
+        found = failures(*errors)
+        has_body = self.body_field is not None or "requestBody" in (self.openapi_extra or {})
+        if has_body:  # it stops coming, or is too large
+            found |= {408: _failure({ConfigError.code}), 413: _failure({ConfigError.code})}
+        return found
+
+
+def control_router(tag: str) -> APIRouter:
+    """Return an empty router for control routes."""
+    return APIRouter(tags=[tag], route_class=ControlRoute)
+
+
+def failures(*errors: type[AenvError]) -> Failures:
+    """Return `responses` of a route that may answer with these errors.
+
+    `ControlRoute` adds those that every route may answer with.
+    """
+    codes: dict[int, set[str]] = {}
+    for error in errors:
+        codes.setdefault(error.http_status, set()).add(error.code)
+    return {status: _failure(names, status) for status, names in codes.items()}
+
+
+_OR: Final = " or "
+
+
+def _failure(codes: set[str], status: int = 0) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "description": _OR.join(sorted(codes)),
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
+    if status in {429, 503}:
+        seconds = {"schema": {"type": "integer"}, "description": "Seconds"}
+        answer["headers"] = {"Retry-After": seconds}
+    return answer
+
+
+def _merged(one: Failures, other: Failures) -> Failures:
+    merged = one | other
+    for status in one.keys() & other.keys():
+        codes = {code for part in (one, other) for code in part[status]["description"].split(_OR)}
+        merged[status] = merged[status] | {"description": _OR.join(sorted(codes))}
+    return dict(sorted(merged.items(), key=lambda item: str(item[0])))
+
+
+def _operation_id(method: str, path: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "_", path.lower()).strip("_")
+    slash = "_all" if path.endswith("/") else ""
+    return f"{method.lower()}_{words}{slash}"
+
+
+def _in_envelope(endpoint: Handler) -> Handler:
+    @functools.wraps(endpoint)
+    async def answer(**arguments: Any) -> Response:
+        data = await endpoint(**arguments)
+        return data if isinstance(data, Response) else success(data)
+
+    # FastAPI would look names up in this module, and not in the endpoint's.
+    vars(answer)["__signature__"] = inspect.signature(endpoint, eval_str=True)
+    return answer
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+class _JsonRequest(Request):
+    """A request whose body is JSON whatever its ``Content-Type`` says, read and parsed already."""
+
+    def __init__(self, request: Request, raw: bytes, values: Mapping[str, Any]) -> None:
+        headers = [item for item in request.scope["headers"] if item[0] != b"content-type"]
+        headers.append((b"content-type", b"application/json"))
+        super().__init__({**request.scope, "headers": headers}, request.receive)
+        self._raw = raw
+        self._values = values
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._values
+
+
+async def _parsed(request: Request) -> Request:
+    """Return a request with its JSON body.
+
+    Raises:
+        ConfigError: The body is not a JSON object.
+        HTTPException: See `read_body`.
+    """
+    limit_bytes = (await control_of(request)).deps.settings.max_body_bytes
+    raw = await read_body(request, limit_bytes) or b"{}"
+    return _JsonRequest(request, raw, parse_json_object(raw))
+
+
+def parse_json_object(raw: bytes) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    try:
+        values = pydantic_core.from_json(raw)
+    except ValueError as exc:
+        raise ConfigError(f"the request body is not valid JSON: {exc}") from None
+    if not isinstance(values, dict):
+        raise ConfigError("the request body is not a JSON object")
+    return values
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
+    """Return a JSON object as a model.
+
+    Raises:
+        ConfigError: A field is missing or invalid.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        problems = exc.errors(include_url=False, include_input=False)
+        raise validation_error([p | {"loc": ("body", *p["loc"])} for p in problems]) from None
+
+
+_PLACES: Final = {"query": "query parameter", "body": "field"}
+
+
+def validation_error(problems: Any) -> ConfigError:
+    """Return pydantic's or FastAPI's list of problems as one of our errors.
+
+    Args:
+        problems: Each with ``loc``, which begins with ``query``, ``body``, ``path`` or ``header``,
+            and ``msg``.
+    """
+    texts = []
+    for problem in problems:
+        place, *names = problem["loc"]
+        where = ".".join(map(str, names))
+        text = problem["msg"].removeprefix("Value error, ")
+        texts.append(f"{_PLACES.get(place, place)} {where}: {text}")
+    return ConfigError("; ".join(texts), hint="GET /openapi.json describes every route")
