@@ -72,15 +72,17 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         FabricUnavailable: The daemon does not answer, so that nobody can say what it runs.
         ConfigError: `address` is no Unix socket.
     """
-    from aenv_ray.engines.docker.files import docker_scope
-    from aenv_ray.engines.docker.janitor import Daemon
+    from aenv_ray.engines.docker.janitor import JanitorClient
+    from aenv_ray.engines.docker.names import docker_scope
     from aenv_ray.engines.node.docker_client import socket_path
     from aenv_ray.engines.node.docker_labels import INSTANCE_LABEL, SCOPE_LABEL
 
     if not node_path(runtime_dir, docker_scope(scope)).exists():
         return []
     try:
-        rows = Daemon(socket_path(address)).containers(f"{SCOPE_LABEL}={docker_scope(scope)}")
+        rows = JanitorClient(socket_path(address)).containers(
+            f"{SCOPE_LABEL}={docker_scope(scope)}"
+        )
     except (OSError, http.client.HTTPException) as exc:
         raise FabricUnavailable(
             f"the Docker daemon at {address} does not say what it runs: {exc!r}"

@@ -1,4 +1,4 @@
-"""Whether a daemon can limit what containers write to their image's directories: by trying."""
+"""Whether a daemon can limit what containers write to their image's directories."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL
 
-_ABLE: Final = ("overlay2", "xfs")
-"""Storage driver and file system that can, where that is mounted with project quotas; the limits of
-other drivers count the image as well."""
+_CANDIDATE: Final = ("overlay2", "xfs")
+"""The storage driver and file system that may have quotas, depending on mount options. The limits
+of other drivers include the image."""
 _TRIAL_BYTES: Final = 1 << 30
 _TRIAL_S: Final = 60.0
 
 
-class StorageDriver:
-    """The storage driver of one daemon.
+class DiskQuota:
+    """The disk quotas of one daemon.
 
     Args:
         client: Of the daemon.
-        own_labels: Of a container that is made to try it, and never started.
+        own_labels: Of a container that is created to try a quota, and never started.
         clock: For that container's deadline.
     """
 
@@ -32,26 +32,26 @@ class StorageDriver:
         self._client = client
         self._labels = own_labels
         self._now = (clock or SystemClock()).now
-        self._has_quota: bool | None = None
+        self._works: bool | None = None
 
     def learn(self, info: Mapping[str, Any]) -> None:
-        """Take in what the daemon says of itself; rules out those that cannot."""
+        """Rule out daemons without quotas, by their answer to ``/info``."""
         backing = dict(row for row in info.get("DriverStatus") or () if len(row) == 2)
-        is_able = (info.get("Driver"), backing.get("Backing Filesystem")) == _ABLE
-        self._has_quota = None if is_able else False
+        is_candidate = (info.get("Driver"), backing.get("Backing Filesystem")) == _CANDIDATE
+        self._works = None if is_candidate else False
 
-    async def has_quota(self, image_id: str) -> bool:
-        """Whether containers can be given a limit; asks the daemon once.
+    async def works(self, image_id: str) -> bool:
+        """Return whether containers can have a quota; tries it once.
 
         Args:
-            image_id: Any image.
+            image_id: Any image of the daemon.
 
         Raises:
             FabricUnavailable: The daemon does not answer.
         """
-        if self._has_quota is None:
-            self._has_quota = await self._try(image_id)
-        return self._has_quota
+        if self._works is None:
+            self._works = await self._try(image_id)
+        return self._works
 
     async def _try(self, image_id: str) -> bool:
         name = f"aenv-try-{uuid.uuid4().hex[:12]}"

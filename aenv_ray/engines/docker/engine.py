@@ -1,9 +1,9 @@
 """The docker engine: instances are containers of the node's Docker daemon.
 
-Container and host share one directory, mounted into that container alone, and speak through a Unix
-socket in it: no port is opened anywhere. Containers are no children of the host and go on without
-it; `aenv_ray.engines.docker.janitor`, a process of the node, ends those that nobody owns. What
-exists is always asked of the daemon, and what became of it is told by its event stream.
+A container shares one directory with its host, mounted into that container alone; they communicate
+through a Unix socket in it, and no port is opened anywhere. Containers are not children of the host
+and outlive it; `aenv_ray.engines.docker.janitor`, a process of the node, ends those that nobody
+owns. The daemon is the only authority on what exists, and its event stream reports what ends.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
-from aenv_ray.engines.docker import files as docker_files
-from aenv_ray.engines.docker import janitor as docker_janitor
-from aenv_ray.engines.docker import spec as specs
 from aenv_ray.engines.docker.containers import Containers
-from aenv_ray.engines.docker.files import DockerFiles, container_name, second_name
-from aenv_ray.engines.docker.instance import CAUSE_WAIT_S, Instance, await_boot
-from aenv_ray.engines.docker.instances import Instances
+from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.instances import (
+    CAUSE_WAIT_S,
+    DockerInstance,
+    DockerInstances,
+    await_boot,
+)
+from aenv_ray.engines.docker.isolation import isolation, labelled_isolation
+from aenv_ray.engines.docker.janitor import ADOPTION_GRACE_S
 from aenv_ray.engines.docker.link import Links
-from aenv_ray.engines.docker.plan import Planner
-from aenv_ray.engines.docker.presence import Presence
-from aenv_ray.engines.docker.sidecar import SecondContainers
-from aenv_ray.engines.docker.surroundings import Surroundings
+from aenv_ray.engines.docker.names import container_name, docker_scope, sidecar_name
+from aenv_ray.engines.docker.plan import ContainerPlan
+from aenv_ray.engines.docker.planner import ContainerPlanner
+from aenv_ray.engines.docker.presence import HostPresence
+from aenv_ray.engines.docker.sidecar import Sidecars
+from aenv_ray.engines.docker.spec import container_body, hostname, start_mode
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
@@ -45,18 +50,18 @@ class DockerEngine(Engine):
     """Sandboxes as containers.
 
     Args:
-        host_id: Under which a restarted host finds its sandboxes.
-        runtime_dir: For sockets; short, and visible to the daemon under the same path.
-        data_dir: For kits; visible to the daemon under the same path.
-        scope: One janitor serves each scope: a Ray node.
+        host_id: By which a restarted host finds its sandboxes.
+        runtime_dir: For sockets; short, and the same path for the daemon.
+        data_dir: For kits; the same path for the daemon.
+        scope: The Ray node; each scope has one janitor.
         owner_pid: Process with which everything ends: the raylet.
         address: Of the daemon: ``unix:///path``.
-        image: Of projects that name none.
-        runtime: OCI runtime of projects that name none; None for the daemon's.
-        docker_config: Directory of Docker's own ``config.json``, with the logins for registries.
+        image: For projects that name none.
+        runtime: OCI runtime for projects that name none; None for the daemon's default.
+        docker_config: Directory of Docker's ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.
-        storage_dir: For what outlives containers; visible to the daemon under the same path. None:
-            in the data directory.
+        storage_dir: For storage that outlives containers; the same path for the daemon. None: in
+            the data directory.
     """
 
     name = "docker"
@@ -80,16 +85,16 @@ class DockerEngine(Engine):
         image: str | None = None,
         runtime: str | None = None,
         docker_config: Path = Path("~", ".docker"),
-        grace_s: float = docker_janitor.ADOPTION_GRACE_S,
+        grace_s: float = ADOPTION_GRACE_S,
         storage_dir: Path | None = None,
     ) -> None:
         self._host_id = host_id
-        self._scope = docker_files.docker_scope(scope)
+        self._scope = docker_scope(scope)
         self._files = DockerFiles(node_directory(runtime_dir, self._scope))
         self._client = DockerClient(address)
         self._containers = Containers(self._client, self._files, self._scope, host_id)
-        self._instances = Instances(self._containers, self._files)
-        self._presence = Presence(
+        self._instances = DockerInstances(self._containers, self._files)
+        self._presence = HostPresence(
             self._client,
             address=address,
             files=self._files,
@@ -100,21 +105,21 @@ class DockerEngine(Engine):
             on_event=self._instances.on_event,
             on_gap=self._instances.find_ended,
         )
-        self._planner = Planner(
+        self._planner = ContainerPlanner(
             self._client, self._files, self._scope, host_id,
             cache_dir=data_dir / "docker", image=image, runtime=runtime,
             docker_config=docker_config,
         )  # fmt: skip
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._links = Links(self._client, self._files)
-        self._seconds = SecondContainers(self._containers, self._files, self._links)
+        self._sidecars = Sidecars(self._containers, self._files, self._links)
         self._opening = asyncio.Lock()
         self._is_open = False
 
     # --- the daemon -----------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Connect; does nothing when connected.
+        """Connect to the daemon, once.
 
         Raises:
             FabricUnavailable: The daemon does not answer, or refuses this user.
@@ -141,7 +146,7 @@ class DockerEngine(Engine):
         try:
             return await self._boot(spec)
         except DaemonRefused as exc:
-            self._planner.note_refusal(exc)
+            self._planner.on_refusal(exc)
             return SandboxStartFailed(
                 f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
             )
@@ -151,79 +156,77 @@ class DockerEngine(Engine):
     async def _boot(self, spec: SandboxSpec) -> Sandbox:
         if self._instances.find(spec.instance_id) is not None:
             raise SandboxStartFailed(
-                f"{spec.instance_id} did not start: it runs already", instance_id=spec.instance_id
+                f"{spec.instance_id} did not start: it runs already",
+                instance_id=spec.instance_id,
             )
         name = container_name(self._scope, spec.instance_id)
-        async with self._planner.surroundings(spec, name) as around:
+        async with self._planner.plan(spec, name) as plan:
             if spec.storage is None:
-                return await self._boot_in(spec, around)
+                return await self._boot_planned(spec, plan)
             storage = await asyncio.to_thread(self._storage.open, spec.storage)
-            return await self._boot_in(spec, replace(around, storage=storage))
+            return await self._boot_planned(spec, replace(plan, storage=storage))
 
-    async def _boot_in(self, spec: SandboxSpec, around: Surroundings) -> Sandbox:
-        name = around.name
+    async def _boot_planned(self, spec: SandboxSpec, plan: ContainerPlan) -> Sandbox:
+        name = plan.name
         instance = self._instances.track(spec.instance_id, name)
-        instance.has_second = around.second is not None
+        instance.has_sidecar = plan.sidecar is not None
         hides_source = spec.config.deploy.hide_source
         try:
-            self._make_files(spec, around)
+            self._make_files(spec, plan)
             if hides_source:
                 copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
-                around = replace(around, project_dir=copy)
-            body = specs.container_body(spec, around)
+                plan = replace(plan, project_dir=copy)
+            body = container_body(spec, plan)
             link = instance.links[name] = self._links.link(name, body)
             async with self._containers.slot():
                 instance.container_id = await self._containers.create(name, body)
                 await self._containers.start(name, instance.container_id, link)
                 instance.started.add(name)
-            async with self._seconds.beside(instance, spec, around):
-                await await_boot(instance, link, partial(self._containers.last_words, name))
+            async with self._sidecars.started(instance, spec, plan):
+                await await_boot(instance, link, partial(self._containers.last_log, name))
             if hides_source:
                 await asyncio.to_thread(self._files.empty_project, name)
-            return await self._connect(
-                instance, specs.isolation(spec, around), specs.start_mode(around)
-            )
+            return await self._connect(instance, isolation(spec, plan), start_mode(plan))
         except BaseException:
             for opened in instance.links.values():
                 opened.close()
             self._instances.untrack(instance)
-            await self._instances.remove_surely(instance)
+            await self._instances.remove_failed(instance)
             raise
 
-    def _make_files(self, spec: SandboxSpec, around: Surroundings) -> None:
+    def _make_files(self, spec: SandboxSpec, plan: ContainerPlan) -> None:
         try:
-            self._files.make_run_directory(around.name)
-            if around.is_unattached:
-                self._files.write_etc(around.name, specs.hostname(spec))
+            self._files.make_run_directory(plan.name)
+            if plan.is_offline:
+                self._files.write_etc(plan.name, hostname(spec))
         except OSError as exc:
             raise SandboxStartFailed(
                 f"{spec.instance_id} did not start: its files cannot be written: {exc}",
-                hint="is there room in AENV_RUNTIME_DIR?", instance_id=spec.instance_id,
+                hint="check the free space of AENV_RUNTIME_DIR", instance_id=spec.instance_id,
             ) from exc  # fmt: skip
 
     # --- running --------------------------------------------------------------------------------
 
-    async def _connect(self, instance: Instance, isolation: Isolation, mode: str) -> DoorSandbox:
+    async def _connect(self, instance: DockerInstance, facts: Isolation, mode: str) -> DoorSandbox:
         async def find_cause() -> str:
             return await asyncio.shield(instance.ended)
 
         async def open_door(name: str) -> DoorSandbox:
-            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
+            sandbox = DoorSandbox(instance.id, facts, mode, find_cause, CAUSE_WAIT_S)
             try:
-                await sandbox.connect(await instance.links[name].open())
+                await sandbox.connect(await instance.links[name].connect())
             except OSError as exc:
                 raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
             return sandbox
 
-        if instance.has_second:
-            instance.second = await open_door(second_name(instance.name))
+        if instance.has_sidecar:
+            instance.sidecar = await open_door(sidecar_name(instance.name))
         sandbox = instance.sandbox = await open_door(instance.name)
-        sandbox.sidecar = instance.second
+        sandbox.sidecar = instance.sidecar
         if instance.ended.done():
             sandbox.end(instance.ended.result())
-        for opened in (sandbox, instance.second):
-            if opened is not None:
-                opened.on_end(partial(self._instances.forsake, instance))
+        for connected in instance.sandboxes:
+            connected.on_end(partial(self._instances.abandon, instance))
         return sandbox
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
@@ -234,22 +237,19 @@ class DockerEngine(Engine):
             details = await self._containers.details(name)
             instance.container_id = details["Id"]
             instance.started.add(name)
-            row_labels = details["Config"]["Labels"]
-            if row_labels[docker_labels.HOST_LABEL] != self._host_id:
+            labels = details["Config"]["Labels"]
+            if labels[docker_labels.HOST_LABEL] != self._host_id:
                 raise lost(instance_id, "it belongs to another host")
-            instance.has_second = docker_labels.VOLUME_LABEL in row_labels
+            instance.has_sidecar = docker_labels.VOLUME_LABEL in labels
             instance.links[name] = self._links.link(name, details["Config"], details["Id"])
-            cause = await self._seconds.find(instance) if instance.has_second else None
+            cause = await self._sidecars.find(instance) if instance.has_sidecar else None
             if not details["State"]["Running"]:
                 cause = self._containers.cause(name, details, instance.out_of_memory)
             if cause is not None:
                 await self._instances.discard(instance)
                 raise lost(instance_id, cause)
-            return await self._connect(
-                instance,
-                specs.listed_isolation(row_labels),
-                row_labels[docker_labels.START_MODE_LABEL],
-            )
+            mode = labels[docker_labels.START_MODE_LABEL]
+            return await self._connect(instance, labelled_isolation(labels), mode)
         except DaemonRefused as exc:
             self._instances.untrack(instance)
             raise lost(instance_id, "it ended while its host was away") from exc
@@ -269,7 +269,7 @@ class DockerEngine(Engine):
         instance = self._instances.find(instance_id)
         sandbox = None if instance is None else instance.sandbox
         if instance is not None and sandbox is not None and sandbox.end_cause is None:
-            has_second = instance.has_second  # its connection is the proof that it runs
+            has_sidecar = instance.has_sidecar  # it is connected, so it runs
         else:
             try:
                 details = await self._containers.details(name)
@@ -277,10 +277,10 @@ class DockerEngine(Engine):
                 raise lost(instance_id, "it does not run") from exc
             if not details["State"]["Running"]:
                 raise lost(instance_id, "it does not run")
-            has_second = docker_labels.VOLUME_LABEL in details["Config"]["Labels"]
-        self._files.move_deadline(name, deadline)
-        if has_second:
-            self._files.move_deadline(second_name(name), deadline)
+            has_sidecar = docker_labels.VOLUME_LABEL in details["Config"]["Labels"]
+        self._files.set_deadline(name, deadline)
+        if has_sidecar:
+            self._files.set_deadline(sidecar_name(name), deadline)
 
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
@@ -307,8 +307,8 @@ class DockerEngine(Engine):
         if instance is not None:
             self._instances.finish(instance, RELEASED)
         async with self._containers.slot():
-            has_second = instance is None or instance.has_second  # else it is not known
-            await self._containers.remove_all(name, has_second=has_second)
+            has_sidecar = instance is None or instance.has_sidecar  # unknown: there may be one
+            await self._containers.remove_all(name, has_sidecar=has_sidecar)
         self._files.clean(name)
 
     async def delete_storage(self, storage: StorageMount) -> None:  # noqa: D102

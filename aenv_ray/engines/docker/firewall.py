@@ -1,10 +1,10 @@
-"""Networks of sandboxes that may reach the internet, or an allow-list, and nothing else.
+"""Networks for sandboxes that may reach the internet, or an allow-list, and nothing else.
 
-A bridge, on which containers do not see each other, and rules of the node's packet filter that
-refuse what it sends to the node itself and to wherever it must not: for the internet, addresses
-that are not public (invariant 7: other nodes, Ray, Redis, a cloud's metadata service); for an
-allow-list, all that is not on it. Where the rules cannot be set there is no such network: a sandbox
-is never given more than was asked for.
+Each is a bridge without traffic between its containers, and rules of the node's packet filter. The
+rules refuse traffic to the node itself and, for the internet, to addresses that are not public
+(invariant 7: other nodes, Ray, Redis, a cloud's metadata service); for an allow-list, to everything
+that is not on it. If the rules cannot be set, the network is not created: a sandbox never gets more
+than it asked for.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOT_PUBLIC: Final = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
     "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
 )  # fmt: skip
-"""Addresses that no sandbox with the internet reaches (RFC 6890), the node's own besides."""
+"""Addresses that sandboxes with the internet must not reach (RFC 6890), besides the node's own."""
 RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")
-"""A node's own resolver is mostly at an address that sandboxes must not reach."""
+"""Public ones: a node's own resolver mostly has an address that sandboxes must not reach."""
 NO_RESOLVERS: Final = ("127.0.0.1",)
-"""Nobody answers there: whoever may ask a resolver for any name can tell it anything."""
-NO_PATIENCE: Final = ("timeout:1", "attempts:1")
-"""For that resolver: a name that is not on the list fails after a second, not after ten."""
+"""Nothing answers there. A real resolver would leak data: its queries can carry anything."""
+NO_RESOLVERS_OPTIONS: Final = ("timeout:1", "attempts:1")
+"""With them, a name that is not on the list fails after one second instead of ten."""
 _COMMAND_DEADLINE_S: Final = 30.0
 _HOOKS: Final = ("DOCKER-USER", "INPUT")
 _REFUSE: Final = "-j REJECT --reject-with icmp-port-unreachable"
@@ -36,21 +36,21 @@ _REPLIES: Final = "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN"
 
 
 class RulesRefused(Exception):
-    """The node's packet filter cannot be changed; the message says why."""
+    """The node's packet filter could not be changed; the message says why."""
 
 
 @dataclass(frozen=True, order=True)
 class Opening:
-    """Where an allow-list lets through."""
+    """An entry of an allow-list, resolved."""
 
     block: str
     """IPv4 addresses, ``a.b.c.d/n``."""
     port: int = 0
-    """TCP port; 0: every port of every protocol."""
+    """TCP port; 0 allows every port and protocol."""
 
     @property
     def match(self) -> str:
-        """The packets, as the packet filter wants them described."""
+        """The packets it allows, in the syntax of iptables."""
         return f"-d {self.block}" + (f" -p tcp --dport {self.port}" if self.port else "")
 
 
@@ -59,8 +59,8 @@ class Bridge:
     """A network of a scope.
 
     Attributes:
-        scope: Whose it is.
-        allow: The allow-list that it is for, as it is written; none: the internet.
+        scope: On its label.
+        allow: The allow-list, as the project writes it; empty for the internet.
     """
 
     scope: str
@@ -72,25 +72,25 @@ class Bridge:
 
     @property
     def name(self) -> str:
-        """What the daemon calls it."""
+        """Its name in the daemon."""
         if self.allow:
             return f"aenv-allow-{_short(self.scope)}-{self._key}"
         return f"aenv-internet-{_short(self.scope)}"
 
     @property
     def interface(self) -> str:
-        """Its interface on the node, at most 15 characters."""
+        """Its network interface on the node; at most 15 characters."""
         if self.allow:
             return f"ae{_short(self.scope)[:5]}{self._key}"
         return f"aenv{_short(self.scope)}"
 
     @property
     def chain(self) -> str:
-        """The packet filter's chain of its rules."""
+        """The iptables chain of its rules."""
         return f"{_chain(self.scope)}-{self._key}" if self.allow else _chain(self.scope)
 
     def body(self) -> dict[str, Any]:
-        """Return what the daemon makes it from."""
+        """Return the request body that creates it."""
         own = {CHAIN_LABEL: self.chain} if self.allow else {}
         return {
             "Name": self.name,
@@ -106,10 +106,10 @@ class Bridge:
         }
 
     def rules(self, openings: Collection[Opening]) -> str:
-        """Return its chains as ``iptables-restore`` wants them.
+        """Return its chains in the format of ``iptables-restore``.
 
         Args:
-            openings: Where its allow-list lets through.
+            openings: What its allow-list allows.
         """
         chain = self.chain
         if self.allow:
@@ -129,7 +129,7 @@ class Bridge:
 
     @property
     def hooks(self) -> Sequence[tuple[str, ...]]:
-        """The rules that send its packets to its chains."""
+        """The rules that send its packets through its chains."""
         targets = (self.chain, f"{self.chain}-IN")
         return [
             (hook, "-i", self.interface, "-j", target)
@@ -146,33 +146,33 @@ def _chain(scope: str) -> str:
 
 
 def apply_rules(bridge: Bridge, openings: Collection[Opening] = ()) -> None:
-    """Have the node refuse what sandboxes on a bridge must not reach; again does nothing.
+    """Set the rules of a bridge; idempotent.
 
     Args:
-        bridge: Where they are.
-        openings: Where its allow-list lets through; instead of those before.
+        bridge: The network.
+        openings: What its allow-list allows; replaces earlier ones.
 
     Raises:
-        RulesRefused: The packet filter cannot be changed from here.
+        RulesRefused: The packet filter cannot be changed, for example without root.
     """
     _run("iptables-restore", "--noflush", "--wait", text=bridge.rules(openings))
     for rule in bridge.hooks:
-        if not _holds("--check", *rule):
+        if not _succeeds("--check", *rule):
             _run("iptables", "--wait", "--insert", *rule)
 
 
 def has_hooks(bridge: Bridge) -> bool:
-    """Whether the packet filter sends a bridge's packets to its chains."""
-    return all(_holds("--check", *rule) for rule in bridge.hooks)
+    """Return whether the packet filter sends a bridge's packets through its chains."""
+    return all(_succeeds("--check", *rule) for rule in bridge.hooks)
 
 
 def remove_rules(scope: str) -> None:
-    """Take back the rules of all bridges of a scope; rules that are not there are none."""
+    """Remove the rules of all bridges of a scope, if there are any."""
     remove_chains(_chain(scope))
 
 
 def remove_chains(prefix: str) -> None:
-    """Take back the chains whose names begin so, and the rules that lead there."""
+    """Remove the chains whose names begin with a prefix, and the rules that jump to them."""
     if shutil.which("iptables") is None:
         return
     listed = subprocess.run(
@@ -182,14 +182,14 @@ def remove_chains(prefix: str) -> None:
     rules = [line.split() for line in listed]
     for rule in rules:
         if rule[0] == "-A" and rule[-2] == "-j" and rule[-1].startswith(prefix):
-            _holds("--delete", *rule[1:])
+            _succeeds("--delete", *rule[1:])
     chains = [rule[1] for rule in rules if rule[0] == "-N" and rule[1].startswith(prefix)]
     for action in ("--flush", "--delete-chain"):
         for chain in chains:
-            _holds(action, chain)
+            _succeeds(action, chain)
 
 
-def _holds(*arguments: str) -> bool:
+def _succeeds(*arguments: str) -> bool:
     try:
         _run("iptables", "--wait", *arguments)
     except RulesRefused:

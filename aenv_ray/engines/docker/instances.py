@@ -1,76 +1,158 @@
-"""What a host knows of its containers: which it has, and what became of them.
+"""The instances of one host: which run, and why the others ended.
 
-The daemon's event stream tells that one ended; why is asked of the daemon, and told to whoever
-waits. What ended is removed, whoever asked for it.
+The daemon's event stream reports that a container ended; the daemon is then asked why, the sandbox
+is told, and what is left of the instance is removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aenv_ray.engines.docker import janitor as docker_janitor
+from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, REMOVED, Containers
-from aenv_ray.engines.docker.files import DockerFiles, second_name
-from aenv_ray.engines.docker.instance import Instance, with_log
-from aenv_ray.engines.docker.sidecar import SECOND
+from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.link import Link
+from aenv_ray.engines.docker.names import sidecar_name
+from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
-from aenv_ray.errors import FabricUnavailable
+from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 
 logger = logging.getLogger(__name__)
 
+BOOT_DEADLINE_S: Final = 60.0
+"""A container that does not report within this is ended."""
+CAUSE_WAIT_S: Final = 10.0
+"""A daemon under load reports late why a container ended."""
+SIDECAR: Final = "its sidecar: "
+"""Prefix of the cause of an end that began in the sidecar."""
 _CLOSE_S: Final = 10.0
-_EXPECTED: Final = (docker_janitor.TTL_PASSED, docker_janitor.HOST_GONE)
-"""Ends that no log explains."""
+_EXPECTED: Final = (janitor.TTL_PASSED, janitor.HOST_GONE)
+"""Causes that no log explains."""
 
 
-class Instances:
-    """The instances of one host that run, and the ends of those that do not any more.
+@dataclass
+class DockerInstance:
+    """An instance of this host: its main container and perhaps a sidecar."""
+
+    id: InstanceId
+    name: str
+    """Of the main container."""
+    ended: asyncio.Future[str]
+    """Done when it ended, with the cause."""
+    container_id: str = ""
+    """The daemon's id: an earlier container may have had the same name."""
+    started: set[str] = field(default_factory=set)
+    """Names of its containers that have been started: one that does not run now has ended."""
+    links: dict[str, Link] = field(default_factory=dict)
+    """The connections to its containers, by name."""
+    sandbox: DoorSandbox | None = None
+    has_sidecar: bool = False
+    sidecar_id: str = ""
+    sidecar: DoorSandbox | None = None
+    log: str = ""
+    out_of_memory: set[str] = field(default_factory=set)
+    """Names of its containers for which the daemon reported an out-of-memory kill."""
+    burial: asyncio.Task[None] | None = None
+    """Finds out why it ended, and removes it."""
+
+    @property
+    def sandboxes(self) -> list[DoorSandbox]:
+        """Those of its containers that are connected."""
+        return [one for one in (self.sandbox, self.sidecar) if one is not None]
+
+
+def with_log(cause: str, log: str) -> str:
+    """Return a cause with the end of the container's output, if there is any."""
+    return f"{cause}; the end of its log:\n{log}" if log else cause
+
+
+async def await_boot(
+    instance: DockerInstance, link: Link, last_log: Callable[[], Awaitable[str]], prefix: str = ""
+) -> None:
+    """Wait until a container of an instance reports that it is ready.
 
     Args:
-        containers: Of this host.
-        files: Of its node.
+        instance: Its end, whichever container it began in, ends the wait.
+        link: To the container.
+        last_log: Returns the end of the log, for a container that neither reports nor dies.
+        prefix: Of the cause in messages; names the container.
+
+    Raises:
+        SandboxStartFailed: It reported a failure, died, or did not report in time.
+    """
+    report = asyncio.create_task(link.read_boot_report())
+    try:
+        async with asyncio.timeout(BOOT_DEADLINE_S):
+            futures: set[asyncio.Future[Any]] = {report, instance.ended}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            message = report.result() if report.done() else {}
+            if "ready" in message:
+                return
+            # A container that closes the link without a report is dying; the daemon knows how.
+            why = message.get("failed") or await asyncio.shield(instance.ended)
+    except TimeoutError:
+        why = with_log(f"it was not ready after {BOOT_DEADLINE_S:g} s", await last_log())
+    except OSError as exc:
+        try:
+            async with asyncio.timeout(CAUSE_WAIT_S):
+                why = await asyncio.shield(instance.ended)
+        except TimeoutError:
+            why = with_log(f"it does not answer ({exc})", await last_log())
+    finally:
+        report.cancel()
+        await asyncio.wait([report])
+    raise SandboxStartFailed(f"{instance.id} did not start: {prefix}{why}", instance_id=instance.id)
+
+
+class DockerInstances:
+    """The instances of one host that run or start, and the removal of those that ended.
+
+    Args:
+        containers: Of the host.
+        files: Of the scope.
     """
 
     def __init__(self, containers: Containers, files: DockerFiles) -> None:
         self._containers = containers
         self._files = files
-        self._instances: dict[str, Instance] = {}
+        self._instances: dict[str, DockerInstance] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
-    # --- which there are ------------------------------------------------------------------------
+    # --- the table ------------------------------------------------------------------------------
 
-    def find(self, instance_id: InstanceId) -> Instance | None:
-        """Return one that runs, or is being started."""
+    def find(self, instance_id: InstanceId) -> DockerInstance | None:
+        """Return an instance that runs or starts; None if there is none of that id."""
         return self._instances.get(instance_id)
 
-    def track(self, instance_id: InstanceId, name: str) -> Instance:
-        """Take in a new one."""
+    def track(self, instance_id: InstanceId, name: str) -> DockerInstance:
+        """Add a new instance."""
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        instance = self._instances[instance_id] = Instance(instance_id, name, ended)
+        instance = self._instances[instance_id] = DockerInstance(instance_id, name, ended)
         return instance
 
-    def untrack(self, instance: Instance) -> None:
-        """Forget one."""
+    def untrack(self, instance: DockerInstance) -> None:
+        """Remove an instance from the table."""
         if self._instances.get(instance.id) is instance:
             del self._instances[instance.id]
 
-    # --- how they end ---------------------------------------------------------------------------
+    # --- ends -----------------------------------------------------------------------------------
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Take in what the daemon tells."""
+        """Handle an event of the daemon."""
         attributes = event["Actor"]["Attributes"]
-        of_first = attributes.get(docker_labels.INSTANCE_LABEL, "")
-        instance = self._instances.get(of_first or attributes.get(docker_labels.SIDECAR_LABEL, ""))
-        own = {"": ""} if instance is None else {
+        owner = attributes.get(docker_labels.INSTANCE_LABEL, "")
+        instance = self._instances.get(owner or attributes.get(docker_labels.SIDECAR_LABEL, ""))
+        names = {"": ""} if instance is None else {
             instance.container_id: instance.name,
-            instance.second_id: second_name(instance.name),
+            instance.sidecar_id: sidecar_name(instance.name),
         }  # fmt: skip
-        name = own.get(event["Actor"]["ID"])
+        name = names.get(event["Actor"]["ID"])
         if instance is None or name is None:
             return
         match event["Action"]:
@@ -79,12 +161,11 @@ class Instances:
             case "die":
                 self._bury(instance, name)
             case "destroy" if not instance.ended.done() and instance.burial is None:
-                self.finish(instance, _named(instance, name, self._files.cause(name) or REMOVED))
-                if instance.has_second:
-                    self._in_background(self.discard(instance))
+                cause = self._files.cause(name) or REMOVED
+                self._finish_removed(instance, name, cause)
 
     async def find_ended(self) -> None:
-        """End what ended while the daemon, or its events, were away."""
+        """Handle what ended while the daemon, or its events, were away."""
         labels = (docker_labels.INSTANCE_LABEL, docker_labels.SIDECAR_LABEL)
         rows = {
             row["Names"][0].lstrip("/"): row
@@ -92,42 +173,45 @@ class Instances:
             for row in await self._containers.rows(label, running_only=False)
         }
         for instance in list(self._instances.values()):
-            for name in instance.started:  # of another, whoever starts it finds out
+            for name in instance.started:  # for others, the request that starts them fails
                 row = rows.get(name)
                 if row is None:
                     cause = DAEMON_AWAY.format("its container was removed")
-                    self.finish(instance, _named(instance, name, cause))
-                    if instance.has_second:
-                        self._in_background(self.discard(instance))
+                    self._finish_removed(instance, name, cause)
                 elif row["State"] != "running":
                     self._bury(instance, name, DAEMON_AWAY)
 
-    async def remove_surely(self, instance: Instance) -> None:
-        """Remove what failed to start, also when this task is being cancelled."""
+    def _finish_removed(self, instance: DockerInstance, name: str, cause: str) -> None:
+        self.finish(instance, _prefixed(instance, name, cause))
+        if instance.has_sidecar:
+            self._in_background(self.discard(instance))
+
+    async def remove_failed(self, instance: DockerInstance) -> None:
+        """Remove an instance that failed to start, even if this task is cancelled."""
         await asyncio.shield(self._in_background(self.discard(instance)))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do what must be done whoever waits for it; `settle` lets it finish."""
+        """Run a removal to its end, whether or not anyone waits; `settle` waits for all."""
         task = asyncio.create_task(work)
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
         return task
 
-    async def discard(self, instance: Instance) -> None:
-        """Remove what there is of one; the janitor removes what the daemon would not."""
+    async def discard(self, instance: DockerInstance) -> None:
+        """Remove containers and files; the janitor removes what the daemon fails to."""
         try:
-            await self._containers.remove_all(instance.name, has_second=instance.has_second)
+            await self._containers.remove_all(instance.name, has_sidecar=instance.has_sidecar)
         except FabricUnavailable as exc:
             logger.warning("%s is left to the janitor: %s", instance.name, exc)
             return
         self._files.clean(instance.name)
 
-    def _bury(self, instance: Instance, name: str, around: str = "{}") -> None:
-        """Find out why a container of an instance died, tell, and remove what there is of it."""
+    def _bury(self, instance: DockerInstance, name: str, template: str = "{}") -> None:
+        """Find out why a container died, tell the sandbox, and remove the instance."""
         if instance.burial is None and not instance.ended.done():
-            instance.burial = self._in_background(self._inquire(instance, name, around))
+            instance.burial = self._in_background(self._run_burial(instance, name, template))
 
-    async def _inquire(self, instance: Instance, name: str, around: str) -> None:
+    async def _run_burial(self, instance: DockerInstance, name: str, template: str) -> None:
         try:
             details = await self._containers.details(name)
             cause = self._containers.cause(name, details, instance.out_of_memory)
@@ -135,41 +219,39 @@ class Instances:
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):
             cause = self._files.cause(name) or REMOVED
-        if self._files.cause(name) is None:  # else it is the janitor's word
-            cause = around.format(cause)
-        self.finish(instance, _named(instance, name, cause))
-        await self._containers.let_readers_finish(name)
+        if self._files.cause(name) is None:  # else the janitor ended it
+            cause = template.format(cause)
+        self.finish(instance, _prefixed(instance, name, cause))
+        await self._containers.wait_for_readers(name)
         await self.discard(instance)
 
-    def finish(self, instance: Instance, cause: str) -> None:
-        """Tell that a sandbox ended; the first cause stays."""
+    def finish(self, instance: DockerInstance, cause: str) -> None:
+        """Record that an instance ended and tell its sandboxes; the first cause counts."""
         if instance.ended.done():
             return
         if cause not in _EXPECTED:
             cause = with_log(cause, instance.log)
         instance.ended.set_result(cause)
         self.untrack(instance)
-        for sandbox in (instance.sandbox, instance.second):
-            if sandbox is not None:
-                sandbox.end(cause)
+        for sandbox in instance.sandboxes:
+            sandbox.end(cause)
 
-    def forsake(self, instance: Instance, cause: str) -> None:
-        """End what cannot be reached any more, though it may run still."""
+    def abandon(self, instance: DockerInstance, cause: str) -> None:
+        """End an instance that cannot be reached any more, although it may still run."""
         if not instance.ended.done():
             self.finish(instance, cause)
             self._in_background(self.discard(instance))
 
     async def settle(self) -> None:
-        """Let removals finish, and forget everything; what runs goes on."""
+        """Wait for removals and disconnect from the instances that run; they go on running."""
         if self._removals:
             await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
         for instance in list(self._instances.values()):
-            for sandbox in (instance.sandbox, instance.second):
-                if sandbox is not None:
-                    await sandbox.close()
+            for sandbox in instance.sandboxes:
+                await sandbox.close()
         self._instances.clear()
 
 
-def _named(instance: Instance, name: str, cause: str) -> str:
-    """Return a cause of which it is said when it is that of the second container."""
-    return cause if name == instance.name or cause in _EXPECTED else SECOND + cause
+def _prefixed(instance: DockerInstance, name: str, cause: str) -> str:
+    """Return a cause, prefixed if it is that of the sidecar."""
+    return cause if name == instance.name or cause in _EXPECTED else SIDECAR + cause

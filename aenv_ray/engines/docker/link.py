@@ -1,16 +1,16 @@
-"""How a host speaks with the runtime in a container, from its boot on.
+"""Connections between a host and the runtime in a container.
 
-Where container and node have one kernel, by Unix sockets in a directory that both see: the kernel
-tells who connects, and a call passes through nobody else. A container with a kernel of its own
-(gVisor, a virtual machine) shares no socket with its node, at most by options of its OCI runtime.
-All of them run programs in a container and pass on their streams, so that is the way there: each
-connection is a program that the daemon runs (`aenv_ray.runtime.container.bridge`), without a port,
-a network or an option. The daemon logs what a container prints, but not what passes there.
+If container and node share a kernel, they connect through Unix sockets in a shared directory: the
+kernel identifies the peers, and calls pass through no other process. A container with its own
+kernel (gVisor, a virtual machine) shares no sockets with its node without special options of its
+OCI runtime. But every runtime can execute programs in a container and forward their streams, so
+each connection is a program started by the daemon (`aenv_ray.runtime.container.bridge`). This needs
+no port, network or option, and the daemon does not log these streams.
 
-There a key tells host and sandbox apart from others. The sandbox gets its key on standard input,
-before anything runs in it; on the node only who may speak with the daemon could read that, and who
-may do that is root there. It is in no variable, label, mount or command, which the daemon tells to
-whoever asks.
+There, a key authenticates host and sandbox to each other. The sandbox reads its key from standard
+input before any other program runs in it; on the node, only users of the daemon could read that,
+and they are root anyway. The key is never in a variable, label, mount or command, which the daemon
+shows to all its users.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from aenv_ray.engines.node.host_key import HostKey, authenticate
 from aenv_ray.runtime.container.process_one import HOME
 
 PROOF_S: Final = 60.0
-"""How long process 1 may take to answer: while it loads the project it answers nobody."""
+"""How long process 1 may take to answer; it does not answer while it loads the project."""
 _REPORT_BYTES: Final = 1 << 20
 _SHARED_KERNEL: Final = frozenset({"runc", "crun", "youki", "nvidia-container-runtime"})
-"""Programs, by name, that make containers of the node's own kernel."""
+"""Runtimes, by program name, whose containers run on the node's kernel."""
 _BRIDGE: Final = f"{HOME}/runtime/aenv_ray/runtime/container/bridge.py"
 _BRIDGE_USER: Final = "64871:64871"
-"""Nobody else: who runs in the container, root without capabilities among them, can neither end a
-bridge nor open its streams."""
+"""Reserved: no process in the container, root without capabilities included, can kill a bridge or
+open its streams."""
 
 
 def has_own_kernel(description: Mapping[str, Any]) -> bool:
-    """Whether containers of an OCI runtime may have a kernel of their own.
+    """Return whether containers of an OCI runtime may have their own kernel.
 
     Args:
-        description: The daemon's: its program's ``path``, or its ``runtimeType``.
+        description: From the daemon, with the runtime's ``path`` or ``runtimeType``.
     """
     program = PurePosixPath(description.get("path") or "").name
     if not program:  # io.containerd.NAME.v2
@@ -55,27 +55,27 @@ def has_own_kernel(description: Mapping[str, Any]) -> bool:
 
 
 class Link(ABC):
-    """The way to one container, in the order of its methods."""
+    """The connection to one container; the methods are called in this order."""
 
     @abstractmethod
-    async def prepare(self, container_id: str) -> None:
-        """Be ready for the start of a container that was created."""
+    async def before_start(self, container_id: str) -> None:
+        """Prepare for the start of a container that was created."""
 
     @abstractmethod
-    async def begin(self) -> None:
-        """Give a container that was started what it waits for."""
+    async def after_start(self) -> None:
+        """Send a container that was started what it waits for."""
 
     @abstractmethod
-    async def hear(self) -> dict[str, Any]:
-        """Return what it says of its boot; empty when it closed without a word.
+    async def read_boot_report(self) -> dict[str, Any]:
+        """Return its report after booting; empty if it closed the connection without one.
 
         Raises:
             OSError: The connection to it broke.
         """
 
     @abstractmethod
-    async def open(self) -> socket.socket:
-        """Return a connection to its door.
+    async def connect(self) -> socket.socket:
+        """Return a new connection to its door.
 
         Raises:
             OSError: It does not answer.
@@ -83,34 +83,34 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what only the boot needs, and of what nobody opened."""
+        """Release what only the boot needs, and unused connections."""
 
 
 class SocketLink(Link):
-    """Sockets in a directory that container and node share.
+    """Unix sockets in a directory that container and node share.
 
     Args:
-        directory: The node's view of it.
+        directory: Its path on the node.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._listener: socket.socket | None = None
 
-    async def prepare(self, container_id: str) -> None:  # noqa: D102
+    async def before_start(self, container_id: str) -> None:  # noqa: D102
         del container_id
         path = self._directory / "boot"
         listener = self._listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
-        path.chmod(0o777)  # whoever the container runs as
+        path.chmod(0o777)  # for any user of the container
         listener.listen(1)
         listener.setblocking(False)
 
-    async def begin(self) -> None:  # noqa: D102
+    async def after_start(self) -> None:  # noqa: D102
         return
 
-    async def hear(self) -> dict[str, Any]:  # noqa: D102
-        assert self._listener is not None  # prepared
+    async def read_boot_report(self) -> dict[str, Any]:  # noqa: D102
+        assert self._listener is not None  # by before_start
         try:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             with sock:
@@ -118,10 +118,10 @@ class SocketLink(Link):
         finally:
             self.close()
 
-    async def open(self) -> socket.socket:  # noqa: D102
+    async def connect(self) -> socket.socket:  # noqa: D102
         sock = socket.socket(socket.AF_UNIX)
         try:
-            # A connect to a listening Unix socket does not block: the backlog takes it.
+            # Connecting to a listening Unix socket does not block, thanks to its backlog.
             sock.connect(str(self._directory / "door"))
         except OSError:
             sock.close()
@@ -135,15 +135,15 @@ class SocketLink(Link):
             (self._directory / "boot").unlink(missing_ok=True)
 
 
-class ProgramLink(Link):
-    """Programs that the daemon runs in the container.
+class ExecLink(Link):
+    """Streams of programs that the daemon executes in the container.
 
     Args:
         client: Of the daemon.
-        key: Of the node's hosts; the container's is made from it, so that a host that comes back
-            has it.
-        entrypoint: Of the container; its Python runs the programs too.
-        container_id: The daemon's, of one that runs.
+        key: Of the node's hosts; the container's key is derived from it, so that a restarted host
+            has it too.
+        entrypoint: Of the container; the programs use its Python.
+        container_id: Of a container that already runs.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ProgramLink(Link):
         self._client = client
         self._key = key
         self._id = container_id
-        # Up to the "-c" and its script.
+        # Without "-c" and its script.
         self._python = list(entrypoint[:-2])
         self._input: socket.socket | None = None
         self._booted: socket.socket | None = None
@@ -163,16 +163,16 @@ class ProgramLink(Link):
 
     @property
     def _door(self) -> str:
-        # Told from others' where containers share a network, and with it such names.
+        # Unique, because containers that share a network share abstract socket names.
         return f"aenv-{self._id[:16]}"
 
-    async def prepare(self, container_id: str) -> None:  # noqa: D102
+    async def before_start(self, container_id: str) -> None:  # noqa: D102
         self._id = container_id
         target = f"/containers/{container_id}/attach?stream=1&stdin=1"
         self._input, _ = await hijack(self._client.path, target)
 
-    async def begin(self) -> None:  # noqa: D102
-        assert self._input is not None  # prepared
+    async def after_start(self) -> None:  # noqa: D102
+        assert self._input is not None  # by before_start
         order = {"door": self._door, "key": self._secret.hex()}
         with self._input as sock:
             line = json.dumps(order).encode() + b"\n"
@@ -180,8 +180,8 @@ class ProgramLink(Link):
             sock.shutdown(socket.SHUT_WR)
         self._input = None
 
-    async def hear(self) -> dict[str, Any]:  # noqa: D102
-        sock = await self._enter("boot")
+    async def read_boot_report(self) -> dict[str, Any]:  # noqa: D102
+        sock = await self._exec("boot")
         report: dict[str, Any] = {}
         try:
             report = await _report(sock)
@@ -192,9 +192,9 @@ class ProgramLink(Link):
                 sock.close()
         return report
 
-    async def open(self) -> socket.socket:  # noqa: D102
+    async def connect(self) -> socket.socket:  # noqa: D102
         sock, self._booted = self._booted, None
-        return sock or await self._enter("door")
+        return sock or await self._exec("door")
 
     def close(self) -> None:  # noqa: D102
         for sock in (self._input, self._booted):
@@ -202,16 +202,16 @@ class ProgramLink(Link):
                 sock.close()
         self._input = self._booted = None
 
-    async def _enter(self, kind: str) -> socket.socket:
+    async def _exec(self, kind: str) -> socket.socket:
         body = {
             "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "User": _BRIDGE_USER,
             "WorkingDir": "/",
             "Cmd": [*self._python, "-I", "-S", _BRIDGE, self._door],
         }  # fmt: skip
         try:
-            made = await self._client.request("POST", f"/containers/{self._id}/exec", body=body)
+            created = await self._client.request("POST", f"/containers/{self._id}/exec", body=body)
             start = {"Detach": False, "Tty": False}
-            stream = Stream(*await hijack(self._client.path, f"/exec/{made['Id']}/start", start))
+            stream = Stream(*await hijack(self._client.path, f"/exec/{created['Id']}/start", start))
         except DaemonRefused as exc:
             raise ConnectionRefusedError(exc.message) from exc
         try:
@@ -220,7 +220,7 @@ class ProgramLink(Link):
         except ConnectionError as exc:
             stream.socket.close()
             await stream.ended()
-            raise ConnectionResetError(stream.words or str(exc)) from exc
+            raise ConnectionResetError(stream.errors or str(exc)) from exc
         except BaseException:
             stream.socket.close()
             raise
@@ -228,11 +228,11 @@ class ProgramLink(Link):
 
 
 class Links:
-    """Makes the links of one host's containers.
+    """Creates the links to one host's containers.
 
     Args:
         client: Of the daemon.
-        files: Of the node's scope.
+        files: Of the scope.
     """
 
     def __init__(self, client: DockerClient, files: DockerFiles) -> None:
@@ -241,19 +241,19 @@ class Links:
         self._key = HostKey(files.host_key)
 
     def open(self) -> None:
-        """Have a key; the directories are there."""
+        """Load the key of the node's hosts; the directories exist."""
         self._key.load()
 
     def link(self, name: str, config: Mapping[str, Any], container_id: str = "") -> Link:
         """Return the link to a container.
 
         Args:
-            name: The container's.
-            config: What it is to be made from, or what the daemon says that it was made from.
-            container_id: The daemon's, of one that runs.
+            name: Of the container.
+            config: From which it will be, or was, created.
+            container_id: Of a container that already runs.
         """
         if LINK_LABEL in config["Labels"]:
-            return ProgramLink(self._client, self._key, config["Entrypoint"], container_id)
+            return ExecLink(self._client, self._key, config["Entrypoint"], container_id)
         return SocketLink(self._files.run_directory(name))
 
 

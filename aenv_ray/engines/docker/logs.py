@@ -1,8 +1,8 @@
-"""What a container prints, read from the daemon bit by bit, each from where the last one ended.
+"""A container's log, read from the daemon by polling, each time from where the last read ended.
 
-The daemon follows a log by itself, but skips and repeats when it turns its files over faster than
-somebody reads (20.10). It is asked for what came since the last line that is known instead: then
-what is missing says so, a slow reader holds nobody up, and nothing is kept for it.
+The daemon can follow a log, but it skips and repeats lines when it rotates its files faster than
+they are read (20.10). Asking for what came since the last known line avoids that: a gap is marked,
+a slow reader blocks nobody, and nothing is buffered for it.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable
 
 LOOK_S: Final = 0.1
-"""How soon a log that is followed is looked at again; the daemon does not tell."""
+"""Poll interval of a followed log."""
 LONGEST_LOOK_S: Final = 1.0
-"""The same, once nothing came for a while."""
-CUT: Final = b"[log cut: what comes here came faster than it was read]\n"
+"""The same, when nothing has come for a while."""
+CUT: Final = b"[log cut: output came faster than it was read]\n"
 RECENT: Final = 256
-"""Messages: so many are looked at first; one has at most 16 KiB."""
+"""Messages that a poll requests first; a message has at most 16 KiB."""
 HELD: Final = 1024
-"""Messages after which what was read is taken to be gone."""
+"""After so many messages the last one read is taken to have been rotated away."""
 MOMENTS: Final = 64
 _BEFORE_NS: Final = 1_000_000
 _GONE: Final = (404, 409)
-"""There is no such container any more, or it is just being removed."""
+"""The container is gone, or is being removed."""
 
 
 Message = tuple[bytes, bytes]
-"""When it was printed, as the daemon writes it, and its text."""
+"""The daemon's time stamp and the text."""
 Messages = list[Message]
 
 
 class ContainerLog:
-    """The log of one container, and how far it was read.
+    """The log of one container, and how far it has been read.
 
     Args:
         client: Of the daemon.
         container: Its name or id.
-        lines: How many of the last ones to begin with. None: all that the daemon keeps.
+        lines: How many of the last lines to begin with. None: all that the daemon keeps.
 
-    Requests raise `FabricUnavailable` when the daemon does not answer, or refuses.
+    Requests raise `FabricUnavailable` if the daemon does not answer, or refuses.
     """
 
     def __init__(self, client: DockerClient, container: str, lines: int | None) -> None:
@@ -52,19 +52,19 @@ class ContainerLog:
         self._container = container
         self._lines = lines
         self._stamp = b""
-        """When the last message that was read was printed, as the daemon writes it."""
+        """The time stamp of the last message read."""
         self._read_at: dict[bytes, int] = {}
-        """How many messages of the last moments were read: parts of a long line have but one."""
+        """How many messages have been read per time stamp: the parts of a long line share one."""
         self._last = b""
 
     async def read(self) -> AsyncGenerator[bytes, None]:
-        """Yield what there is and was not read before, in pieces as they come."""
+        """Yield what is new since the last read, in pieces as they come."""
         if not self._stamp:
             async with contextlib.aclosing(self._begin()) as pieces:
                 async for piece in pieces:
                     yield piece
             return
-        # The end of a log is at hand; to look for a moment, the daemon goes through all of it.
+        # The end of a log is cheap to read; for a time stamp the daemon scans all of it.
         recent: Messages = []
         async with contextlib.aclosing(self._messages({"tail": RECENT})) as batches:
             async for batch in batches:
@@ -85,7 +85,7 @@ class ContainerLog:
             yield CUT + self._take(found)
 
     async def _begin(self) -> AsyncGenerator[bytes, None]:
-        """Yield what the log begins with, and note how far that is."""
+        """Yield the beginning that was asked for, and note how far it goes."""
         if self._lines == 0:
             newest = await self._newest()
             if newest is not None:
@@ -95,10 +95,10 @@ class ContainerLog:
             async with contextlib.aclosing(self._messages(wanted)) as batches:
                 async for batch in batches:
                     yield self._take(batch)
-        self._lines = None  # if nothing was there yet, all that comes counts
+        self._lines = None  # if the log was empty, everything from now on is new
 
     async def has_more(self) -> bool:
-        """Whether there is something that was not read; cheaper than reading where there is not."""
+        """Return whether there is something new; cheaper than reading if there is not."""
         newest = await self._newest()
         return newest is not None and newest != (self._stamp, self._last)
 
@@ -110,7 +110,7 @@ class ContainerLog:
         return newest
 
     def _take(self, messages: Messages) -> bytes:
-        """Count messages as read, and return what they say."""
+        """Count messages as read and return their text."""
         for stamp, text in messages:
             self._read_at[stamp] = self._read_at.pop(stamp, 0) + 1
             self._stamp, self._last = stamp, text
@@ -119,7 +119,7 @@ class ContainerLog:
         return b"".join(text for _, text in messages)
 
     async def _messages(self, wanted: dict[str, Any]) -> AsyncGenerator[Messages, None]:
-        """Yield messages with their times, as many at once as came; none of a log that is gone."""
+        """Yield batches of messages as they come; none if the log is gone."""
         params = {"stdout": 1, "stderr": 1, "timestamps": 1, **wanted}
         frames = self._client.frames(f"/containers/{self._container}/logs", params)
         try:
@@ -129,15 +129,15 @@ class ContainerLog:
                     yield [(stamp, text) for stamp, _, text in rows]
         except DaemonRefused as exc:
             if exc.status not in _GONE:
-                raise FabricUnavailable(f"the Docker daemon gives no log: {exc.message}") from exc
+                raise FabricUnavailable(f"the Docker daemon refused a log: {exc.message}") from exc
 
 
 class _Newer:
-    """Finds in messages, in their order, those that come after what was read.
+    """Finds the messages that come after those already read.
 
     Args:
-        stamp: When the last one that was read was printed.
-        count: How many of that moment were read.
+        stamp: Time stamp of the last message read.
+        count: How many messages with that time stamp have been read.
     """
 
     def __init__(self, stamp: bytes, count: int) -> None:
@@ -145,14 +145,14 @@ class _Newer:
         self._count = count
         self._held: Messages = []
         self.was_cut = False
-        """What was read is not there any more, nor, perhaps, what came next."""
+        """The last message read is gone, and perhaps others after it."""
 
     def of(self, batch: Messages) -> Messages | None:
-        """Return the newer ones of the next messages; None while that is not known."""
+        """Return the new ones of the next messages; None while that cannot be told."""
         for index, message in enumerate(batch):
             if self._count == 0:
                 return batch[index:]
-            # Two streams are written at once: the order of the log is not quite that of time.
+            # stdout and stderr are logged concurrently, so time stamps are not quite in order.
             self._held.append(message)
             self._count -= message[0] == self._stamp
             if self._count == 0:
@@ -163,17 +163,17 @@ class _Newer:
         return None if self._count else []
 
     def rest(self) -> Messages:
-        """Return, at the end of the messages, those of which it never became known."""
+        """Return, after the last message, those that could not be told."""
         held, self._held = self._held, []
         return [message for message in held if message[0] > self._stamp]
 
 
 async def follow(log: ContainerLog, ended: asyncio.Future[str]) -> AsyncGenerator[bytes, None]:
-    """Yield what there is in a log, and what comes, until its container ended.
+    """Yield a log until its container has ended.
 
     Args:
-        log: Read by nobody else.
-        ended: Done when it ended.
+        log: Not read by anyone else.
+        ended: Done when the container has ended.
     """
     is_last, pause_s, has_more = False, LOOK_S, True
     while True:
@@ -191,10 +191,10 @@ async def follow(log: ContainerLog, ended: asyncio.Future[str]) -> AsyncGenerato
 
 
 def _moment_before(stamp: bytes) -> str:
-    """Return a millisecond before a time of the daemon's, in seconds since the epoch.
+    """Return a time one millisecond before a time stamp, in seconds since the epoch.
 
     Args:
-        stamp: As the daemon writes it: ``2026-01-31T12:00:00.123456789Z``.
+        stamp: In the daemon's format: ``2026-01-31T12:00:00.123456789Z``.
     """
     whole, _, fraction = stamp.decode().rstrip("Z").partition(".")
     moment = datetime.datetime.fromisoformat(f"{whole}+00:00")

@@ -1,45 +1,44 @@
-"""A host's presence on a node: its lock, the janitor that looks after it, the daemon's events."""
+"""A host's presence on its node: its lock, the janitor, and the daemon's events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from aenv_ray.engines.docker import janitor as docker_janitor
+from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.files import DockerFiles
-from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import (
     REQUEST_DEADLINE_S,
     DaemonRefused,
     DockerClient,
     socket_path,
 )
+from aenv_ray.engines.node.docker_labels import HOST_LABEL, SCOPE_LABEL
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.files import is_locked
+from aenv_ray.files import FileLock, is_locked
 from aenv_ray.ids import HostId
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S: Final = 0.5
 WATCH_S: Final = 2.0
-"""How often a host looks whether the janitor is there."""
+"""How often a host checks that the janitor runs."""
 
 
-class Presence:
-    """Holds what says that a host is there, and hears of the ends of its containers.
+class HostPresence:
+    """Marks a host as present, keeps a janitor running, and follows the daemon's events.
 
     Args:
         client: Of the node's daemon.
-        address: The daemon's.
-        files: Of the node's scope.
+        address: Of the daemon.
+        files: Of the scope.
         scope: On the label of every container.
-        host_id: Whose containers are heard of.
+        host_id: Events of its containers are followed.
         owner_pid: Process with which everything ends.
         grace_s: How long containers wait for a host that went away.
-        on_event: Told each event of the daemon.
+        on_event: Called with each event.
         on_gap: Awaited when events may have been missed.
     """
 
@@ -65,17 +64,20 @@ class Presence:
         self._grace_s = grace_s
         self._on_event = on_event
         self._on_gap = on_gap
-        self._lock = -1
+        self._lock: FileLock | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def enter(self) -> None:
-        """Take the lock, make sure of the janitor, and hear of events from now on.
+        """Take the lock, start the janitor if none runs, and follow events from now on.
 
         Raises:
             FabricUnavailable: The daemon does not answer; nothing is held then.
         """
         self._files.prepare()
-        self._lock = self._files.enter(self._host_id)
+        try:
+            self._lock = await self._files.locks.enter_host(self._host_id)
+        except TimeoutError as exc:
+            raise FabricUnavailable(f"the docker engine cannot start: {exc}") from exc
         try:
             await self._ensure_janitor()
             connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -89,18 +91,18 @@ class Presence:
             raise
 
     def leave(self) -> None:
-        """Let go of everything; does nothing when nothing is held."""
+        """Release the lock and stop following; idempotent."""
         for task in self._tasks:
             task.cancel()
         self._tasks = []
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     async def _ensure_janitor(self) -> None:
-        if not await asyncio.to_thread(is_locked, self._files.janitor_lock):
+        if not await asyncio.to_thread(is_locked, self._files.locks.janitor):
             await asyncio.to_thread(
-                docker_janitor.spawn, self._files.directory, self._scope,
+                janitor.spawn, self._files.directory, self._scope,
                 socket_path(self._address), self._owner_pid, self._grace_s,
             )  # fmt: skip
 
@@ -113,13 +115,12 @@ class Presence:
                 logger.warning("the janitor of containers does not start: %s", exc)
 
     async def _follow_events(self, connected: asyncio.Future[None]) -> None:
-        """Hear of every end, for ever; after a gap, ask what ended meanwhile."""
+        """Follow events for ever; after a gap, check what ended meanwhile."""
         filters = {
             "type": ["container"],
             "event": ["die", "oom", "destroy"],
-            "label": [f"{docker_labels.SCOPE_LABEL}={self._scope}",
-                      f"{docker_labels.HOST_LABEL}={self._host_id}"],
-        }  # fmt: skip
+            "label": [f"{SCOPE_LABEL}={self._scope}", f"{HOST_LABEL}={self._host_id}"],
+        }
         while True:
             try:
                 async with self._client.stream(
@@ -135,8 +136,8 @@ class Presence:
                 if not connected.done():
                     connected.set_exception(
                         exc if isinstance(exc, FabricUnavailable)
-                        else FabricUnavailable(f"the Docker daemon gives no events: {exc.message}")
+                        else FabricUnavailable(f"the Docker daemon refused events: {exc.message}")
                     )  # fmt: skip
                     return
-                logger.warning("the events of the Docker daemon ended: %s", exc)
+                logger.warning("the event stream of the Docker daemon ended: %s", exc)
             await asyncio.sleep(_RECONNECT_S)

@@ -1,7 +1,7 @@
-"""A container's streams through the daemon: connections that leave HTTP after their first request.
+"""A container's streams through the daemon: HTTP connections that become raw after the request.
 
-What goes in is passed on as it is. What comes out is in frames, which are opened here, so that the
-engine has a socket like any other; stderr is kept for messages.
+Input is sent unchanged. Output comes in frames, which are unpacked here, so that the engine gets an
+ordinary socket; stderr is collected for error messages.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _PIECE_BYTES: Final = 65_536
 _HEAD_BYTES: Final = 16_384
 _FRAME_HEAD: Final = struct.Struct(">BxxxI")
 _STDERR: Final = 2
-_WORDS_BYTES: Final = 4096
+_ERROR_BYTES: Final = 4096
 
 
 async def hijack(path: str, target: str, body: Any = None) -> tuple[socket.socket, bytes]:
-    """Make a request that turns its connection into a stream.
+    """Make a request that turns its connection into a raw stream.
 
     Args:
         path: Of the daemon's socket.
-        target: What is requested, with its query.
+        target: Path and query of the request.
         body: Sent as JSON.
 
     Returns:
-        The stream, non-blocking, and what came on it already.
+        The connection, non-blocking, and what was already received on it.
 
     Raises:
         DaemonRefused: The daemon refuses.
-        OSError: It does not answer; a timeout among it.
+        OSError: It does not answer, or not in time (`TimeoutError`).
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
@@ -61,10 +61,10 @@ async def hijack(path: str, target: str, body: Any = None) -> tuple[socket.socke
         head, _, rest = bytes(data).partition(b"\r\n\r\n")
         status = int(head.split(None, 2)[1])
         if status not in (101, 200):
-            words = rest.decode(errors="replace").strip()
+            message = rest.decode(errors="replace").strip()
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                words = str(json.loads(rest)["message"])
-            raise DaemonRefused(status, words)
+                message = str(json.loads(rest)["message"])
+            raise DaemonRefused(status, message)
     except BaseException:
         sock.close()
         raise
@@ -72,43 +72,43 @@ async def hijack(path: str, target: str, body: Any = None) -> tuple[socket.socke
 
 
 class Stream:
-    """Passes on what comes between a stream of the daemon and a socket of this process.
+    """Forwards data between a raw stream of the daemon and a socket.
 
     Args:
-        daemon: From `hijack`.
-        come: Likewise.
+        daemon: The connection, from `hijack`.
+        received: What was already received, from `hijack`.
     """
 
-    def __init__(self, daemon: socket.socket, come: bytes) -> None:
+    def __init__(self, daemon: socket.socket, received: bytes) -> None:
         self._daemon = daemon
-        self._buffer = bytearray(come)
-        self._words = b""
+        self._buffer = bytearray(received)
+        self._stderr = b""
         ours, self._near = socket.socketpair()
         ours.setblocking(False)
         self.socket = ours
         """The engine's end; closing it ends the stream."""
         self._near.setblocking(False)
-        self._task = asyncio.create_task(self._pass())
+        self._task = asyncio.create_task(self._forward())
 
     @property
-    def words(self) -> str:
-        """The end of what came on stderr, or instead of a stream."""
-        return (self._words or bytes(self._buffer)).decode(errors="replace").strip()
+    def errors(self) -> str:
+        """The end of stderr, or of what was received instead of frames."""
+        return (self._stderr or bytes(self._buffer)).decode(errors="replace").strip()
 
-    async def _pass(self) -> None:
-        passing = [asyncio.create_task(self._out()), asyncio.create_task(self._in())]
+    async def _forward(self) -> None:
+        directions = [asyncio.create_task(self._out()), asyncio.create_task(self._in())]
         try:
-            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in passing:
+            for task in directions:
                 task.cancel()
-            await asyncio.wait(passing)
+            await asyncio.wait(directions)
             self._near.close()
             self._daemon.close()
 
     async def _in(self) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # its end is the other's end
+        with contextlib.suppress(OSError):  # the end of one direction ends the other
             while piece := await loop.sock_recv(self._near, _PIECE_BYTES):
                 await loop.sock_sendall(self._daemon, piece)
 
@@ -118,7 +118,7 @@ class Stream:
             while True:
                 for kind, payload in _frames(self._buffer):
                     if kind == _STDERR:
-                        self._words = (self._words + payload)[-_WORDS_BYTES:]
+                        self._stderr = (self._stderr + payload)[-_ERROR_BYTES:]
                     else:
                         await loop.sock_sendall(self._near, payload)
                 piece = await loop.sock_recv(self._daemon, _PIECE_BYTES)
@@ -127,12 +127,12 @@ class Stream:
                 self._buffer += piece
 
     async def ended(self) -> None:
-        """Wait for its end."""
+        """Wait until both directions have ended."""
         await asyncio.wait([self._task])
 
 
 def _frames(buffer: bytearray) -> list[tuple[int, bytes]]:
-    """Take the whole frames from the beginning of a buffer: kind and payload of each."""
+    """Take the complete frames from the beginning of a buffer; return kind and payload of each."""
     found, position = [], 0
     while position + _FRAME_HEAD.size <= len(buffer):
         kind, size = _FRAME_HEAD.unpack_from(buffer, position)

@@ -149,7 +149,7 @@ def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> Netw
     return deploy.network or NetworkMode.INTERNET
 
 
-def second_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
+def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
     """Return the image of a second container.
 
     Args:

@@ -157,7 +157,7 @@ class Planner:
                 logger.warning("%s: no tools: %s", spec.instance_id, absence)
         second = ""
         if deploy.is_dual:
-            second = docker_serving.second_image(spec.config.reference, deploy, spec.datasource)
+            second = docker_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
         if spec.storage is not None:
             await self.claims.ensure(spec.storage)
         carrier = self._place.carrier_image or self._own_image

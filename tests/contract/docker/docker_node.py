@@ -20,8 +20,8 @@ from typing import Any
 from uv import find_uv_bin
 
 from aenv_ray.engines.docker.engine import DockerEngine
-from aenv_ray.engines.docker.files import container_name
 from aenv_ray.engines.docker.firewall import remove_rules
+from aenv_ray.engines.docker.names import container_name
 from aenv_ray.engines.node.docker_labels import SCOPE_LABEL
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.testing.contract_bench import Bench

@@ -81,7 +81,7 @@ class OwnDaemon:
         for process in (self.process, self.containerd):
             process.terminate()
             process.wait(60)
-        signal_all(pids(f"docker_janitor {self.root}"))
+        signal_all(pids(f"aenv_ray.engines.docker.janitor {self.root}"))
         begun = time.monotonic()
         while pids(str(self.root)) and (waited := time.monotonic() - begun) < 2 * _SHIM_END_S:
             # Of containers that nobody ended, or that were on their way when containerd ended.

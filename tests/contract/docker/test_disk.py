@@ -81,7 +81,7 @@ async def test_a_sandbox_that_fills_the_images_directories_ends(bench: Bench) ->
     sandbox = await bench.start(filling(bench))
     if "quota" in sandbox.isolation.limits["image's directories"]:
         pytest.skip("the daemon has quotas")
-    assert any("storage: until it is looked at" in item for item in sandbox.isolation.missing)
+    assert any("are checked every few seconds" in item for item in sandbox.isolation.missing)
     with pytest.raises(SandboxLost, match=rf"limit {LIMIT_MIB} MiB: deployConfig\.ephemeralSt"):
         await call(sandbox, "fill_many_files")
 
@@ -96,7 +96,7 @@ async def test_a_second_container_is_watched_as_well(bench: Bench) -> None:
     deploy = {"network": "none", "ephemeralStorage": "64M", "podTemplate": "DualContainer"}
     project = bench.project({"tools.py": source}, {"deployConfig": deploy})
     pair = await bench.start(project, datasource=shell_image())
-    with pytest.raises(SandboxLost, match=r"its second container: it wrote .* MiB to its image's"):
+    with pytest.raises(SandboxLost, match=r"its sidecar: it wrote .* MiB to its image's"):
         await call(pair, "fill")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.docker import instance as docker_instance
+from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.engine import DockerEngine
 from aenv_ray.engines.docker.firewall import Bridge
@@ -66,7 +66,7 @@ async def test_a_container_removed_by_hand_is_said(bench: Bench, docker_node: Do
     assert await bench.running() == set()
 
 
-async def test_a_dead_container_tells_its_last_words(bench: Bench) -> None:
+async def test_a_dead_container_tells_its_last_log(bench: Bench) -> None:
     source = (
         "import os\nfrom aenv_ray.runtime import register_tool\n"
         "@register_tool\ndef speak_and_die() -> None:\n"
@@ -125,19 +125,21 @@ async def test_one_that_never_becomes_ready_is_a_failed_start_and_is_ended(
     bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariants 3 and 9: the wait has an end, and says what it waited for and what was printed."""
-    monkeypatch.setattr(docker_instance, "BOOT_DEADLINE_S", 0.5)
-    last_words = Containers.last_words
+    monkeypatch.setattr(docker_instances, "BOOT_DEADLINE_S", 0.5)
+    last_log = Containers.last_log
 
     async def once_it_spoke(containers: Containers, name: str) -> str:
         async def has_spoken() -> bool:
             return bool(await containers.log(name))
 
         await eventually(has_spoken, "it prints", 60.0)
-        return await last_words(containers, name)
+        return await last_log(containers, name)
 
-    monkeypatch.setattr(Containers, "last_words", once_it_spoke)
+    monkeypatch.setattr(Containers, "last_log", once_it_spoke)
     source = "import threading\nprint('still looking', flush=True)\nthreading.Event().wait()\n"
-    with pytest.raises(SandboxStartFailed, match=r"(?s)not up after 0\.5 s.*log:\nstill looking"):
+    with pytest.raises(
+        SandboxStartFailed, match=r"(?s)not ready after 0\.5 s.*log:\nstill looking"
+    ):
         await bench.start(bench.project({"tools.py": source}, NETLESS))
     assert await bench.running() == set()
     await eventually(lambda: not docker_node.left_over(), "nothing is left", 60.0)

@@ -133,7 +133,7 @@ async def test_whoever_runs_inside_has_no_key(
     """Invariants 8 and 10: not by the door, by memory, by a variable, or by what Docker tells."""
     deploy = {"network": "none", "container": {"user": user}}
     sandbox = await bench.start(bench.contract_project(deploy))
-    assert sandbox.start_mode.endswith("runsc gives it its own kernel")
+    assert sandbox.start_mode.endswith("own kernel by runsc")
     knock = await execute(sandbox, ["python3", "-c", _KNOCK], timeout_s=100.0)
     assert knock.exit_code == 0
     assert set(knock.text().splitlines()) == {"b''"}, "closed, each time"

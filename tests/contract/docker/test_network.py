@@ -250,7 +250,10 @@ async def test_files_that_cannot_be_written_are_a_failed_start(
 
 @pytest.mark.usefixtures("names")
 async def test_a_name_without_an_address_is_a_failed_start(bench: Bench) -> None:
-    for name, why in (("nowhere.test", "not known"), ("self.test", "which no sandbox reaches")):
+    for name, why in (
+        ("nowhere.test", "not known"),
+        ("self.test", "which sandboxes may not reach"),
+    ):
         with pytest.raises(SandboxStartFailed, match=rf"deployConfig\.allow: {name}.*{why}"):
             await bench.start(listed(bench, name))
 
@@ -264,7 +267,7 @@ async def test_where_rules_cannot_be_set_there_is_no_such_network(
     """Never more than was asked for."""
     await bench.engine.start_many([])  # its janitor needs programs too
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be had on this node: iptables"):
+    with pytest.raises(ConfigError, match="is not available on this node: iptables"):
         await bench.start(bench.contract_project(deploy))
 
 

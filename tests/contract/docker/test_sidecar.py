@@ -1,4 +1,4 @@
-"""Two containers: what environment code reaches of the second, and how the two end together."""
+"""Sidecars: what environment code can do there, and how they end with the main container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.docker.files import second_name
+from aenv_ray.engines.docker.names import sidecar_name
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
@@ -141,15 +141,15 @@ async def kept(
         await bench.engine.stop([sandbox.instance_id])
 
 
-def second_of(node: DockerNode, sandbox: Sandbox) -> str:
-    return second_name(node.container(sandbox.instance_id))
+def sidecar_of(node: DockerNode, sandbox: Sandbox) -> str:
+    return sidecar_name(node.container(sandbox.instance_id))
 
 
 # --- what it reaches -----------------------------------------------------------------------------
 
 
 @on_kept
-async def test_environment_code_runs_commands_in_the_second_container(kept: Sandbox) -> None:
+async def test_environment_code_runs_commands_in_the_sidecar(kept: Sandbox) -> None:
     result = await value_of(kept, "run", command="pwd; ls /bin/busybox; echo bad >&2; exit 4")
     assert result == {"exit_code": 4, "out": "/srv\n/bin/busybox\n", "err": "bad\n"}
     assert await value_of(kept, "arun", command="echo $WORD") == "given\n"
@@ -159,14 +159,14 @@ async def test_environment_code_runs_commands_in_the_second_container(kept: Sand
 
 
 @on_kept
-async def test_the_second_container_knows_the_loopback_by_name(kept: Sandbox) -> None:
+async def test_the_sidecar_resolves_localhost(kept: Sandbox) -> None:
     result = await value_of(kept, "run", command="cat /etc/hosts /etc/resolv.conf")
     assert "127.0.0.1\tlocalhost\n" in result["out"]
     assert result["out"].endswith("nameserver 127.0.0.1\n")
 
 
 @on_kept
-async def test_environment_code_reads_and_writes_files_of_the_second_container(
+async def test_environment_code_reads_and_writes_files_of_the_sidecar(
     kept: Sandbox,
 ) -> None:
     assert await value_of(kept, "copy", text="süß") == "5 süß"
@@ -176,13 +176,13 @@ async def test_environment_code_reads_and_writes_files_of_the_second_container(
 
 
 @on_kept
-async def test_failures_in_the_second_container_are_ordinary_exceptions(kept: Sandbox) -> None:
+async def test_failures_in_the_sidecar_are_ordinary_exceptions(kept: Sandbox) -> None:
     words = await value_of(kept, "complain")
     assert words == ["TimeoutError", "OSError", "OSError", "ValueError"]
 
 
 @on_kept
-async def test_many_calls_use_the_second_container_at_once(kept: Sandbox) -> None:
+async def test_many_calls_use_the_sidecar_at_once(kept: Sandbox) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(value_of(kept, name, command=f"echo {n}"))
@@ -196,7 +196,7 @@ async def test_many_calls_use_the_second_container_at_once(kept: Sandbox) -> Non
 
 
 @on_kept
-async def test_stopping_a_call_kills_its_command_in_the_second_container(kept: Sandbox) -> None:
+async def test_stopping_a_call_kills_its_command_in_the_sidecar(kept: Sandbox) -> None:
     """Invariant 11."""
     with pytest.raises(ToolTimeout):
         await call(kept, "run", {"command": "sleep 4321"}, timeout_s=0.5)
@@ -209,27 +209,27 @@ async def test_stopping_a_call_kills_its_command_in_the_second_container(kept: S
 
 
 @on_kept
-async def test_the_second_container_has_fewer_rights_and_shares_the_first_ones_network(
+async def test_the_sidecar_has_fewer_rights_and_shares_the_network(
     kept: Sandbox, kept_node: DockerNode
 ) -> None:
     """Invariants 7 and 8: no daemon, no door, no project, no capability, no neighbours."""
-    names = [kept_node.container(kept.instance_id), second_of(kept_node, kept)]
-    first, second = json.loads(docker("inspect", *names))
-    assert second["HostConfig"]["NetworkMode"] == f"container:{first['Id']}"
-    assert second["HostConfig"]["CapDrop"] == ["ALL"]
-    assert not second["HostConfig"]["CapAdd"]
-    assert second["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
-    targets = {mount["Destination"] for mount in second["Mounts"]}
+    names = [kept_node.container(kept.instance_id), sidecar_of(kept_node, kept)]
+    main, sidecar = json.loads(docker("inspect", *names))
+    assert sidecar["HostConfig"]["NetworkMode"] == f"container:{main['Id']}"
+    assert sidecar["HostConfig"]["CapDrop"] == ["ALL"]
+    assert not sidecar["HostConfig"]["CapAdd"]
+    assert sidecar["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
+    targets = {mount["Destination"] for mount in sidecar["Mounts"]}
     inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
     assert targets == {"/shared", *inside}
-    sources = [mount["Source"] for each in (first, second) for mount in each["Mounts"]]
+    sources = [mount["Source"] for each in (main, sidecar) for mount in each["Mounts"]]
     assert not any(word in source for source in sources for word in ("docker.sock", "containerd"))
     listing = await value_of(kept, "run", command="ls /sys/class/net")
     assert listing["out"].split() == ["lo"]
-    assert "; second: sha256:" in kept.start_mode
+    assert "; sidecar: sha256:" in kept.start_mode
 
 
-async def test_the_second_container_gets_no_variable_of_the_instance(bench: Bench) -> None:
+async def test_the_sidecar_gets_no_variable_of_the_instance(bench: Bench) -> None:
     """Invariant 10: commands of an agent run there."""
     pair = await bench.start(
         dual_project(bench), datasource=shell_image(), environment_variables={"KEY": "secret"}
@@ -238,7 +238,7 @@ async def test_the_second_container_gets_no_variable_of_the_instance(bench: Benc
     assert "secret" not in (await value_of(pair, "run", command=script))["out"]
 
 
-async def test_an_instance_without_a_second_container_says_so(bench: Bench) -> None:
+async def test_an_instance_without_a_sidecar_says_so(bench: Bench) -> None:
     single = {"deployConfig": {"network": "none"}}
     sandbox = await bench.start(bench.project({"tools.py": TOOLS}, single))
     with pytest.raises(ConfigError, match="no second container"):
@@ -256,7 +256,7 @@ async def test_its_image_is_named_by_prefix_and_datasource(bench: Bench) -> None
         assert (await value_of(pair, "run", command="echo up"))["out"] == "up\n"
 
 
-async def test_what_keeps_a_second_container_from_starting_is_said(bench: Bench) -> None:
+async def test_the_error_says_why_a_sidecar_did_not_start(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="no datasource"):
         await bench.start(dual_project(bench))
     with pytest.raises(SandboxStartFailed, match=r"localhost:1/none:x cannot be pulled"):
@@ -279,28 +279,26 @@ async def test_both_end_by_one_release(
     assert docker_node.left_over() == []
 
 
-async def test_a_second_container_that_is_killed_ends_the_instance(
+async def test_killing_the_sidecar_ends_the_instance(
     pair: Sandbox, docker_node: DockerNode
 ) -> None:
     """Invariant 2."""
-    docker("kill", second_of(docker_node, pair))
-    assert (await end_of(pair)).startswith(
-        "its second container: its main process was killed by SIGKILL"
-    )
-    with pytest.raises(SandboxLost, match="second container"):
+    docker("kill", sidecar_of(docker_node, pair))
+    assert (await end_of(pair)).startswith("its sidecar: its main process was killed by SIGKILL")
+    with pytest.raises(SandboxLost, match="sidecar"):
         await call(pair, "run", {"command": "true"})
     await eventually(lambda: not docker_node.left_over(), "both are gone")
 
 
-async def test_a_second_container_that_somebody_removes_ends_the_instance(
+async def test_removing_the_sidecar_ends_the_instance(
     pair: Sandbox, docker_node: DockerNode
 ) -> None:
-    docker("rm", "--force", second_of(docker_node, pair))
-    assert (await end_of(pair)).startswith("its second container: ")
+    docker("rm", "--force", sidecar_of(docker_node, pair))
+    assert (await end_of(pair)).startswith("its sidecar: ")
     await eventually(lambda: not docker_node.left_over(), "both are gone")
 
 
-async def test_a_first_container_that_somebody_removes_takes_the_second_along(
+async def test_removing_the_main_container_removes_the_sidecar(
     pair: Sandbox, docker_node: DockerNode
 ) -> None:
     docker("rm", "--force", docker_node.container(pair.instance_id))
@@ -308,11 +306,11 @@ async def test_a_first_container_that_somebody_removes_takes_the_second_along(
     await eventually(lambda: not docker_node.left_over(), "both are gone")
 
 
-async def test_running_out_of_memory_in_the_second_container_is_said(bench: Bench) -> None:
+async def test_running_out_of_memory_in_the_sidecar_is_reported(bench: Bench) -> None:
     """Invariant 2: its limit is its own."""
     pair = await bench.start(dual_project(bench, memory="128M"), datasource=shell_image())
     await value_of(pair, "run", command="head -c 60000000 /dev/zero >/srv/big")
-    with pytest.raises(SandboxLost, match=r"its second container: .*out of memory .*128 MiB"):
+    with pytest.raises(SandboxLost, match=r"its sidecar: .*out of memory .*128 MiB"):
         await call(pair, "size", {"path": "/srv/big"})
 
 
@@ -351,14 +349,14 @@ async def test_a_command_survives_its_host_and_runs_once(
     assert docker_node.left_over() == []
 
 
-async def test_a_second_container_that_died_meanwhile_is_no_instance_to_attach_to(
+async def test_an_instance_whose_sidecar_died_cannot_be_attached_to(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
     host = new_host()
     async with bench_on(docker_node, tmp_path, host) as bench:
         pair = await bench.start(dual_project(bench), datasource=shell_image())
-    docker("kill", second_of(docker_node, pair))
+    docker("kill", sidecar_of(docker_node, pair))
     async with bench_on(docker_node, tmp_path, host) as bench:
-        with pytest.raises(SandboxLost, match="second container"):
+        with pytest.raises(SandboxLost, match="sidecar"):
             await bench.engine.attach(pair.instance_id)
     assert docker_node.left_over() == []

@@ -98,7 +98,7 @@ def test_a_second_container_outlives_the_death_of_its_host(
     assert inside("echo kept >/tmp/kept; hostname") != ""
     kill(actor_pid(ray_api.find_actor(ray.get(handle.info.remote()).host)))
     assert inside("cat /tmp/kept") == "kept\n"
-    assert "; second: sha256:" in ray.get(handle.info.remote()).start_mode
+    assert "; sidecar: sha256:" in ray.get(handle.info.remote()).start_mode
 
 
 def test_an_instance_is_a_container_and_release_removes_it(

@@ -1,33 +1,33 @@
-"""What the janitor of containers ends, and what it leaves alone: decisions by list and clock."""
+"""Which containers the janitor ends, and which it leaves alone."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.engines.docker import firewall as docker_network
-from aenv_ray.engines.docker.files import DockerFiles, container_name, second_name
+from aenv_ray.engines.docker import firewall
+from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.janitor import (
     BURIAL_GRACE_S,
     FASTEST_WRITE,
     IDLE_EXIT_S,
     STORAGE_SLACK_BYTES,
     TTL_PASSED,
-    Daemon,
-    Janitor,
+    ContainerJanitor,
+    JanitorClient,
 )
+from aenv_ray.engines.docker.names import container_name, sidecar_name
+from aenv_ray.files import FileLock
 
 GRACE_S = 30.0
 
 
-class FakeDaemon(Daemon):
-    """Has the containers that it is given."""
+class FakeDaemon(JanitorClient):
+    """Has the containers that a test puts there."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -87,10 +87,9 @@ def files(tmp_path: Path) -> DockerFiles:
 
 
 @pytest.fixture
-def present(files: DockerFiles) -> Iterator[int]:
-    fd = files.enter("host")
-    yield fd
-    os.close(fd)
+async def present(files: DockerFiles) -> AsyncIterator[None]:
+    with await files.locks.enter_host("host"):
+        yield
 
 
 @pytest.fixture
@@ -104,16 +103,20 @@ def daemon() -> FakeDaemon:
 
 
 @pytest.fixture
-def janitor(files: DockerFiles, daemon: FakeDaemon, clock: FakeClock) -> Janitor:
-    return Janitor("ours", files, daemon, clock, GRACE_S)
+def janitor(files: DockerFiles, daemon: FakeDaemon, clock: FakeClock) -> ContainerJanitor:
+    return ContainerJanitor("ours", files, daemon, clock, GRACE_S)
 
 
-def test_what_is_past_its_deadline_ends_and_its_host_can_read_why(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, files: DockerFiles, present: int
+def test_a_container_past_its_deadline_ends_and_its_host_can_read_why(
+    janitor: ContainerJanitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    files: DockerFiles,
+    present: None,
 ) -> None:
     daemon.put("aenv-a", clock.now() + 5.0)
     daemon.put("aenv-b", clock.now() + 5.0)
-    files.move_deadline("aenv-b", clock.now() + 50.0)
+    files.set_deadline("aenv-b", clock.now() + 50.0)
     janitor.sweep()
     assert daemon.names() == ["aenv-a", "aenv-b"]
     clock.advance(5.0)
@@ -123,17 +126,16 @@ def test_what_is_past_its_deadline_ends_and_its_host_can_read_why(
     assert files.cause("aenv-b") is None
 
 
-def test_a_host_that_comes_back_in_time_keeps_its_containers(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, files: DockerFiles
+async def test_a_host_that_comes_back_in_time_keeps_its_containers(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, files: DockerFiles
 ) -> None:
     daemon.put("aenv-a", clock.now() + 1000.0)
     janitor.sweep()
     clock.advance(GRACE_S)
     janitor.sweep()
-    fd = files.enter("host")
-    clock.advance(GRACE_S)
-    janitor.sweep()
-    os.close(fd)
+    with await files.locks.enter_host("host"):
+        clock.advance(GRACE_S)
+        janitor.sweep()
     clock.advance(1.0)
     janitor.sweep()
     clock.advance(GRACE_S)
@@ -142,11 +144,11 @@ def test_a_host_that_comes_back_in_time_keeps_its_containers(
     clock.advance(1.0)
     janitor.sweep()
     assert daemon.names() == []
-    assert files.names() == set(), "nobody is there who would clean up"
+    assert files.names() == set(), "without a host, the janitor cleans up"
 
 
-def test_a_dead_container_is_left_to_its_host_for_a_while(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+def test_an_exited_container_is_left_to_its_host_for_a_while(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:
     daemon.put("aenv-a", clock.now() + 1000.0, state="exited")
     janitor.sweep()
@@ -158,14 +160,13 @@ def test_a_dead_container_is_left_to_its_host_for_a_while(
     assert daemon.names() == []
 
 
-def test_containers_of_others_are_left_alone_unless_they_are_overdue_and_unwatched(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, tmp_path: Path, present: int
+def test_containers_of_other_scopes_end_only_if_overdue_and_without_a_janitor(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, tmp_path: Path, present: None
 ) -> None:
     watched = DockerFiles(tmp_path / "watched")
     watched.directory.mkdir()
     watched.prepare()
-    lock = os.open(watched.janitor_lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock.acquire(watched.locks.janitor, 1.0)
     late, early = clock.now() - 1.0, clock.now() + 1.0
     theirs = {"aenv.scope": "theirs"}
     daemon.put("watched", late, **theirs, **{"aenv.directory": str(watched.directory)})
@@ -173,12 +174,12 @@ def test_containers_of_others_are_left_alone_unless_they_are_overdue_and_unwatch
     daemon.put("overdue", late, **theirs, **{"aenv.directory": str(tmp_path / "gone")})
     daemon.rows.append({"Id": "foreign", "Names": ["/foreign"], "State": "exited", "Labels": {}})
     janitor.sweep()
-    os.close(lock)
+    lock.close()
     assert daemon.names() == ["watched", "alive", "foreign"]
 
 
-def test_files_without_a_container_go_after_a_while(
-    janitor: Janitor, clock: FakeClock, files: DockerFiles, present: int
+def test_files_without_a_container_are_removed_after_a_while(
+    janitor: ContainerJanitor, clock: FakeClock, files: DockerFiles, present: None
 ) -> None:
     files.make_run_directory("aenv-a")
     janitor.sweep()
@@ -190,39 +191,39 @@ def test_files_without_a_container_go_after_a_while(
     assert files.names() == set()
 
 
-def test_it_is_idle_when_nobody_was_there_for_a_while(
-    janitor: Janitor, clock: FakeClock, files: DockerFiles
+async def test_it_is_idle_after_a_while_without_hosts_and_containers(
+    janitor: ContainerJanitor, clock: FakeClock, files: DockerFiles
 ) -> None:
-    fd = files.enter("host")
-    clock.advance(2 * IDLE_EXIT_S)
-    janitor.sweep()
-    assert not janitor.is_idle
-    os.close(fd)
+    with await files.locks.enter_host("host"):
+        clock.advance(2 * IDLE_EXIT_S)
+        janitor.sweep()
+        assert not janitor.is_idle
     clock.advance(IDLE_EXIT_S + 1.0)
     janitor.sweep()
     assert janitor.is_idle
 
 
-def test_presence_is_a_lock_and_its_mark_goes_with_it(files: DockerFiles) -> None:
-    one, two = files.enter("host"), files.enter("host")
-    os.close(one)
-    files.forget_absent_hosts()
-    assert files.is_present("host")
-    os.close(two)
-    assert not files.is_present("host")
-    files.forget_absent_hosts()
-    assert not files.has_hosts
+async def test_a_host_is_present_while_any_of_its_locks_is_held(files: DockerFiles) -> None:
+    locks = files.locks
+    one, two = [await locks.enter_host("host") for _ in range(2)]
+    one.close()
+    locks.forget_absent_hosts()
+    assert locks.is_present("host")
+    two.close()
+    assert not locks.is_present("host")
+    locks.forget_absent_hosts()
+    assert not locks.has_hosts
 
 
 def _put_pair(daemon: FakeDaemon, deadline: float, state: str = "running") -> None:
     daemon.volumes.add("aenv-a-shared")
     shared = {"aenv.volume": "aenv-a-shared"}
     daemon.put("aenv-a", deadline, state, **shared)
-    daemon.put(second_name("aenv-a"), deadline, **shared, **{"aenv.second-of": "x-1"})
+    daemon.put(sidecar_name("aenv-a"), deadline, **shared, **{"aenv.sidecar-of": "x-1"})
 
 
-def test_two_containers_end_together_and_take_their_volume_along(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+def test_container_and_sidecar_end_together_with_their_volume(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:
     _put_pair(daemon, clock.now() + 5.0)
     clock.advance(5.0)
@@ -230,23 +231,23 @@ def test_two_containers_end_together_and_take_their_volume_along(
     assert (daemon.names(), daemon.volumes) == ([], set())
 
 
-def test_a_second_container_does_not_outlive_its_first(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+def test_a_sidecar_does_not_outlive_its_main_container(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:
     _put_pair(daemon, clock.now() + 1000.0, state="exited")
     janitor.sweep()
-    assert len(daemon.names()) == 2, "its host wants its last words"
+    assert len(daemon.names()) == 2, "its host reads its log first"
     clock.advance(BURIAL_GRACE_S + 1.0)
     janitor.sweep()
     assert (daemon.names(), daemon.volumes) == ([], set())
 
 
-def test_a_volume_whose_containers_somebody_removed_goes_at_the_second_look(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+def test_an_unused_volume_is_removed_by_the_second_sweep_that_finds_it(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:
     daemon.volumes.add("aenv-a-shared")
     janitor.sweep()
-    assert daemon.volumes, "its container may just be being made"
+    assert daemon.volumes, "its container may be about to be created"
     clock.advance(60.0)
     janitor.sweep()
     assert not daemon.volumes
@@ -257,10 +258,14 @@ def test_names_differ_by_scope_and_instance() -> None:
     assert len(names) == 4
 
 
-def test_what_has_written_more_than_it_may_ends_and_its_host_can_read_why(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, files: DockerFiles, present: int
+def test_a_container_that_writes_too_much_ends_and_its_host_can_read_why(
+    janitor: ContainerJanitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    files: DockerFiles,
+    present: None,
 ) -> None:
-    """The node's disk is not its own."""
+    """It must not fill the disk of the node."""
     far = clock.now() + 1000.0
     limits = {"aenv.storage-bytes": str(64 << 20)}
     daemon.put("aenv-a", far, **limits)
@@ -275,10 +280,10 @@ def test_what_has_written_more_than_it_may_ends_and_its_host_can_read_why(
     assert "limit 64 MiB: deployConfig.ephemeralStorage" in (files.cause("aenv-a") or "")
 
 
-def test_what_has_much_room_is_looked_at_seldom(
-    janitor: Janitor, daemon: FakeDaemon, clock: FakeClock, present: int
+def test_disk_use_far_below_the_limit_is_checked_rarely(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:
-    """A look costs the daemon a walk through what was written."""
+    """A check makes the daemon walk through everything the container wrote."""
     daemon.put("aenv-a", clock.now() + 1000.0, **{"aenv.storage-bytes": str(4 * FASTEST_WRITE)})
     for _ in range(8):
         janitor.sweep()
@@ -291,31 +296,31 @@ def test_what_has_much_room_is_looked_at_seldom(
     assert daemon.looks == ["aenv-a"] * 4
 
 
-def test_networks_of_lists_go_when_nobody_is_on_them_or_about_to_be(
-    janitor: Janitor,
+async def test_networks_of_allow_lists_are_removed_when_unused(
+    janitor: ContainerJanitor,
     daemon: FakeDaemon,
     clock: FakeClock,
     files: DockerFiles,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     removed: list[str] = []
-    monkeypatch.setattr(docker_network, "remove_chains", removed.append)
+    monkeypatch.setattr(firewall, "remove_chains", removed.append)
     daemon.bridges = {"internet": {}} | {
         name: {"aenv.chain": f"AENV-{name}"} for name in ("held", "used", "idle")
     }
     daemon.used_bridges = {"used"}
-    held = files.hold_network("AENV-held")
-    idle = files.hold_network("AENV-idle")
-    files.note_openings("AENV-idle", {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)})
-    assert files.openings("AENV-idle") == {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)}
-    os.close(idle)
+    held = await files.locks.use_network("AENV-held")
+    idle = await files.locks.use_network("AENV-idle")
+    files.locks.write_openings("AENV-idle", {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)})
+    assert files.locks.openings("AENV-idle") == {("10.0.0.0/8", 0), ("1.2.3.4/32", 443)}
+    idle.close()
     janitor.sweep()
     assert sorted(daemon.bridges) == ["held", "internet", "used"]
     assert removed == ["AENV-idle"]
-    os.close(held)
+    held.close()
     clock.advance(60.0)
     janitor.sweep()
     assert sorted(daemon.bridges) == ["internet", "used"]
-    again = files.hold_network("AENV-idle")
-    assert files.openings("AENV-idle") == set(), "whoever makes it again sets its rules anew"
-    os.close(again)
+    again = await files.locks.use_network("AENV-idle")
+    assert files.locks.openings("AENV-idle") == set(), "its rules were removed with it"
+    again.close()

@@ -1,4 +1,4 @@
-"""How a host speaks with containers that have a kernel of their own: choice, frames, key."""
+"""Links to containers with their own kernel: runtimes, frames, key."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ KEY = bytes(range(32))
         ({}, True),
     ],
 )
-def test_only_runtimes_that_are_known_to_share_the_kernel_do(
+def test_only_known_runtimes_share_the_nodes_kernel(
     description: dict[str, Any], expected: bool
 ) -> None:
-    """The other way works with all of them."""
+    """The other link works with every runtime."""
     assert has_own_kernel(description) is expected
 
 
@@ -48,7 +48,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack(">BxxxI", kind, len(payload)) + payload
 
 
-async def test_a_stream_opens_frames_however_they_come() -> None:
+async def test_a_stream_unpacks_frames_however_they_are_cut() -> None:
     daemon, far = socket.socketpair()
     for sock in (daemon, far):
         sock.setblocking(False)
@@ -61,7 +61,7 @@ async def test_a_stream_opens_frames_however_they_come() -> None:
         got += await loop.sock_recv(stream.socket, 65_536)
     await sending
     assert got == b"one" + b"two" * 50_000
-    assert stream.words == "a word of warning"
+    assert stream.errors == "a word of warning"
     await loop.sock_sendall(stream.socket, b"in, as it is")
     assert await loop.sock_recv(far, 100) == b"in, as it is"
     stream.socket.close()
@@ -70,7 +70,7 @@ async def test_a_stream_opens_frames_however_they_come() -> None:
     far.close()
 
 
-async def test_a_refusal_instead_of_a_stream_is_kept_in_words() -> None:
+async def test_an_error_instead_of_frames_is_available_as_text() -> None:
     daemon, far = socket.socketpair()
     daemon.setblocking(False)
     stream = Stream(daemon, b"")
@@ -78,7 +78,7 @@ async def test_a_refusal_instead_of_a_stream_is_kept_in_words() -> None:
     far.close()
     assert await asyncio.get_running_loop().sock_recv(stream.socket, 100) == b""
     await stream.ended()
-    assert stream.words == "OCI runtime exec failed"
+    assert stream.errors == "OCI runtime exec failed"
     stream.socket.close()
 
 

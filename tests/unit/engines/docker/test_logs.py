@@ -154,11 +154,11 @@ async def test_a_log_is_followed_to_the_last_words() -> None:
     assert [piece async for piece in pieces] == [b"last"]
 
 
-async def test_a_log_that_is_gone_has_ended_and_a_refusal_is_said() -> None:
+async def test_a_log_that_is_gone_is_empty_and_a_refusal_is_an_error() -> None:
     daemon = FakeDaemon()
     for status in (404, 409):
         daemon.refusal = DaemonRefused(status, "no such container")
         assert await read(ContainerLog(daemon, "c", None)) == ""
     daemon.refusal = DaemonRefused(500, "broken")
-    with pytest.raises(FabricUnavailable, match="gives no log: broken"):
+    with pytest.raises(FabricUnavailable, match="refused a log: broken"):
         await read(ContainerLog(daemon, "c", None))

@@ -1,4 +1,4 @@
-"""What a container is made from, by the project's config and the caller's wishes."""
+"""The JSON that creates containers, and the facts about their isolation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.docker.spec import container_body, isolation, second_body
-from aenv_ray.engines.docker.surroundings import SecondSurroundings, Surroundings
-from aenv_ray.engines.images import node_images as docker_images
-from aenv_ray.engines.images import runtime_kit as docker_kit
-from aenv_ray.engines.images.build import split_tag
+from aenv_ray.engines.docker.isolation import isolation
+from aenv_ray.engines.docker.networks import ContainerNetwork
+from aenv_ray.engines.docker.plan import (
+    ContainerPlan,
+    DaemonFeatures,
+    OciRuntime,
+    Program,
+    SidecarPlan,
+)
+from aenv_ray.engines.docker.spec import container_body, sidecar_body
+from aenv_ray.engines.images import runtime_kit
+from aenv_ray.engines.images.node_images import Image, reference_of
+from aenv_ray.engines.images.reference import split_tag
 from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import socket_path
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import InstanceId
@@ -22,14 +31,23 @@ from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
 
 
-def surroundings(**fields: Any) -> Surroundings:
+def image(**fields: Any) -> Image:
+    content = ImageContent("x:1", (3, 12), True, True, False, False, (), frozenset())
+    usual: dict[str, Any] = {
+        "id": "sha256:1", "user": "", "path": "/opt/bin:/bin", "directory": "", "python": None,
+        "content": content,
+    }  # fmt: skip
+    return Image(**{**usual, **fields})
+
+
+def plan(**fields: Any) -> ContainerPlan:
     usual: dict[str, Any] = {
         "scope": "s", "host_id": "h", "directory": Path("/d"), "name": "aenv-x",
-        "image_id": "sha256:1", "image_user": "", "image_path": "/opt/bin:/bin",
-        "kit": Path("/kit"), "run_directory": Path("/d/i/aenv-x"), "project_dir": Path("/p"),
-        "etc_directory": Path("/d/etc/aenv-x"), "network": "none",
+        "image": image(), "program": Program(kit=Path("/kit")),
+        "network": ContainerNetwork(NetworkMode.NONE, "none"), "project_dir": Path("/p"),
+        "run_directory": Path("/d/i/aenv-x"), "etc_directory": Path("/d/etc/aenv-x"),
     }  # fmt: skip
-    return Surroundings(**{**usual, **fields})
+    return ContainerPlan(**{**usual, **fields})
 
 
 def spec(deploy: dict[str, Any], **fields: Any) -> SandboxSpec:
@@ -41,14 +59,14 @@ def spec(deploy: dict[str, Any], **fields: Any) -> SandboxSpec:
 
 
 def body_of(deploy: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return container_body(spec({"network": "none", **deploy}), surroundings(**fields))
+    return container_body(spec({"network": "none", **deploy}), plan(**fields))
 
 
 def variables(body: dict[str, Any]) -> dict[str, str]:
     return dict(item.partition("=")[::2] for item in body["Env"])
 
 
-def test_a_container_has_no_right_that_nobody_asked_for() -> None:
+def test_a_container_has_no_right_that_was_not_requested() -> None:
     body = body_of({})
     host = body["HostConfig"]
     assert body["NetworkDisabled"] is True
@@ -58,23 +76,23 @@ def test_a_container_has_no_right_that_nobody_asked_for() -> None:
     assert host["PidsLimit"] == 1024
     assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
     writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
-    assert writable == ["/.aenv/run", *ETC], "as the daemon's own"
+    assert writable == ["/.aenv/run", *ETC], "as those that the daemon writes"
     below = [m for m in host["Mounts"] if Path("/d/i/aenv-x") in Path(m["Source"]).parents]
-    assert below == [], "whoever runs inside could put a link to anything there"
+    assert below == [], "a process inside could put a symbolic link to anything there"
     assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
 
 
 @pytest.mark.parametrize("mode", [mode for mode in NetworkMode if mode is not NetworkMode.NONE])
-def test_a_container_with_a_network_has_its_files_from_the_daemon(mode: NetworkMode) -> None:
-    body = body_of({}, network_mode=mode, network="x")
+def test_a_container_with_a_network_has_its_etc_files_from_the_daemon(mode: NetworkMode) -> None:
+    body = body_of({}, network=ContainerNetwork(mode, "x"))
     assert "NetworkDisabled" not in body
     assert not {mount["Target"] for mount in body["HostConfig"]["Mounts"]} & set(ETC)
 
 
-def test_what_the_project_asks_for_is_given() -> None:
+def test_the_projects_settings_are_applied() -> None:
     container = {"capAdd": ["NET_RAW"], "pids": 64, "readOnlyRoot": True}
     deploy = {"cpu": "1500m", "memory": "1G", "ephemeralStorage": "10M", "container": container}
-    body = body_of(deploy, runtime="runsc")
+    body = body_of(deploy, runtime=OciRuntime("runsc"))
     host = body["HostConfig"]
     assert host["NanoCpus"] == 1_500_000_000
     assert host["Memory"] == host["MemorySwap"] == 1 << 30
@@ -83,92 +101,98 @@ def test_what_the_project_asks_for_is_given() -> None:
     assert set(host["Tmpfs"]) == {"/home/agent", "/tmp"}
     assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == ["/.aenv/run"]
     assert f"size={10 << 20}" in host["Tmpfs"]["/home/agent"]
-    facts = isolation(spec({"network": "none", **deploy}), surroundings())
+    facts = isolation(spec({"network": "none", **deploy}), plan())
     assert facts.limits["memory"].startswith("1024 MiB")
     assert any("NET_RAW" in item for item in facts.missing)
 
 
 @pytest.mark.parametrize(
-    ("own", "image", "user"),
+    ("own", "image_user", "user"),
     [(None, "", "65534:65534"), (None, "app", "app"), ("root", "app", "root")],
 )
-def test_who_it_runs_as(own: str | None, image: str, user: str) -> None:
+def test_the_user_is_the_projects_or_the_images_or_nobody(
+    own: str | None, image_user: str, user: str
+) -> None:
     container = {} if own is None else {"user": own}
-    assert body_of({"container": container}, image_user=image)["User"] == user
+    assert body_of({"container": container}, image=image(user=image_user))["User"] == user
 
 
-def test_the_images_path_is_kept_unless_somebody_sets_one() -> None:
+def test_the_images_path_is_the_default() -> None:
     assert variables(body_of({}))["PATH"] == "/opt/bin:/bin"
     own = body_of({"environmentVariables": {"PATH": "/mine"}})
     assert variables(own)["PATH"] == "/mine"
 
 
-def test_a_callers_label_cannot_pose_as_one_of_ours() -> None:
+def test_a_callers_label_cannot_replace_one_of_ours() -> None:
     asked = spec({"network": "none"}, labels={"aenv.host": "mine", "run": "seven"})
-    labels = container_body(asked, surroundings())["Labels"]
+    labels = container_body(asked, plan())["Labels"]
     assert labels["aenv.host"] == "h"
     assert labels["aenv.label.run"] == "seven"
     assert labels["aenv.deadline"] == "1.5"
 
 
 def test_the_facts_say_what_is_missing() -> None:
-    around = surroundings(has_seccomp=False, network_mode=NetworkMode.HOST)
-    facts = isolation(spec({"network": "host"}), around)
+    planned = plan(
+        daemon=DaemonFeatures(seccomp=False), network=ContainerNetwork(NetworkMode.HOST, "host")
+    )
+    facts = isolation(spec({"network": "host"}), planned)
     assert "net" not in facts.namespaces
     assert any(item.startswith("network: host") for item in facts.missing)
     assert any(item.startswith("seccomp") for item in facts.missing)
 
 
-def test_an_allow_list_comes_with_its_names_and_no_resolver() -> None:
-    around = surroundings(
-        network="aenv-allow-x", network_mode=NetworkMode.ALLOWLIST, dns=("127.0.0.1",),
-        hosts=("a.org:1.2.3.4",), allowed=("a.org (1.2.3.4)", "10.0.0.0/8"),
-        second=second_surroundings(),
+def test_an_allow_list_comes_with_its_host_names_and_no_resolver() -> None:
+    network = ContainerNetwork(
+        NetworkMode.ALLOWLIST, "aenv-allow-x", dns=("127.0.0.1",), hosts=("a.org:1.2.3.4",),
+        allowed=("a.org (1.2.3.4)", "10.0.0.0/8"),
     )  # fmt: skip
+    sidecar = sidecar_plan()
+    planned = plan(network=network, sidecar=sidecar)
     asked = spec({"allow": ["a.org", "10.0.0.0/8"]})
-    host = container_body(asked, around)["HostConfig"]
+    host = container_body(asked, planned)["HostConfig"]
     assert (host["Dns"], host["ExtraHosts"]) == (["127.0.0.1"], ["a.org:1.2.3.4"])
-    assert around.second is not None
-    second = second_body(asked, around, around.second)["HostConfig"]
-    assert not {"Dns", "DnsOptions", "ExtraHosts"} & set(second), "it has them by the network"
-    facts = isolation(asked, around)
-    assert (facts.network, facts.allowed) == ("allowlist", around.allowed)
+    beside = sidecar_body(asked, planned, sidecar)["HostConfig"]
+    assert not {"Dns", "DnsOptions", "ExtraHosts"} & set(beside), "it has them by the network"
+    facts = isolation(asked, planned)
+    assert (facts.network, facts.allowed) == ("allowlist", network.allowed)
     assert any("allowed by address" in item for item in facts.missing)
     assert any(item.endswith("private networks: 10.0.0.0/8") for item in facts.missing)
-    plain = isolation(spec({"allow": ["1.2.3.4"]}), surroundings(network_mode="allowlist"))
+    public = plan(network=ContainerNetwork(NetworkMode.ALLOWLIST, "x"))
+    plain = isolation(spec({"allow": ["1.2.3.4"]}), public)
     assert not any(item.startswith("network") for item in plain.missing)
 
 
-def test_the_images_directories_are_limited_by_quota_or_watched() -> None:
+def test_writes_to_the_images_directories_are_limited_by_quota_or_checked() -> None:
     deploy = {"ephemeralStorage": "10M"}
-    watched, limited = body_of(deploy), body_of(deploy, has_quota=True)
-    unlimited = body_of({}, has_quota=True)
-    closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, has_quota=True)
+    quota = DaemonFeatures(disk_quota=True)
+    checked, limited = body_of(deploy), body_of(deploy, daemon=quota)
+    unlimited = body_of({}, daemon=quota)
+    closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, daemon=quota)
     size = 10 << 20
     most = size + 4096
-    assert {"Name": "fsize", "Soft": most, "Hard": most} in watched["HostConfig"]["Ulimits"]
-    assert watched["Labels"]["aenv.storage-bytes"] == str(size)
+    assert {"Name": "fsize", "Soft": most, "Hard": most} in checked["HostConfig"]["Ulimits"]
+    assert checked["Labels"]["aenv.storage-bytes"] == str(size)
     assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
     for body in (limited, unlimited, closed):
         assert "aenv.storage-bytes" not in body["Labels"]
         assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
-    for body in (watched, unlimited, closed):
+    for body in (checked, unlimited, closed):
         assert "StorageOpt" not in body["HostConfig"]
 
     def missing(deploy: dict[str, Any], **fields: Any) -> list[str]:
-        facts = isolation(spec({"network": "none", **deploy}), surroundings(**fields))
+        facts = isolation(spec({"network": "none", **deploy}), plan(**fields))
         return [item for item in facts.missing if item.startswith("storage")]
 
-    assert "is not limited" in missing({})[0]
-    assert "until it is looked at" in missing(deploy)[0]
-    assert missing(deploy, has_quota=True) == []
+    assert "are not limited" in missing({})[0]
+    assert "checked every few seconds" in missing(deploy)[0]
+    assert missing(deploy, daemon=quota) == []
     assert missing({**deploy, "container": {"readOnlyRoot": True}}) == []
 
 
-def test_which_image_a_project_runs_in() -> None:
+def test_the_image_of_a_project() -> None:
     def reference(default: str | None = None, **fields: Any) -> str:
         config = EnvironmentConfig.model_validate({"name": "x", **fields})
-        return docker_images.reference_of(config, default)
+        return reference_of(config, default)
 
     built = [{"type": "image", "content": "x:1", "digest": "sha256:2"}]
     named = {"container": {"image": "y:1"}}
@@ -180,21 +204,21 @@ def test_which_image_a_project_runs_in() -> None:
         reference()
 
 
-def test_a_kit_is_named_by_what_it_is_for() -> None:
+def test_the_name_of_a_kit_identifies_python_and_runtime() -> None:
     assert str(ImagePython((3, 12), "aarch64", "musl")) == "3.12-aarch64-musl"
     assert not ImagePython((3, 12), "aarch64", "musl").is_ours
-    assert docker_kit.fingerprint() == docker_kit.fingerprint()
+    assert runtime_kit.fingerprint() == runtime_kit.fingerprint()
 
 
-def test_the_runtime_for_containers_is_the_island_alone(tmp_path: Path) -> None:
-    docker_kit.copy_runtime(tmp_path)
+def test_the_runtime_for_containers_is_only_the_runtime_package(tmp_path: Path) -> None:
+    runtime_kit.copy_runtime(tmp_path)
     (package,) = tmp_path.iterdir()
     assert {path.name for path in package.iterdir()} == {"__init__.py", "runtime"}
     assert (package / "runtime" / "shim" / "aenv" / "__init__.py").is_file()
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:2375", "ssh://x", "/var/run/docker.sock"])
-def test_a_daemon_of_another_machine_is_refused(address: str) -> None:
+def test_a_remote_daemon_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="no Unix socket"):
         socket_path(address)
 
@@ -204,24 +228,24 @@ def test_references_are_split_at_their_tag() -> None:
     assert split_tag("localhost:5000/a/b") == ("localhost:5000/a/b", "latest")
 
 
-def second_surroundings(**fields: Any) -> SecondSurroundings:
-    usual: dict[str, Any] = {
-        "name": "aenv-x-second", "image_id": "sha256:2", "image_user": "", "image_path": "/bin",
-        "image_directory": "/testbed", "kit": Path("/carried"),
-        "run_directory": Path("/d/i/aenv-x-second"),
-    }  # fmt: skip
-    return SecondSurroundings(**{**usual, **fields})
+def sidecar_plan() -> SidecarPlan:
+    return SidecarPlan(
+        name="aenv-x-sidecar",
+        image=image(id="sha256:2", path="/bin", directory="/testbed"),
+        kit=Path("/carried"),
+        run_directory=Path("/d/i/aenv-x-sidecar"),
+    )
 
 
-def test_a_second_container_has_the_walls_of_the_first_and_less_inside() -> None:
-    second = second_surroundings()
-    around = surroundings(second=second)
+def test_a_sidecar_has_the_limits_of_the_main_container_and_none_of_its_secrets() -> None:
+    sidecar = sidecar_plan()
+    planned = plan(sidecar=sidecar)
     container = {"capAdd": ["NET_RAW"], "pids": 64}
     asked = spec(
         {"network": "none", "memory": "1G", "container": container},
         environment_variables={"KEY": "secret"},
     )
-    body = second_body(asked, around, second)
+    body = sidecar_body(asked, planned, sidecar)
     host = body["HostConfig"]
     assert (host["CapDrop"], "CapAdd" in host) == (["ALL"], False)
     assert host["SecurityOpt"] == ["no-new-privileges"]
@@ -232,28 +256,29 @@ def test_a_second_container_has_the_walls_of_the_first_and_less_inside() -> None
     assert targets == {"/.aenv/run": False, "/shared": None, **kit}
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
     assert body["WorkingDir"] == "/testbed"
-    assert "Hostname" not in body, "the daemon refuses one beside another's network"
-    assert "NetworkDisabled" not in body, "it would not join it"
+    assert "Hostname" not in body, "the daemon refuses it with a joined network"
+    assert "NetworkDisabled" not in body, "it would have no network to join"
 
 
-def test_two_containers_are_told_apart_by_their_labels() -> None:
-    second = second_surroundings()
-    around = surroundings(second=second)
+def test_main_container_and_sidecar_differ_by_their_labels() -> None:
+    sidecar = sidecar_plan()
+    planned = plan(sidecar=sidecar)
     asked = spec({"network": "none"})
-    first_labels = container_body(asked, around)["Labels"]
-    second_labels = second_body(asked, around, second)["Labels"]
-    assert (first_labels["aenv.instance"], "aenv.second-of" in first_labels) == (
+    main_labels = container_body(asked, planned)["Labels"]
+    sidecar_labels = sidecar_body(asked, planned, sidecar)["Labels"]
+    assert (main_labels["aenv.instance"], "aenv.sidecar-of" in main_labels) == (
         "x-00000001", False,
     )  # fmt: skip
-    assert "aenv.instance" not in second_labels
-    assert second_labels["aenv.second-of"] == "x-00000001"
-    assert first_labels["aenv.volume"] == second_labels["aenv.volume"] == "aenv-x-shared"
+    assert "aenv.instance" not in sidecar_labels
+    assert sidecar_labels["aenv.sidecar-of"] == "x-00000001"
+    assert main_labels["aenv.volume"] == sidecar_labels["aenv.volume"] == "aenv-x-shared"
     assert "aenv.volume" not in body_of({})["Labels"]
 
 
-def test_a_container_with_its_own_kernel_gets_a_key_by_input_and_no_socket() -> None:
-    body = body_of({}, runtime="runsc", has_own_kernel=True)
-    assert "NetworkDisabled" not in body, "it has the daemon bring up the loopback"
+def test_a_container_with_its_own_kernel_reads_a_key_and_has_no_socket() -> None:
+    runtime = OciRuntime("runsc", has_own_kernel=True)
+    body = body_of({}, runtime=runtime)
+    assert "NetworkDisabled" not in body, "the daemon sets up its loopback"
     assert body["OpenStdin"]
     assert body["StdinOnce"]
     assert "/.aenv/run" not in [mount["Target"] for mount in body["HostConfig"]["Mounts"]]
@@ -262,17 +287,17 @@ def test_a_container_with_its_own_kernel_gets_a_key_by_input_and_no_socket() -> 
     usual = body_of({})
     assert "OpenStdin" not in usual
     assert "aenv.link" not in usual["Labels"]
-    second = second_surroundings()
-    around = surroundings(second=second, has_own_kernel=True, runtime="runsc")
-    beside = second_body(spec({"network": "none"}), around, second)
+    sidecar = sidecar_plan()
+    planned = plan(sidecar=sidecar, runtime=runtime)
+    beside = sidecar_body(spec({"network": "none"}), planned, sidecar)
     assert beside["OpenStdin"]
     assert beside["Entrypoint"][-1].endswith(", keyed=True)")
 
 
-def test_facts_of_a_container_with_its_own_kernel_claim_no_more_than_is() -> None:
-    around = surroundings(has_own_kernel=True)
-    facts = isolation(spec({"network": "none"}), around)
+def test_the_facts_about_a_container_with_its_own_kernel_claim_no_more_than_holds() -> None:
+    planned = plan(runtime=OciRuntime(has_own_kernel=True))
+    facts = isolation(spec({"network": "none"}), planned)
     assert not facts.seccomp
     assert "open files" not in facts.limits
     assert any(item.startswith("open files") for item in facts.missing)
-    assert "with more it ends" in facts.limits["processes"]
+    assert "it ends above that" in facts.limits["processes"]

@@ -1,10 +1,9 @@
-"""No wait of the docker engine is for ever: silent daemons, stuck neighbours, others' removals."""
+"""Every wait of the docker engine has a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.docker import containers as docker_containers
-from aenv_ray.engines.docker import instance as docker_instance
+from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
-from aenv_ray.engines.docker.files import START_SLOTS, DockerFiles
-from aenv_ray.engines.docker.instance import Instance, await_boot
+from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.instances import SIDECAR, DockerInstance, await_boot
 from aenv_ray.engines.docker.link import SocketLink
+from aenv_ray.engines.docker.locks import START_SLOTS
 from aenv_ray.engines.node import docker_client
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
@@ -37,12 +37,12 @@ def files(directory: Path) -> DockerFiles:
     return made
 
 
-# --- a daemon that says nothing ------------------------------------------------------------------
+# --- a silent daemon ------------------------------------------------------------------
 
 
 @pytest.fixture
 async def silent(directory: Path) -> AsyncIterator[DockerClient]:
-    """A client of a daemon that takes every connection and answers none."""
+    """Yield a client of a daemon that accepts connections and never answers."""
     held: list[asyncio.StreamWriter] = []
 
     async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +59,7 @@ async def silent(directory: Path) -> AsyncIterator[DockerClient]:
     await server.wait_closed()
 
 
-async def test_a_silent_daemon_is_an_unavailable_one(
+async def test_a_silent_daemon_is_unavailable(
     silent: DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 9."""
@@ -79,7 +79,7 @@ async def test_a_silent_daemon_is_an_unavailable_one(
 
 
 class _Scripted(DockerClient):
-    """Gives the answers that it is given, in their order."""
+    """Gives a list of answers, in order."""
 
     def __init__(self, *answers: Exception | None) -> None:
         super().__init__("unix:///nowhere")
@@ -101,33 +101,35 @@ BUSY = DaemonRefused(409, "removal of container is already in progress")
 DELETE, WAIT = "DELETE /containers/one", "POST /containers/one/wait"
 
 
-async def test_a_removal_that_others_began_and_did_not_finish_is_done(files: DockerFiles) -> None:
-    """Invariant 3: the daemon tells nobody who waits that a removal failed."""
+async def test_a_removal_that_somebody_else_began_and_did_not_finish_is_retried(
+    files: DockerFiles,
+) -> None:
+    """Invariant 3: the daemon does not tell those who wait that a removal failed."""
     client = _Scripted(BUSY, FabricUnavailable("no answer"), BUSY, None, None)
     await containers(client, files).remove("one")
     assert client.asked == [DELETE, WAIT, DELETE, WAIT, DELETE]
 
 
-async def test_a_removal_that_others_finish_is_one(files: DockerFiles) -> None:
+async def test_a_removal_that_somebody_else_finishes_is_done(files: DockerFiles) -> None:
     client = _Scripted(BUSY, None, DaemonRefused(404, "no such container"))
     await containers(client, files).remove("one")
     assert client.asked == [DELETE, WAIT, DELETE]
 
 
-async def test_a_removal_that_the_daemon_could_not_do_is_asked_for_again(
+async def test_a_removal_that_the_daemon_failed_to_do_is_retried(
     files: DockerFiles,
 ) -> None:
-    """Its log driver still wrote below the container's directory while it was deleted."""
+    """Its log driver still writes below the container's directory while it is deleted."""
     failed = DaemonRefused(500, "unable to remove filesystem: directory not empty")
     client = _Scripted(failed, failed, BUSY, None, None)
     await containers(client, files).remove("one")
     assert client.asked == [DELETE, DELETE, DELETE, WAIT, DELETE]
 
 
-async def test_a_creation_that_is_cancelled_ends_when_the_daemon_has_answered(
+async def test_a_cancelled_creation_waits_for_the_daemons_answer(
     files: DockerFiles,
 ) -> None:
-    """Invariant 3: removed before, the container would come after its removal and stay."""
+    """Invariant 3: otherwise the daemon could create the container after its removal."""
     asked, answers = asyncio.Event(), asyncio.Event()
 
     class Slow(DockerClient):
@@ -147,7 +149,7 @@ async def test_a_creation_that_is_cancelled_ends_when_the_daemon_has_answered(
         await creating
 
 
-async def test_a_removal_that_does_not_come_about_is_said(
+async def test_a_removal_that_keeps_failing_is_an_error(
     files: DockerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_containers, "REMOVAL_S", 0.0)
@@ -160,7 +162,7 @@ async def test_a_removal_that_does_not_come_about_is_said(
         await containers(_Scripted(DaemonRefused(403, "you must not")), files).remove("one")
 
 
-# --- places --------------------------------------------------------------------------------------
+# --- slots ---------------------------------------------------------------------------------------
 
 
 async def _hold(some: Containers, let_go: asyncio.Event) -> None:
@@ -168,14 +170,14 @@ async def _hold(some: Containers, let_go: asyncio.Event) -> None:
         await let_go.wait()
 
 
-async def test_a_place_is_waited_for_and_given_back_however_the_wait_ends(
+async def test_a_slot_is_given_back_even_if_the_wait_for_it_is_cancelled(
     files: DockerFiles,
 ) -> None:
     others, ours = (containers(_Scripted(), files) for _ in range(2))
     let_go = asyncio.Event()
     holding = [asyncio.create_task(_hold(others, let_go)) for _ in range(START_SLOTS)]
     await asyncio.sleep(0)
-    assert files.take_slot() is None
+    assert files.locks.take_slot() is None
     waiting = [asyncio.create_task(_hold(ours, let_go)) for _ in range(3 * START_SLOTS)]
     await asyncio.sleep(0)
     for task in waiting[::2]:
@@ -184,23 +186,23 @@ async def test_a_place_is_waited_for_and_given_back_however_the_wait_ends(
     async with asyncio.timeout(60.0):
         await asyncio.wait([*holding, *waiting])
     assert sum(task.cancelled() for task in waiting) == len(waiting[::2])
-    free = [files.take_slot() for _ in range(START_SLOTS)]
+    free = [files.locks.take_slot() for _ in range(START_SLOTS)]
     assert None not in free
-    for fd in free:
-        assert fd is not None
-        os.close(fd)
+    for slot in free:
+        assert slot is not None
+        slot.close()
 
 
-async def test_places_that_nobody_gives_back_hold_nobody_up_for_ever(
+async def test_slots_that_are_never_given_back_block_nobody_for_ever(
     files: DockerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 9: a host that was stopped in the middle of its starts still holds them."""
+    """Invariant 9: a host that hangs in the middle of its starts still holds them."""
     monkeypatch.setattr(docker_containers, "SLOT_S", 0.0)
     with contextlib.ExitStack() as held:
         for _ in range(START_SLOTS):
-            fd = files.take_slot()
-            assert fd is not None
-            held.callback(os.close, fd)
+            slot = files.locks.take_slot()
+            assert slot is not None
+            held.enter_context(slot)
         async with asyncio.timeout(60.0), containers(_Scripted(), files).slot():
             pass
 
@@ -208,22 +210,23 @@ async def test_places_that_nobody_gives_back_hold_nobody_up_for_ever(
 # --- boots ---------------------------------------------------------------------------------------
 
 
-async def test_one_that_does_not_come_up_tells_the_end_of_its_log(
+async def test_the_error_for_a_boot_that_hangs_shows_the_end_of_the_log(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 9: what it waited for, and what there is to see of it."""
-    monkeypatch.setattr(docker_instance, "BOOT_DEADLINE_S", 0.05)
-    instance = Instance(InstanceId("one-1"), "one", asyncio.get_running_loop().create_future())
+    """Invariant 9."""
+    monkeypatch.setattr(docker_instances, "BOOT_DEADLINE_S", 0.05)
+    instance = DockerInstance(
+        InstanceId("one-1"), "one", asyncio.get_running_loop().create_future()
+    )
     link = SocketLink(directory)
-    await link.prepare("id")
+    await link.before_start("id")
 
-    async def last_words() -> str:
+    async def last_log() -> str:
         return "loading weights"
 
     with pytest.raises(SandboxStartFailed) as raised:
-        await await_boot(instance, link, last_words, "its second container: ")
+        await await_boot(instance, link, last_log, SIDECAR)
     assert raised.value.message.splitlines() == [
-        "one-1 did not start: its second container: it was not up after 0.05 s; "
-        "the end of its log:",
+        "one-1 did not start: its sidecar: it was not ready after 0.05 s; the end of its log:",
         "loading weights",
     ]

@@ -13,8 +13,8 @@ from aenv_ray.engines.images.serving import (
     choose,
     has_code,
     network_mode,
-    second_image,
     server_command,
+    sidecar_image,
 )
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.project.config import DeployConfig
@@ -110,15 +110,15 @@ def test_a_project_has_code_when_it_has_python_files(tmp_path: Path) -> None:
         ("docker.io/a/b:v1-", "c", "docker.io/a/b:v1-c"),
     ],
 )
-def test_the_second_image_is_the_prefix_and_the_datasource(
+def test_the_sidecar_image_is_the_prefix_and_the_datasource(
     prefix: str | None, datasource: str, image: str
 ) -> None:
-    assert second_image("x@1", deploy(imagePrefix=prefix), datasource) == image
+    assert sidecar_image("x@1", deploy(imagePrefix=prefix), datasource) == image
 
 
-def test_a_second_image_needs_a_datasource() -> None:
+def test_a_sidecar_image_needs_a_datasource() -> None:
     with pytest.raises(ConfigError, match=r"x@1 has a second container.*no datasource"):
-        second_image("x@1", deploy(imagePrefix="a/b"), "")
+        sidecar_image("x@1", deploy(imagePrefix="a/b"), "")
 
 
 @pytest.mark.parametrize("name", ["DualContainer", "dualContainer"])
