@@ -1,7 +1,7 @@
-"""The controller: one detached actor that makes hosts, finds instances and ends what is ownerless.
+"""The controller: one detached actor that starts hosts, finds instances and ends orphans.
 
-It keeps nothing that cannot be found again: hosts are named actors, and hosts know their instances.
-So it may die at any time; Ray restarts it, and meanwhile calls go on, for they do not pass here.
+All its state can be found again: hosts are named actors, and hosts know their instances. So it may
+die at any time. Ray restarts it, and meanwhile calls continue, because they do not pass through it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
-from aenv_ray.actors.controller.instance_listing import survey
-from aenv_ray.actors.controller.janitor import janitor_task
-from aenv_ray.actors.controller.orphaned_nodes import Orphans
+from aenv_ray.actors.controller.instance_listing import list_instances_on
+from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
 from aenv_ray.actors.controller.placement import (
     SHARED_PREFIX,
     HostLoad,
@@ -34,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 _NO_HOSTS: Final = frozenset({ray_api.CONTROLLER_NAME, ray_api.HUB_NAME})
 LOOK_S: Final = 1.0
-"""The instances of a job, or of a host that was killed for good, end about this long after it."""
+"""Interval of the watch for ended Ray jobs and dead hosts, whose instances then end."""
 JOB_RETELL_S: Final = 120.0
-"""How long hosts are told again of a job that ended: longer than a start takes."""
+"""How long hosts are told repeatedly that a job ended; longer than a start takes."""
 CONTROL_DEADLINE_S: Final = 30.0
-"""A restarted host is back before; Ray takes up to twenty seconds to see that a node died."""
+"""A restarted host answers within this; Ray notices a dead node after up to twenty seconds."""
 DEDICATED_TRIES: Final = 2
-"""Nodes that are tried for a dedicated host: one may have died without Ray knowing yet."""
+"""Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
 
 DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
@@ -48,25 +47,25 @@ DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
 
 
 class Controller:
-    """Makes hosts, finds instances, ends what is ownerless."""
+    """Starts hosts, finds instances, ends orphans."""
 
     def __init__(self) -> None:
         self._hosts = HostDirectory()
-        self._orphans = Orphans(
+        self._orphans = OrphanCleanup(
             self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
         )
         self._where: dict[str, str] = {}
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
-        self._dedicated: dict[str, str | None] = {}  # hosts whose end is watched for; their nodes
+        self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
         self._admission = Admission(self._hosts, lambda: by_node(self._dedicated))
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
-        # Ray runs this on the actor's loop, after a restart too, though nobody may call then.
+        # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         self._watcher = asyncio.get_running_loop().create_task(self._watch_for_ever())
 
     async def ping(self) -> str:
-        """Answer, so that a caller knows that the fabric is up."""
+        """Answer: the fabric is up."""
         return ray_api.CONTROLLER_NAME
 
     # --- creating ---------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class Controller:
                 self._note_created(spec.instance_id)
         if isinstance(answer, AenvError) and host is not None:
             self._hosts.actors.pop(spec.instance_id, None)
-            ray_api.kill(host)  # the watch ends what it may have left
+            ray_api.kill(host)  # the watch ends any sandbox that it left
         return host, answer
 
     def _note_created(self, instance_id: str) -> None:
@@ -184,11 +183,11 @@ class Controller:
     # --- finding ----------------------------------------------------------------------------
 
     async def locate(self, instance_id: InstanceId) -> tuple[Any, InstanceInfo]:
-        """Return the host of an instance and what is known of it.
+        """Return the host of an instance, and its info.
 
         Raises:
             InstanceNotFound: No host has it.
-            FabricUnavailable: A host that may have it lives and does not answer.
+            FabricUnavailable: A live host that may have it does not answer.
         """
         names = await self._hosts.find(await self._may_have(instance_id))
         known = self._where.get(instance_id)
@@ -208,12 +207,12 @@ class Controller:
         for name, error in silent.items():
             raise FabricUnavailable(
                 f"{instance_id} may be on host {name}, which does not answer: {error.message}",
-                hint="try again: a host that died is replaced",
+                hint="try again: a dead host is replaced",
             )
         raise InstanceNotFound(
             f"there is no instance {instance_id}",
             instance_id=instance_id,
-            hint="aenv_ray.list_instances() shows those that live",
+            hint="aenv_ray.list_instances() lists the live instances",
         )
 
     async def _info_on(
@@ -222,17 +221,17 @@ class Controller:
         try:
             info = await self._ask(name, "info", instance_id)
         except AenvError as exc:
-            # One that has ended for good has nothing any more; one that is busy or hangs may.
+            # A host that ended for good has no instances; a busy or hanging one may have this one.
             if isinstance(exc, FabricUnavailable) and not ray_api.is_of_a_dead_actor(exc):
                 silent[name] = exc
             return None
         return self._hosts.actors[name], info
 
     async def _ask(self, name: str, operation: str, *args: Any) -> Any:
-        """Return what a host answers.
+        """Run an operation of a host.
 
         Raises:
-            AenvError: What it raised.
+            AenvError: What the host raised.
             FabricUnavailable: It is gone, does not answer, or failed otherwise.
         """
         host = self._hosts.actors.get(name)
@@ -243,12 +242,12 @@ class Controller:
                         return await getattr(host, operation).remote(*args)
         except AenvError:
             raise
-        except Exception as exc:  # one host's failure is not that of all
+        except Exception as exc:  # one failing host must not fail the others
             raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
         raise FabricUnavailable(f"host {name} is gone")
 
     async def _may_have(self, instance_id: str) -> list[str]:
-        """Return the instance's own host, or else all that may have it."""
+        """Return the names of the hosts that may have an instance: its own, or all shared ones."""
         names = await asyncio.to_thread(ray_api.actor_names)
         own = [name for name in names if name == instance_id]
         return own or [name for name in names if name.startswith(SHARED_PREFIX)]
@@ -262,11 +261,11 @@ class Controller:
         return (await self.account_for(()))[0]
 
     async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
-        """Return the live instances, and which others of `ids` may live on a silent host."""
+        """Return the live instances, and those of `ids` that may be on a silent host."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        creating = set(self._creating)  # a host is named before its instance is there
+        creating = set(self._creating)  # their hosts may have no instance yet
         hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
-        seen = await survey(self._ask, hosts)
+        seen = await list_instances_on(self._ask, hosts)
         doubtful = seen.doubtful(ids, self._where)
         for name in seen.unheard:
             self._forget(name)
@@ -275,28 +274,28 @@ class Controller:
         for name in seen.vacant(hosts) - creating:
             if not name.startswith(SHARED_PREFIX):
                 self._forget(name)
-                self._dedicated.pop(name, None)  # its instance has ended: it may go
+                self._dedicated.pop(name, None)  # its instance has ended, and the host may too
         return sorted(seen.found, key=lambda info: info.created_at), doubtful
 
     async def pools(self) -> dict[str, int]:
-        """Return how many sandboxes are ready on all hosts, by the reference of their environment.
+        """Return how many warm sandboxes all hosts have, by environment reference.
 
         Hosts that do not answer are left out.
         """
         return await count_pools(self._hosts, self._ask)
 
     async def count_processes(self) -> int:
-        """Return how many processes, containers and pods of sandboxes run, as each node says.
+        """Return how many processes, containers and pods of sandboxes run on all nodes.
 
         Raises:
-            FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
+            FabricUnavailable: A live node, or the daemon or API of its sandboxes, does not answer.
         """
         return await count_processes(self._hosts, self._ask)
 
     # --- releasing --------------------------------------------------------------------------
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances wherever they are; from every state, any number of times."""
+        """End instances on whatever host they are; in any state; idempotent."""
         self._doomed |= self._creating.intersection(instance_ids)
         groups: dict[str, list[InstanceId]] = {}
         for instance_id in instance_ids:
@@ -307,18 +306,18 @@ class Controller:
             left -= await self._release_anywhere(left)
         left -= self._creating
         if left:
-            # No host knows them: never made, long gone, or their host was killed for good.
+            # No host knows them: they never existed, ended long ago, or their host was killed.
             await self._orphans.end({self._hosts.nodes.get(i) for i in left}, left)
-            # Its successor may have come after it was asked for, and before it was looked for.
+            # A successor of that host may have adopted them in the meantime.
             left -= await self._release_anywhere(left)
         for instance_id in instance_ids:
             self._where.pop(instance_id, None)
             if instance_id not in left:
                 self._hosts.forget(instance_id)
-                self._dedicated.pop(instance_id, None)  # a host of its own may go
+                self._dedicated.pop(instance_id, None)  # its own host may end
 
     async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
-        """End instances on hosts of their own name and on all shared ones; return those known."""
+        """End instances on their own or on shared hosts; return those that a host knew."""
         names = await asyncio.to_thread(ray_api.actor_names)
         own = {i: [i] for i in set(ids).intersection(names)}
         others = sorted(set(ids) - own.keys())
@@ -326,7 +325,7 @@ class Controller:
         return await self._release_groups(own | shared)
 
     async def _release_groups(self, groups: dict[str, list[InstanceId]]) -> set[InstanceId]:
-        """End instances on hosts, by the hosts' names; return those that a host knew."""
+        """End instances, given by host name; return those that a host knew."""
         async with asyncio.TaskGroup() as tasks:
             asked = [
                 tasks.create_task(self._release_on(name, groups[name]))
@@ -338,34 +337,34 @@ class Controller:
         try:
             known: list[InstanceId] = await self._ask(name, "release", ids)
         except AenvError as exc:
-            logger.warning("not released: %s", exc)
+            logger.warning("releasing %d instances on %s failed: %s", len(ids), name, exc)
             self._hosts.actors.pop(name, None)
             return []
         return known
 
     async def _end_orphans_on(self, node: str, ids: list[str]) -> None:
-        task = janitor_task().options(scheduling_strategy=ray_api.pinned(node))
-        with ray_api.translated(f"ending what is ownerless on node {node[:8]}"):
+        task = orphan_cleanup_task().options(scheduling_strategy=ray_api.pinned(node))
+        with ray_api.translated(f"ending orphans on node {node[:8]}"):
             async with asyncio.timeout(CONTROL_DEADLINE_S):
                 await task.remote(ids)
 
     # --- owners -----------------------------------------------------------------------------
 
     async def _watch_for_ever(self) -> None:
-        """End the instances of Ray jobs that ended and of hosts that are gone for good."""
+        """End the instances of ended Ray jobs and of dead hosts, until the actor ends."""
         if ray_api.was_restarted():
-            await self._guarded("what an earlier controller left", self._take_over())
+            await self._guarded("taking over from an earlier controller", self._take_over())
         while True:
-            await self._guarded("ended jobs", self._end_jobs())
-            await self._guarded("what could not be ended", self._orphans.end_again())
-            await self._guarded("hosts that are gone", self._end_hosts())
+            await self._guarded("ending the instances of ended jobs", self._end_jobs())
+            await self._guarded("retrying to end orphans", self._orphans.retry())
+            await self._guarded("ending the instances of dead hosts", self._end_hosts())
             await asyncio.sleep(LOOK_S)
 
     async def _guarded(self, what: str, look: Any) -> None:
         try:
             await look
-        except Exception as exc:  # noqa: BLE001  # the loop that ends the ownerless goes on
-            logger.warning("looking for %s: %r", what, exc)
+        except Exception as exc:  # noqa: BLE001  # the watch goes on
+            logger.warning("%s: %r", what, exc)
 
     async def _take_over(self) -> None:
         await self.list_instances()
@@ -373,7 +372,7 @@ class Controller:
         await self._orphans.end({None}, ())
 
     async def _end_hosts(self) -> None:
-        before = dict(self._dedicated)  # what is made while Ray lists may not be in its list
+        before = dict(self._dedicated)  # hosts made while Ray lists may not be in its list
         names = set(await asyncio.to_thread(ray_api.actor_names))
         for name in names.intersection(self._hosts.actors):
             if not name.startswith(SHARED_PREFIX):
@@ -397,7 +396,7 @@ class Controller:
                 group.create_task(self._end_jobs_on(name, dead))
         now = asyncio.get_running_loop().time()
         for job in dead:
-            # Told again for a while: a start under way when its job died ends later.
+            # Told repeatedly: an instance that was starting when its job ended comes up later.
             if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
                 self._seen_dead.add(job)
 
@@ -405,18 +404,18 @@ class Controller:
         try:
             await self._ask(name, "release_jobs", sorted(jobs))
         except AenvError as exc:
-            logger.warning("ended jobs: %s", exc)
+            logger.warning("ending the instances of ended jobs on %s: %s", name, exc)
             self._forget(name)
 
 
 @functools.cache
 def controller_actor() -> Any:
-    """Return the actor class; made once, since every `ray.remote` exports the class anew."""
+    """Return the actor class; cached, because each `ray.remote` exports the class again."""
     return ray_api.restartable_actor(Controller, max_concurrency=10_000)
 
 
 def ensure_controller() -> Any:
-    """Return the controller of this cluster, making it when there is none."""
+    """Return the controller of this cluster; start it if necessary."""
     return (
         controller_actor()
         .options(

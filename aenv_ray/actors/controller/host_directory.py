@@ -1,7 +1,7 @@
-"""The controller's view of host actors: makes them, finds them again, and asks how full they are.
+"""The host actors that the controller knows: it starts them, finds them and asks for their load.
 
-Hosts of different nodes are started at once, each only once however many wait for it, and one that
-does not start or answer keeps nobody from the others.
+Hosts of different nodes are started at the same time, each only once however many creates wait for
+it. A host that does not start or answer does not hold up the others.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from aenv_ray.models import ActorDensity
 logger = logging.getLogger(__name__)
 
 HOST_START_DEADLINE_S: Final = 120.0
-"""A cold Ray worker takes seconds on a busy machine; Ray itself gives it a minute."""
+"""A new Ray worker takes seconds on a busy machine; Ray itself allows a minute."""
 TRY_AGAIN_S: Final = 10.0
-"""A node whose host did not start is left out for this long."""
+"""A node whose host did not start is not used for this long."""
 
 
 class HostDirectory:
-    """Host actors by name, with the node that each is on.
+    """Host actors by name.
 
     Attributes:
-        actors: Handles of the hosts that were made or found.
-        nodes: Node ids of those whose node is known.
+        actors: The host actors that were started or found.
+        nodes: Node ids of the hosts whose node is known.
     """
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class HostDirectory:
         self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
 
     def forget(self, name: str) -> None:
-        """Drop a host that is gone; it is found again should it live."""
+        """Forget a host that seems to be gone; `find` finds it again if it lives."""
         self.actors.pop(name, None)
         self.nodes.pop(name, None)
 
     async def find(self, names: Iterable[str]) -> list[str]:
-        """Return which of these names belong to hosts that can be asked, finding their handles."""
+        """Return which of these names belong to live hosts, and look up their actors."""
         found = []
         for name in names:
             if name not in self.actors:
                 actor = await asyncio.to_thread(ray_api.find_actor, name)
                 if actor is None or not hasattr(actor, "exchange"):
-                    continue  # gone meanwhile, or an actor of the user's in our namespace
+                    continue  # it has just ended, or it is a user's actor in our namespace
                 self.actors[name] = actor
             found.append(name)
         return found
@@ -61,25 +61,25 @@ class HostDirectory:
     async def make(
         self, name: str, node: str, density: ActorDensity, slots: int | None = None
     ) -> Any:
-        """Return the host of that name, started on a node where there is none.
+        """Return the host with this name; start it if there is none.
 
         Args:
-            name: Its name.
-            node: Its node's id.
-            density: What it holds.
-            slots: Of the node's, that it takes for itself and holds instances in: Ray then knows
-                that they are not free, and demand for more makes other nodes. It leaves when it
-                holds none. None: it takes none and stays.
+            name: Name of the host.
+            node: Id of its node.
+            density: Whether it holds one instance or many.
+            slots: Slots of the node that the host occupies and fills with instances. Ray then
+                counts them as used, so that demand for more adds nodes; the host ends when it has
+                no instances. None: it occupies none and stays.
 
         Raises:
-            FabricUnavailable: It did not start. The node is left out for `TRY_AGAIN_S`.
+            FabricUnavailable: It did not start; the node is not used for `TRY_AGAIN_S`.
         """
         options: dict[str, Any] = {
             "name": name,
             "namespace": ray_api.NAMESPACE,
             "lifetime": "detached",
-            "get_if_exists": True,  # Ray may run this again after a death of the controller
-            # Pinned, so that a restart finds the sandboxes that it left on that node.
+            "get_if_exists": True,  # Ray may repeat this after the controller died
+            # Pinned, so that a restarted host finds its sandboxes on that node.
             "scheduling_strategy": ray_api.pinned(node),
             **ray_api.hosting(slots),
         }
@@ -92,29 +92,29 @@ class HostDirectory:
         except Exception as exc:
             self.nodes.pop(name, None)
             if not isinstance(exc, FabricUnavailable):
-                ray_api.kill(actor)  # it cannot open, now or ever; the next one is made anew
+                ray_api.kill(actor)  # it can never open; the next attempt creates a new actor
             if isinstance(exc, AenvError):
                 why = exc.message
             elif isinstance(exc, TimeoutError):
                 why = f"{name} did not start within {HOST_START_DEADLINE_S:g} s"
             else:
                 why = str(exc).strip().splitlines()[-1]
-            # Whatever it is, it is this node's: another may do.
+            # Whatever the cause, another node may do.
             refusal = FabricUnavailable(f"no host on node {node[:8]}: {why}")
             self._refused[node] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, refusal)
-            logger.warning("node %s is left out: %s", node[:8], why)
+            logger.warning("node %s is not used for %g s: %s", node[:8], TRY_AGAIN_S, why)
             raise refusal from exc
         self._refused.pop(node, None)
         self.actors[name] = actor
         return actor
 
     async def shared(self, name: str, node: str, slots: int | None) -> Any:
-        """Return a shared host, started where there is none; however many ask, it is started once.
+        """Return a shared host; start it if there is none, once for all concurrent calls.
 
         The arguments are those of `make`.
 
         Raises:
-            FabricUnavailable: It did not start, now or a moment ago.
+            FabricUnavailable: It did not start, now or within the last `TRY_AGAIN_S`.
         """
         if name in self.actors:
             return self.actors[name]
@@ -138,22 +138,22 @@ class HostDirectory:
             del self._making[name]
 
     def refusal(self, node: str) -> FabricUnavailable | None:
-        """Return why a node started no host a moment ago; None when it may be asked."""
+        """Return why a node is not used at present; None if it may be used."""
         until, refusal = self._refused.get(node, (0.0, None))
         return refusal if asyncio.get_running_loop().time() < until else None
 
     async def loads(
         self, nodes: Mapping[str, NodeFacts], *, patience_s: float
     ) -> list[tuple[HostLoad, Any]]:
-        """Return the shared hosts of some nodes with their load, starting missing ones.
+        """Return the shared hosts of nodes with their load; start missing ones.
 
         Args:
-            nodes: By their ids.
-            patience_s: Once one host has answered, the others have this long. Those that are late
-                are started on in the background.
+            nodes: The nodes, by id.
+            patience_s: How long to wait for the other hosts once one has answered; those that are
+                later continue to start in the background.
 
         Raises:
-            FabricUnavailable: None answers; with the causes.
+            FabricUnavailable: No host answers; the message has the causes.
         """
         asked = [
             asyncio.create_task(self._load(name, node, capacity if facts.is_elastic else None))
@@ -176,7 +176,7 @@ class HostDirectory:
                 self.forget(name)
                 if not was_known:
                     raise
-                # It ended for good since it was last used: the node gets another.
+                # It ended for good since it was last used: the node gets a new one.
                 host = await self.shared(name, node, slots)
                 load = await self._ask_load(name, node, host)
         return load, host
@@ -190,7 +190,7 @@ class HostDirectory:
 async def _answers(
     asked: list[asyncio.Task[tuple[HostLoad, Any]]], patience_s: float
 ) -> tuple[list[tuple[HostLoad, Any]], list[AenvError]]:
-    """Return what tasks give and why others fail; `patience_s` after the first, no more."""
+    """Return results and errors of tasks; stop waiting `patience_s` after the first result."""
     answers: list[tuple[HostLoad, Any]] = []
     causes: list[AenvError] = []
     loop, pending = asyncio.get_running_loop(), set(asked)

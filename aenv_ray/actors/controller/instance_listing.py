@@ -1,4 +1,4 @@
-"""What all hosts say that lives on them, and what is not known because one says nothing."""
+"""The instances that all hosts report, and what is unknown because a host does not answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Survey:
-    """The answers of some hosts.
+class InstanceListing:
+    """The instances that some hosts reported.
 
     Attributes:
-        found: The live instances of those that answered.
-        unheard: Names of the others, whether they are gone or only say nothing.
-        silent: Those of the others that are not known to have ended for good.
+        found: The live instances of the hosts that answered.
+        unheard: Names of the hosts that did not, dead or alive.
+        silent: Names of those among them that may be alive.
     """
 
     found: list[InstanceInfo]
@@ -30,11 +30,11 @@ class Survey:
     silent: frozenset[str]
 
     def doubtful(self, ids: Iterable[str], where: Mapping[str, str]) -> set[str]:
-        """Return which of these instances were not found and may live on a silent host.
+        """Return which instances were not found but may be on a silent host.
 
         Args:
             ids: The instances.
-            where: The hosts that they were last seen on, as far as known.
+            where: The host on which each was last seen, as far as known.
         """
         if not self.silent:
             return set()
@@ -42,15 +42,15 @@ class Survey:
         return {i for i in ids if i not in known and where.get(i) in {None, *self.silent}}
 
     def vacant(self, names: Iterable[str]) -> set[str]:
-        """Return which of these hosts said that nothing lives on them.
+        """Return which of these hosts reported that they have no instances.
 
-        Not those that are dead: something of theirs may live.
+        Dead hosts are not among them: their sandboxes may still run.
         """
         return set(names) - self.unheard - {info.host for info in self.found}
 
 
-async def survey(ask: Ask, names: Collection[str]) -> Survey:
-    """Ask hosts, by their names, what lives on them; one that does not answer delays no other."""
+async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing:
+    """Ask hosts, by name, for their instances, all at the same time."""
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(_instances_on(ask, name)) for name in names}
     found: list[InstanceInfo] = []
@@ -66,13 +66,13 @@ async def survey(ask: Ask, names: Collection[str]) -> Survey:
         for name, error in errors.items()
         if isinstance(error, FabricUnavailable) and not ray_api.is_of_a_dead_actor(error)
     }
-    return Survey(found, frozenset(errors), frozenset(silent))
+    return InstanceListing(found, frozenset(errors), frozenset(silent))
 
 
 async def _instances_on(ask: Ask, name: str) -> list[InstanceInfo] | AenvError:
     try:
         found: list[InstanceInfo] = await ask(name, "instances")
     except AenvError as exc:
-        logger.warning("not listed: %s", exc)
+        logger.warning("the instances of host %s are not listed: %s", name, exc)
         return exc
     return found

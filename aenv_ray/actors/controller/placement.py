@@ -1,4 +1,4 @@
-"""Where new instances go, as decisions."""
+"""Where new instances go: pure decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 
 DEDICATED_PER_NODE: Final = 1024
-"""Dedicated instances of one group for each node: an actor has 50 MB and 22 threads, and a node's
-usual limits end below this."""
+"""Most dedicated instances of one group per node. An actor needs 50 MB and 22 threads, so usual
+nodes reach their limits earlier."""
 
 SHARED_PREFIX: Final = "aenv-host-"
 CORES_PER_HOST: Final = 8
-"""One shared host serves about two thousand calls a second, more than eight cores make."""
+"""Cores that one shared host serves: it handles about 2,000 calls a second, more than eight cores
+of sandboxes make."""
 
 
 def host_capacities(node: NodeFacts) -> list[int]:
@@ -33,15 +34,15 @@ def host_capacities(node: NodeFacts) -> list[int]:
 
 
 def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
-    """Return the names of the shared hosts that a node has, with how many instances each holds."""
+    """Return the names of the shared hosts of a node, with the capacity of each."""
     capacities = host_capacities(facts)
     return {f"{SHARED_PREFIX}{node[:12]}-{n}": capacity for n, capacity in enumerate(capacities)}
 
 
 def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-    """Return the nodes that instances may be on.
+    """Return the nodes that may run instances.
 
-    Where some declare slots those without take none: as many as come would all go there.
+    If some nodes declare slots, the others run none: without a limit they would get all of them.
     """
     are_declared = any(facts.slots is not None for facts in nodes.values())
     return {
@@ -52,15 +53,15 @@ def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
 
 
 def may_grow(nodes: Iterable[NodeFacts]) -> bool:
-    """Whether nodes may join on demand: some declare slots, or the head leaves all work to others.
+    """Return whether nodes may join on demand: some declare slots, or the head runs no work.
 
-    A cluster that is as it is refuses at once what it never holds.
+    A cluster that cannot grow refuses at once what would never fit.
     """
     return any(node.is_elastic or not node.takes_instances for node in nodes)
 
 
 def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
-    """Return which nodes without hosts get some, so that there are `missing` places more."""
+    """Return which idle nodes get hosts, so that there are `missing` more places."""
     chosen: list[str] = []
     for node, facts in sorted(idle.items()):
         if missing <= 0:
@@ -71,14 +72,11 @@ def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
 
 
 def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:
-    """Return the node that a further dedicated host goes to.
+    """Return the node for another dedicated host: the one with the fewest hosts, or None.
 
     Args:
-        nodes: Those that may be used.
-        taken: The node of each host that there is, or that is being started.
-
-    Returns:
-        The one with the fewest hosts; None when there is none.
+        nodes: The usable nodes.
+        taken: The node of each host that runs or is being started.
     """
     hosts = Counter(taken)
     return min(nodes, key=lambda node: (hosts[node], node), default=None)
@@ -86,7 +84,7 @@ def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """A shared host and how full it is."""
+    """A shared host and its load."""
 
     name: str
     node_id: str
@@ -95,48 +93,48 @@ class HostLoad:
 
     @property
     def free(self) -> int:
-        """How many more it takes."""
+        """Number of free places."""
         return max(0, self.capacity - self.instances)
 
 
 def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
-    """Return the hosts on some nodes; with no nodes, all of them.
+    """Return the hosts on certain nodes; all hosts if no node is given.
 
     Raises:
-        FabricUnavailable: There are none on those nodes.
+        FabricUnavailable: No host is on those nodes.
     """
     found = [host for host in hosts if not nodes or host.node_id in nodes]
     if hosts and not found:
         raise FabricUnavailable(
-            f"no host of node {', '.join(node[:8] for node in nodes)} answers, and it has to be "
-            "there",
-            hint="what it keeps is on that machine; bring it back",
+            f"no host on node {', '.join(node[:8] for node in nodes)} answers, and the instance "
+            "cannot be on another node",
+            hint="its storage is on that machine; bring the machine back",
         )
     return found
 
 
 def check_capacity(count: int, capacity: int) -> None:
-    """Refuse a group that does not fit even into an empty cluster.
+    """Refuse a group that would not fit into an empty cluster.
 
     Raises:
-        CapacityExceeded: It does not.
+        CapacityExceeded: It would not fit.
     """
     if count > capacity:
         raise CapacityExceeded(
             f"{count} instances do not fit: the cluster holds {capacity} at most",
             retry_after_s=60.0,
-            hint=f"make at most {capacity} at a time, or add nodes",
+            hint=f"create at most {capacity} at a time, or add nodes",
         )
 
 
 def spread(count: int, hosts: Sequence[HostLoad]) -> dict[str, int]:
-    """Divide `count` new instances among hosts so that the fullest stays as empty as possible.
+    """Divide `count` new instances among hosts so that the fullest host gets as few as possible.
 
     Returns:
-        How many go to each host that gets any.
+        The number for each host that gets any.
 
     Raises:
-        CapacityExceeded: They do not all fit; none are placed.
+        CapacityExceeded: They do not all fit.
     """
     free = sum(host.free for host in hosts)
     if count > free:

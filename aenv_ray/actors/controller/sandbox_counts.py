@@ -1,4 +1,4 @@
-"""How many sandboxes all nodes run, as each node itself says, and how many are kept ready."""
+"""Counts of running and of warm sandboxes in the cluster, as reported by its hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from aenv_ray.errors import AenvError
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[str, str], Awaitable[Any]]
-"""Returns what the host of a name answers to an operation; raises AenvError."""
+"""Runs an operation of a host, by the host's name, and returns the answer; raises AenvError."""
 
 
 async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
-    """Return how many processes, containers and pods of sandboxes all nodes run.
+    """Return how many processes, containers and pods of sandboxes run on all nodes.
 
-    A node that comes and goes with demand has nothing while it has no host.
+    An elastic node without a host has none.
 
     Raises:
-        FabricUnavailable: A node that is up, or what runs its sandboxes, does not say.
+        FabricUnavailable: A live node, or the daemon or API of its sandboxes, does not answer.
     """
     nodes = await asyncio.to_thread(ray_api.alive_nodes)
     names, taking = set(await asyncio.to_thread(ray_api.actor_names)), usable(nodes)
@@ -54,15 +54,15 @@ async def _count_on(
             return int(await ask(name, "count_processes"))
         except AenvError as exc:
             if node not in await asyncio.to_thread(ray_api.alive_nodes):
-                return 0  # it died meanwhile, and what it ran with it
+                return 0  # the node died, with all its sandboxes
             if is_last:
                 return exc
-            hosts.forget(name)  # it may have ended for good: the node gets another
+            hosts.forget(name)  # it may have ended for good: the node gets a new one
     raise AssertionError
 
 
 async def count_pools(hosts: HostDirectory, ask: Ask) -> dict[str, int]:
-    """Return how many sandboxes are ready on all hosts, by the reference of their environment.
+    """Return how many warm sandboxes all hosts have, by environment reference.
 
     Hosts that do not answer are left out.
     """
@@ -80,6 +80,6 @@ async def _pools_on(ask: Ask, name: str) -> dict[str, int]:
     try:
         found: dict[str, int] = await ask(name, "pools")
     except AenvError as exc:
-        logger.warning("pools not counted: %s", exc)
+        logger.warning("the warm pools of host %s are not counted: %s", name, exc)
         return {}
     return found

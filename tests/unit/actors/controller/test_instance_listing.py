@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import exceptions as ray_exceptions
 
-from aenv_ray.actors.controller.instance_listing import survey
+from aenv_ray.actors.controller.instance_listing import list_instances_on
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.ray_leases import changes
 from aenv_ray.hub.records import Lease
@@ -53,7 +53,7 @@ async def ask(name: str, operation: str) -> Any:
 
 
 async def test_only_a_host_that_has_ended_has_nothing_any_more() -> None:
-    seen = await survey(ask, ["well", "dead", "dead-node", "hung"])
+    seen = await list_instances_on(ask, ["well", "dead", "dead-node", "hung"])
     assert [one.id for one in seen.found] == ["a"]
     assert seen.unheard == {"dead", "dead-node", "hung"}
     assert seen.silent == {"hung"}
@@ -62,15 +62,15 @@ async def test_only_a_host_that_has_ended_has_nothing_any_more() -> None:
 async def test_a_host_is_vacant_only_by_its_own_word() -> None:
     """Invariant 3: what one that was killed left is ended by those who watch for its end."""
     hosts = ["well", "idle", "dead", "dead-node", "hung"]
-    seen = await survey(ask, hosts)
+    seen = await list_instances_on(ask, hosts)
     assert seen.vacant(hosts) == {"idle"}
 
 
 async def test_what_a_silent_host_may_have_is_doubtful() -> None:
-    seen = await survey(ask, ["well", "hung"])
+    seen = await list_instances_on(ask, ["well", "hung"])
     where = {"a": "well", "b": "well", "c": "hung"}
     assert seen.doubtful(["a", "b", "c", "d"], where) == {"c", "d"}, "of d nothing is known"
-    heard = await survey(ask, ["well", "dead"])
+    heard = await list_instances_on(ask, ["well", "dead"])
     assert heard.doubtful(["a", "b", "c", "d"], where) == set()
 
 

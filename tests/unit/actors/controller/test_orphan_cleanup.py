@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors.controller import janitor
-from aenv_ray.actors.controller.janitor import end_each
-from aenv_ray.actors.controller.orphaned_nodes import Orphans
+from aenv_ray.actors.controller import orphan_cleanup
+from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, end_each
 from aenv_ray.config import read_settings
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.fake.engine import FakeEngine
@@ -33,7 +32,7 @@ class Nodes:
         self.up = set(up)
         self.unreachable: set[str] = set()
         self.asked: list[tuple[str, list[str]]] = []
-        self.orphans = Orphans(self.end_on, self.alive)
+        self.orphans = OrphanCleanup(self.end_on, self.alive)
 
     async def alive(self) -> set[str]:
         return set(self.up)
@@ -46,12 +45,12 @@ class Nodes:
     async def asked_again(self, calls: int = 1) -> list[tuple[str, list[str]]]:
         self.asked.clear()
         for _ in range(calls):
-            await self.orphans.end_again()
+            await self.orphans.retry()
         return list(self.asked)
 
 
 async def test_a_failed_attempt_is_made_again_until_it_succeeds() -> None:
-    """Invariant 3: a janitor that could not run is no reason to leave what it was to end."""
+    """Invariant 3: a orphan_cleanup that could not run is no reason to leave what it was to end."""
     nodes = Nodes("a", "b", "c")
     nodes.unreachable = {"a"}
     await nodes.orphans.end({"a", "b"}, ["x"])
@@ -113,7 +112,7 @@ async def test_a_record_whose_engine_hangs_is_given_up_for_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 9: the wait for one has a deadline, and the others do not wait for it."""
-    monkeypatch.setattr(janitor, "END_DEADLINE_S", 0.01)
+    monkeypatch.setattr(orphan_cleanup, "END_DEADLINE_S", 0.01)
 
     async def end(record: InstanceRecord) -> None:
         if record.id == "env-aaaaaaaa":
@@ -129,7 +128,7 @@ async def test_a_record_whose_engine_hangs_is_given_up_for_now(
 SHARED, DEDICATED, PRESENT = (
     HostId(name) for name in ("aenv-host-gone-0", "env-cccccccc", "aenv-host-here-0")
 )
-PROJECT = Path(janitor.__file__).parents[2] / "testing" / "contract_environment"
+PROJECT = Path(orphan_cleanup.__file__).parents[2] / "testing" / "contract_environment"
 
 
 @pytest.fixture
@@ -140,11 +139,13 @@ def run_on_fake(
     runtime_dir = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))  # sockets need a short path
     directory = node_directory(runtime_dir, "scope")
     store = FileInstanceStore(directory / "records")
-    monkeypatch.setattr(janitor.ray_api, "session_scope", lambda: "scope")
-    monkeypatch.setattr(janitor.ray_api, "actor_names", lambda: [PRESENT])
+    monkeypatch.setattr(orphan_cleanup.ray_api, "session_scope", lambda: "scope")
+    monkeypatch.setattr(orphan_cleanup.ray_api, "actor_names", lambda: [PRESENT])
     settings = read_settings().model_copy(update={"runtime_dir": runtime_dir})
-    monkeypatch.setattr(janitor, "settings", lambda: settings)
-    monkeypatch.setattr(janitor, "make_engine_factory", lambda host: lambda _: FakeEngine(host))
+    monkeypatch.setattr(orphan_cleanup, "settings", lambda: settings)
+    monkeypatch.setattr(
+        orphan_cleanup, "make_engine_factory", lambda host: lambda _: FakeEngine(host)
+    )
     started: dict[HostId, list[str]] = {}
 
     async def make(wanted: dict[HostId, list[str]]) -> None:
@@ -188,7 +189,7 @@ def test_of_a_shared_host_that_is_gone_only_what_is_named_ends(
         }
     )
     named = ["env-named000", "env-here0000", "env-unknown0"]
-    assert sorted(janitor.end_orphans(named)) == ["env-cccccccc", "env-named000"]
+    assert sorted(orphan_cleanup.end_orphans(named)) == ["env-cccccccc", "env-named000"]
     assert alive(SHARED) == ["env-kept0000"]
     assert alive(DEDICATED) == []
     assert alive(PRESENT) == ["env-here0000"], "a host that is there ends its own"
@@ -210,9 +211,9 @@ def test_an_engine_that_cannot_be_asked_is_asked_again(
     running = FakeEngine.running
     monkeypatch.setattr(FakeEngine, "running", away)
     with pytest.raises(FabricUnavailable, match=rf"what {DEDICATED} did not record.*is away"):
-        janitor.end_orphans(["env-named000"])
+        orphan_cleanup.end_orphans(["env-named000"])
     assert DEDICATED in store.engines_used()
     monkeypatch.setattr(FakeEngine, "running", running)
     assert alive(SHARED) == []
-    assert janitor.end_orphans([]) == ["env-cccccccc"]
+    assert orphan_cleanup.end_orphans([]) == ["env-cccccccc"]
     assert alive(DEDICATED) == []

@@ -1,0 +1,208 @@
+"""Ends the sandboxes of hosts that are gone for good, for example after `ray.kill` of a host.
+
+Ray does not restart a dedicated host that was killed, so no successor adopts its sandbox. The
+controller has such orphans ended node by node: a Ray task on the node reads the node's own records,
+so it needs no host there. `OrphanCleanup` repeats what failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final
+
+from aenv_ray.actors.controller.placement import SHARED_PREFIX
+from aenv_ray.actors.host.host_actor import make_engine_factory
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
+from aenv_ray.engines.node.directory import node_directory
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.hub.store import FileInstanceStore
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import ActorDensity, InstanceRecord
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE: Final = 60
+"""Most calls of `OrphanCleanup.retry` that are skipped before a failed node is tried again."""
+END_DEADLINE_S: Final = 20.0
+"""For one instance; shorter than the controller's deadline for a node, which thus learns why."""
+AT_ONCE: Final = 16
+"""Instances ended at the same time: each has its own connection to its engine."""
+
+
+class OrphanCleanup:
+    """Has orphans ended on each node, and repeats what failed.
+
+    Args:
+        end_on: Ends the orphans of one node, given its id and the ids of instances to end on any
+            host; raises if one or more could not be ended.
+        alive_nodes: Returns the ids of the live nodes.
+    """
+
+    def __init__(
+        self,
+        end_on: Callable[[str, list[str]], Awaitable[None]],
+        alive_nodes: Callable[[], Awaitable[Collection[str]]],
+    ) -> None:
+        self._end_on = end_on
+        self._alive_nodes = alive_nodes
+        self._left: dict[str, set[str]] = {}
+        self._pause = 0
+        self._skip = 0
+
+    async def end(self, nodes: Collection[str | None], ids: Collection[str]) -> None:
+        """End what hosts that are gone for good left on nodes.
+
+        Args:
+            nodes: The nodes; if None is among them, all live nodes.
+            ids: Instances that are ended even if they are on a shared host.
+        """
+        alive = set(await self._alive_nodes())
+        chosen = alive if None in nodes else alive.intersection(nodes)
+        async with asyncio.TaskGroup() as group:
+            for node in chosen:
+                group.create_task(self._try(node, set(ids)))
+
+    async def retry(self) -> None:
+        """Repeat what failed on nodes that are still alive; to be called at regular intervals.
+
+        What fails again is repeated at every second call, then at every fourth, and so on.
+        """
+        if not self._left:
+            self._pause = self._skip = 0
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        alive = set(await self._alive_nodes())
+        left, self._left = self._left, {}
+        async with asyncio.TaskGroup() as group:
+            for node in alive.intersection(left):
+                group.create_task(self._try(node, left[node]))
+        self._pause = min(2 * self._pause + 1, LONGEST_PAUSE)
+        self._skip = self._pause
+
+    async def _try(self, node: str, ids: set[str]) -> None:
+        try:
+            await self._end_on(node, sorted(ids))
+        except Exception as exc:  # noqa: BLE001  # the other nodes do not depend on this one
+            # Until then the node's launcher ends them at their deadlines.
+            logger.warning("orphans on node %s are still to be ended: %r", node[:8], exc)
+            self._left.setdefault(node, set()).update(ids)
+
+
+# --- on the node ----------------------------------------------------------------------------------
+
+
+def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
+    """End the instances of this node whose host is gone for good; runs on the node.
+
+    Args:
+        instance_ids: Instances to end on any host. Dedicated ones are ended whether listed or not;
+            a shared host is started again under its name and adopts its other instances.
+
+    Returns:
+        The ids of the ended instances.
+
+    Raises:
+        FabricUnavailable: Some could not be ended; all others were.
+    """
+    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    store = FileInstanceStore(directory / "records")
+    records, engines_used = store.list(), store.engines_used()
+    # Listed after the records: a host has its name before it writes a record.
+    present = set(ray_api.actor_names())
+    orphans = [
+        record
+        for record in records
+        if record.host_id not in present
+        and (record.density is ActorDensity.DEDICATED or record.id in instance_ids)
+    ]
+
+    async def end(record: InstanceRecord) -> None:
+        await _end(record)
+        store.delete([record.id])
+
+    gone = {host: engines for host, engines in engines_used.items() if host not in present}
+    ended, failed = asyncio.run(end_each(orphans, end))
+    for host_id, engines in gone.items():
+        try:
+            ended += asyncio.run(_end_unrecorded(host_id, sorted(engines), instance_ids))
+        except Exception as exc:  # noqa: BLE001  # reported below with the others
+            failed.append(f"unrecorded sandboxes of {host_id}: {exc!r}")
+        else:
+            if not host_id.startswith(SHARED_PREFIX):
+                store.forget_host(host_id)
+    if failed:
+        raise FabricUnavailable(f"{len(failed)} orphans could not be ended; the first: {failed[0]}")
+    return ended
+
+
+async def end_each(
+    records: Sequence[InstanceRecord], end: Callable[[InstanceRecord], Awaitable[None]]
+) -> tuple[list[InstanceId], list[str]]:
+    """End instances independently of each other.
+
+    Args:
+        records: The instances.
+        end: Ends one; cancelled after `END_DEADLINE_S`.
+
+    Returns:
+        The ids of the ended instances, and for each other one its id with the reason.
+    """
+    ended: list[InstanceId] = []
+    failed: list[str] = []
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(record: InstanceRecord) -> None:
+        try:
+            async with limit, asyncio.timeout(END_DEADLINE_S):
+                await end(record)
+        except Exception as exc:  # noqa: BLE001  # the caller reports it and tries again
+            failed.append(f"{record.id}: {exc!r}")
+        else:
+            ended.append(record.id)
+
+    async with asyncio.TaskGroup() as group:
+        for record in records:
+            group.create_task(one(record))
+    return ended, failed
+
+
+async def _end(record: InstanceRecord) -> None:
+    engine = make_engine_factory(record.host_id)(record.spec.engine)
+    try:
+        await engine.stop([record.id])
+    finally:
+        await engine.close()
+
+
+async def _end_unrecorded(
+    host_id: HostId, engines: Sequence[str], named: Collection[str]
+) -> list[InstanceId]:
+    """End sandboxes that a host made and did not record before it died.
+
+    Of a shared host only the named ones: its successor ends the others.
+    """
+    ended: list[InstanceId] = []
+    for name in engines:
+        engine = make_engine_factory(host_id)(name)
+        try:
+            async with asyncio.timeout(END_DEADLINE_S):
+                ids = [sandbox.instance_id for sandbox in await engine.running()]
+                if host_id.startswith(SHARED_PREFIX):
+                    ids = [instance_id for instance_id in ids if instance_id in named]
+                await engine.stop(ids)
+                ended += ids
+        finally:
+            await engine.close()
+    return ended
+
+
+@functools.cache
+def orphan_cleanup_task() -> Any:
+    """Return the Ray task; cached, because each `ray.remote` exports the function again."""
+    return ray_api.cheap_task(end_orphans)
