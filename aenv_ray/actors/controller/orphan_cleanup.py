@@ -137,7 +137,9 @@ def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
             if not host_id.startswith(SHARED_PREFIX):
                 store.forget_host(host_id)
     if failed:
-        raise FabricUnavailable(f"{len(failed)} orphans could not be ended; the first: {failed[0]}")
+        raise FabricUnavailable(
+            f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
+        )
     return ended
 
 

@@ -50,7 +50,7 @@ class Nodes:
 
 
 async def test_a_failed_attempt_is_made_again_until_it_succeeds() -> None:
-    """Invariant 3: a orphan_cleanup that could not run is no reason to leave what it was to end."""
+    """Invariant 3: orphans whose cleanup failed once are ended later."""
     nodes = Nodes("a", "b", "c")
     nodes.unreachable = {"a"}
     await nodes.orphans.end({"a", "b"}, ["x"])
@@ -210,7 +210,7 @@ def test_an_engine_that_cannot_be_asked_is_asked_again(
 
     running = FakeEngine.running
     monkeypatch.setattr(FakeEngine, "running", away)
-    with pytest.raises(FabricUnavailable, match=rf"what {DEDICATED} did not record.*is away"):
+    with pytest.raises(FabricUnavailable, match=rf"unrecorded sandboxes of {DEDICATED}.*is away"):
         orphan_cleanup.end_orphans(["env-named000"])
     assert DEDICATED in store.engines_used()
     monkeypatch.setattr(FakeEngine, "running", running)
