@@ -10,7 +10,7 @@ from aenv_ray.actors.calls.call_batching import Report
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
-from aenv_ray.actors.host.instance_table import Residents
+from aenv_ray.actors.host.instance_table import InstanceTable
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import OnProgress, Sandbox
 from aenv_ray.errors import InstanceNotFound, SandboxLost
@@ -27,7 +27,7 @@ class HostCalls:
 
     Args:
         host_id: Named in errors.
-        residents: The instances of the host, with their sandboxes.
+        table: The instances of the host, with their sandboxes.
         engines: The engines that made the sandboxes.
         adopted: Set once the host has adopted the sandboxes of an earlier host; calls wait for it.
         clock: For idle times.
@@ -36,14 +36,14 @@ class HostCalls:
     def __init__(
         self,
         host_id: HostId,
-        residents: Residents,
+        table: InstanceTable,
         engines: HostEngines,
         adopted: asyncio.Event,
         clock: Clock,
     ) -> None:
         self._id = host_id
-        self._lives = residents.lives
-        self._sandboxes = residents.sandboxes
+        self._lives = table.lives
+        self._sandboxes = table.sandboxes
         self._engines = engines
         self._adopted = adopted
         self._clock = clock

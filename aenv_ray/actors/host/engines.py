@@ -1,4 +1,4 @@
-"""The engines of one host, and the sandboxes that it still owes an end."""
+"""The engines of one host, and the sandboxes that it still has to end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 ADOPT_AGAIN_S: Final = 0.2
 
 EngineFactory = Callable[[str], Engine]
-"""Returns the engine of a name; `ConfigError` for an unknown one."""
+"""Returns the engine with a given name; raises ConfigError for an unknown one."""
 
 
 class HostEngines:
-    """Engines by name, each made at its first use.
+    """Engines by name, each created at its first use.
 
     Args:
-        make: Makes one.
+        make: Creates an engine.
     """
 
     def __init__(self, make: EngineFactory) -> None:
@@ -37,23 +37,23 @@ class HostEngines:
         """Return an engine.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: The name is unknown.
         """
         if name not in self._engines:
             self._engines[name] = self._make(name)
         return self._engines[name]
 
     async def attach(self, name: str, instance_id: InstanceId, deadline: float) -> Sandbox:
-        """Connect to a sandbox of an earlier host, again while the node's launcher is away.
+        """Connect to a sandbox of an earlier host; retry while the engine does not answer.
 
         Args:
             name: The engine.
-            instance_id: Whose sandbox.
-            deadline: On the loop's clock; tried at least once.
+            instance_id: The instance of the sandbox.
+            deadline: Until when to retry, on the loop's clock; tried at least once.
 
         Raises:
-            SandboxLost: It does not run any more.
-            FabricUnavailable: The deadline passed. Whether it runs is not known; `stop` it.
+            SandboxLost: The sandbox no longer runs.
+            FabricUnavailable: The deadline passed. The sandbox may be running; `stop` it.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -67,7 +67,7 @@ class HostEngines:
     async def logs(
         self, name: str, instance_id: InstanceId, tail_lines: int | None, follow: bool
     ) -> AsyncGenerator[str, None]:
-        """Yield what a sandbox printed, as text; see `Engine.logs`."""
+        """Yield the output of a sandbox as text; see `Engine.logs`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = self.get(name).logs(instance_id, tail_lines=tail_lines, follow=follow)
         async with contextlib.aclosing(pieces):
@@ -76,10 +76,10 @@ class HostEngines:
         yield decoder.decode(b"", final=True)
 
     async def stop(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
-        """End sandboxes; what fails is owed, and `stop_owed` tries again.
+        """End sandboxes; on failure they are noted for `stop_owed`.
 
         Raises:
-            AenvError: The engine could not say that they are gone.
+            AenvError: The engine could not confirm that they are gone.
         """
         try:
             await self.get(name).stop(instance_ids)
@@ -90,11 +90,11 @@ class HostEngines:
             self._owed.pop(instance_id, None)
 
     def owe(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
-        """Note sandboxes that must still be ended."""
+        """Note sandboxes for `stop_owed`."""
         self._owed |= dict.fromkeys(instance_ids, name)
 
     async def stop_owed(self) -> None:
-        """End what could not be ended before."""
+        """Retry to end the sandboxes that could not be ended before."""
         for name in set(self._owed.values()):
             ids = [i for i, engine in self._owed.items() if engine == name]
             try:
@@ -103,6 +103,6 @@ class HostEngines:
                 logger.warning("%d sandboxes are still to be ended: %s", len(ids), exc)
 
     async def close(self) -> None:
-        """Disconnect; sandboxes run on for a host of the same id."""
+        """Disconnect; the sandboxes run on for the next host with this id."""
         for engine in self._engines.values():
             await engine.close()

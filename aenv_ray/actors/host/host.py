@@ -1,8 +1,7 @@
-"""The host: an actor that launches and owns instances on its node (design D2, D7).
+"""The host: it launches and owns the instances on its node (design D2, D7).
 
-One class serves both densities: a dedicated host holds one instance and carries its id, a shared
-one holds many. `Host` is an ordinary class around engines, records and lives;
-`aenv_ray.actors.host.host_actor` is the Ray actor around it.
+One class serves both densities: a dedicated host has one instance and is named after it, a shared
+host has many. `Host` is an ordinary class; `aenv_ray.actors.host.host_actor` is the Ray actor.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
 from aenv_ray.actors.host.instance import EndReason
-from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, Residents
+from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
-from aenv_ray.actors.host.starts import HostStarts
-from aenv_ray.actors.host.warm_pools import WarmPools
+from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import Sandbox, SandboxSpec
 from aenv_ray.errors import (
     AenvError,
+    ConfigError,
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
@@ -45,9 +44,9 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 0.5
 ADOPT_DEADLINE_S: Final = 60.0
-"""How long a restarted host tries to reach what it left before it gives that up."""
+"""How long a restarted host tries to reach the sandboxes of its predecessor."""
 LINGER_S: Final = 30.0
-"""A dedicated host stays this long after its instance, so that late calls get a typed error."""
+"""A dedicated host outlives its instance by this much, so that late calls get a typed error."""
 
 
 class Host:
@@ -55,21 +54,21 @@ class Host:
 
     Args:
         host_id: Stays the same over restarts.
-        node_id: Where it runs.
-        density: Whether it holds one instance or many.
-        slots: How many a shared one holds where nodes come and go with demand; it then leaves when
-            nothing is on its node. None: it holds `HOST_CAPACITY` and stays.
-        make_engine: Returns the engine of a name; `ConfigError` for an unknown one.
-        store: Records of its instances.
+        node_id: The node that it runs on.
+        density: Whether it has one instance or many.
+        slots: Capacity of a shared host on an elastic node; the host ends once its node is empty.
+            None: its capacity is `HOST_CAPACITY`, and it stays.
+        make_engine: Returns the engine with a given name; raises ConfigError for an unknown one.
+        store: For the records of its instances.
         projects_dir: Where projects are unpacked.
         clock: For deadlines.
-        count_processes: Counts this node's sandboxes, by what runs them.
-        on_empty: Told when it has nothing left to do, and is to be ended.
-        is_node_up: Says whether what owns this node's sandboxes, the raylet, is there.
-        requests_path: Where what it is asked to keep ready outlives it; None: nowhere.
+        count_processes: Counts the sandboxes of this node.
+        on_empty: Called when the host has nothing left to do and should be ended.
+        is_node_up: Returns whether the raylet of this node is alive.
+        requests_path: File for requests of warm sandboxes; None: they end with this process.
 
     Attributes:
-        calls: What callers do with its instances.
+        calls: Calls, streams and logs of its instances.
     """
 
     def __init__(
@@ -92,22 +91,26 @@ class Host:
         self._node_id = node_id
         self._density = density
         self._clock = clock or SystemClock()
-        capacity = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
-        self._places = HostCapacity(host_id, capacity, self._present, self._clock)
+        places = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
+        self._capacity = HostCapacity(host_id, places, self._present, self._clock)
         self._stays = density is ActorDensity.SHARED and slots is None
         self._is_leaving = False
         self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
         self._store = store
-        self._residents = Residents(self._engines, store, self._clock)
-        self._lives = self._residents.lives
-        self._sandboxes = self._residents.sandboxes
+        self._table = InstanceTable(self._engines, store, self._clock)
+        self._lives = self._table.lives
+        self._sandboxes = self._table.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
-        around = (self._engines, self._projects, self._clock)
-        self._starts = HostStarts(host_id, node_id, density, *around, self._residents.will_use)
-        requests = WarmRequestFile(requests_path)
         self._pools = WarmPools(
-            *around, self._starts, store, requests, self._room, lambda: bool(self._starting)
+            self._engines,
+            self._projects,
+            self._clock,
+            start=self._start_sandboxes,
+            store=store,
+            requests=WarmRequestFile(requests_path),
+            room=self._room,
+            is_busy=lambda: bool(self._starting),
         )
         self._count_processes = count_processes
         self._on_empty = on_empty
@@ -116,82 +119,82 @@ class Host:
         self._doomed: set[InstanceId] = set()
         self._released: dict[InstanceId, None] = {}
         self._adopted = asyncio.Event()
-        self.calls = HostCalls(host_id, self._residents, self._engines, self._adopted, self._clock)
+        self.calls = HostCalls(host_id, self._table, self._engines, self._adopted, self._clock)
         self._sweeper: asyncio.Task[None] | None = None
 
     # --- life of the host -------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Take over what an earlier host of this id left, then sweep for ever.
+        """Adopt the instances of an earlier host with this id, then sweep until `close`.
 
-        An earlier host may have died between making a sandbox and recording it: what nobody
-        recorded is ended, on the engines that it used, and its `start` runs again.
+        The earlier host may have died between making a sandbox and recording it. Unrecorded
+        sandboxes on the engines that it used are ended; Ray repeats its `start`.
         """
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
         self._pools.open()
         for record in records:
-            await (self._pools if record.is_pooled else self._residents).adopt(record, deadline)
+            await (self._pools if record.is_pooled else self._table).adopt(record, deadline)
         used = self._store.engines_used().get(self._id, frozenset())
-        await self._residents.end_unrecorded(records, used)
-        self._residents.note_if_empty()
+        await self._table.end_unrecorded(records, used)
+        self._table.note_if_empty()
         self._adopted.set()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def ready(self) -> str:
-        """Return the host's id once it answers for its earlier instances."""
+        """Return the id of the host, once it has adopted the instances of an earlier host."""
         await self._adopted.wait()
         return self._id
 
     async def close(self) -> None:
-        """Disconnect; instances run on for a host of the same id."""
+        """Disconnect; the instances run on for the next host with this id."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._pools.close()
         await self._engines.close()
 
     def pools(self) -> dict[str, int]:
-        """Return how many sandboxes are ready, see `WarmPools.ready`."""
+        """See `WarmPools.ready`."""
         return self._pools.ready()
 
     def load(self) -> tuple[int, int]:
-        """Return how many places are taken or reserved here, and how many there are.
+        """Return the number of used or reserved places, and the capacity.
 
         Raises:
-            FabricUnavailable: The node is going down, or the host is leaving.
+            FabricUnavailable: The node is going down, or the host is about to end.
         """
-        if not self._is_node_up():  # Ray lets an actor live on for a second without its node
+        if not self._is_node_up():  # an actor outlives its raylet by a second
             raise FabricUnavailable(f"node {self._node_id[:8]} is going down: its raylet is gone")
         if self._is_leaving:
-            raise FabricUnavailable(f"host {self._id} is leaving: it had nothing to do")
-        return self._places.taken(), self._places.capacity
+            raise FabricUnavailable(f"host {self._id} is ending: it has no instances")
+        return self._capacity.taken(), self._capacity.capacity
 
     def _present(self) -> int:
         return len(self._sandboxes) + len(self._starting)
 
     def _room(self) -> int:
-        """Return how many sandboxes may be kept ready."""
+        """Return how many sandboxes may be warm."""
         is_staying = self._is_node_up() and not self._is_leaving
-        return self._places.capacity - self._places.taken() if is_staying else 0
+        return self._capacity.capacity - self._capacity.taken() if is_staying else 0
 
     def hold(self, seconds: float) -> tuple[int, int]:
-        """Give no place to those who have none reserved, for so long; return `load`."""
-        self._places.hold(seconds)
+        """Accept only instances with a reservation, for this long; return `load`."""
+        self._capacity.hold(seconds)
         return self.load()
 
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """See `HostCapacity.keep`; instances that are here already need no place."""
+        """See `HostCapacity.reserve`; instances that are here already need no place."""
         self.load()
-        return self._places.keep([i for i in ids if i not in self._lives], seconds)
+        return self._capacity.reserve([i for i in ids if i not in self._lives], seconds)
 
     # --- projects ---------------------------------------------------------------------------
 
     def has_project(self, digest: str) -> bool:
-        """Whether the project's files are on this node."""
+        """Whether the files of a project are on this node."""
         return self._projects.has(digest)
 
     async def put_project(self, digest: str, archive: bytes) -> None:
-        """Unpack a project on this node; a second time does nothing."""
+        """Unpack a project on this node; idempotent."""
         await self._projects.put(digest, archive)
 
     async def delete_storage(self, engine: str, storage: StorageMount) -> None:
@@ -222,14 +225,14 @@ class Host:
         self.load()
         if any(not self._projects.has(digest) for digest in {s.digest for s in wanted}):
             return ProjectMissing(self._node_id)
-        self._places.admit([spec.instance_id for spec in wanted])
+        self._capacity.admit([spec.instance_id for spec in wanted])
         known |= await self._start_new(wanted)
         for instance_id, first in under_way.items():
             known[instance_id] = await asyncio.shield(first)
         return [known[spec.instance_id] for spec in specs]
 
     def _known_outcome(self, instance_id: InstanceId) -> InstanceInfo | AenvError | None:
-        """Return what became of an earlier start of that id; None when there was none."""
+        """Return the outcome of an earlier start with this id, or None."""
         life = self._lives.get(instance_id)
         if life is not None and instance_id not in self._starting:
             return life.end_error() if life.ended else life.info()
@@ -259,21 +262,21 @@ class Host:
         return started
 
     async def _end_doomed(self, ids: Sequence[InstanceId]) -> dict[InstanceId, AenvError]:
-        """End what was released while it started, and say so instead of its info."""
+        """End instances that were released while they started, and return their errors."""
         doomed = [instance_id for instance_id in ids if instance_id in self._doomed]
         self._doomed -= set(doomed)
-        await self._residents.end(doomed, EndReason.RELEASED, "it was released")
+        await self._table.end(doomed, EndReason.RELEASED, "it was released")
         return {i: self._lives[i].end_error() for i in doomed if i in self._lives}
 
     async def _make(
         self, specs: Sequence[InstanceSpec]
     ) -> dict[InstanceId, InstanceInfo | AenvError]:
-        """Take instances from the pools, and start those that are not there."""
+        """Take instances from warm pools, and start the others."""
         results: dict[InstanceId, InstanceInfo | AenvError] = {}
         records: list[InstanceRecord] = []
 
         def take_in(record: InstanceRecord, sandbox: Sandbox) -> None:
-            results[record.requested_id or record.id] = self._residents.add(record, sandbox)
+            results[record.requested_id or record.id] = self._table.add(record, sandbox)
             records.append(record)
 
         left = specs
@@ -281,16 +284,69 @@ class Host:
             if self._density is ActorDensity.SHARED:
                 left = await self._pools.take(specs, take_in)
                 others = len(self._sandboxes) + len(self._starting) - len(results)
-                await self._pools.give_way(others + self._pools.size - self._places.capacity)
-            results |= await self._starts.start(left, take_in)
+                await self._pools.give_way(others + self._pools.size - self._capacity.capacity)
+            results |= await self._start_sandboxes(left, take_in)
         finally:
             self._store.put([record for record in records if record.id in self._sandboxes])
         return results
 
+    async def _start_sandboxes(
+        self, specs: Sequence[InstanceSpec], on_started: OnStarted, *, is_pooled: bool = False
+    ) -> dict[InstanceId, AenvError]:
+        """Start sandboxes and wait until each answers calls or has failed.
+
+        Args:
+            specs: With distinct instance ids.
+            on_started: Called with the record and the sandbox of each that runs; the record is not
+                in the store yet.
+            is_pooled: Whether they are for a warm pool.
+
+        Returns:
+            The errors of the others.
+
+        Raises:
+            FabricUnavailable: The node cannot make sandboxes.
+        """
+        by_engine: dict[str, list[tuple[InstanceSpec, SandboxSpec]]] = {}
+        failures: dict[InstanceId, AenvError] = {}
+        now = self._clock.now()
+        for spec in specs:
+            try:
+                sandbox_spec = self._sandbox_spec(spec, now)
+            except AenvError as exc:
+                failures[spec.instance_id] = exc
+            else:
+                by_engine.setdefault(spec.engine, []).append((spec, sandbox_spec))
+        for name, pairs in by_engine.items():
+            await self._table.will_use(self._id, name)
+            outcomes = await self._engines.get(name).start_many([s for _, s in pairs])
+            for (spec, sandbox_spec), outcome in zip(pairs, outcomes, strict=True):
+                if isinstance(outcome, AenvError):
+                    failures[spec.instance_id] = outcome
+                    continue
+                record = InstanceRecord(
+                    spec=spec, host_id=self._id, node_id=self._node_id, density=self._density,
+                    created_at=now, deadline=sandbox_spec.deadline, isolation=outcome.isolation,
+                    start_mode=outcome.start_mode, is_pooled=is_pooled,
+                )  # fmt: skip
+                on_started(record, outcome)
+        return failures
+
+    def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
+        """Return the sandbox of an instance, if its engine can make it."""
+        sandbox_spec = self._projects.sandbox_spec(spec, now)
+        engine = self._engines.get(spec.engine)
+        if spec.storage is not None and not engine.capabilities.storage:
+            raise ConfigError(
+                f"the {spec.engine} engine has no storage that outlives a sandbox",
+                hint="engines with storage: process, docker, kubernetes",
+            )
+        return sandbox_spec
+
     # --- deadlines and ends -----------------------------------------------------------------
 
     async def renew(self, instance_id: InstanceId, ttl_s: float) -> InstanceInfo:
-        """Move the deadline to `ttl_s` from now, never earlier than it is.
+        """Move the deadline to `ttl_s` from now, unless it is later already.
 
         Raises:
             AenvError: The instance has ended.
@@ -303,32 +359,32 @@ class Host:
         return life.info()
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
-        """End instances; unknown and ended ones do nothing.
+        """End instances; idempotent.
 
-        What is still starting ends when it is up, and an id that is unknown cannot be started here
-        any more: its start may be on its way.
+        An instance that is still starting ends once it is up. An unknown id cannot be started here
+        from now on, because its start may be on its way.
 
         Returns:
-            The ids that this host knew; those that ran are gone.
+            The ids that this host knew; their sandboxes are gone.
         """
         await self._adopted.wait()
         known = [i for i in instance_ids if i in self._lives or i in self._starting]
         self._doomed |= self._starting.keys() & set(instance_ids)
-        self._places.forget(instance_ids)
+        self._capacity.forget(instance_ids)
         self._released |= dict.fromkeys(i for i in instance_ids if i not in known)
         while len(self._released) > REMEMBERED_ENDS:
             del self._released[next(iter(self._released))]
-        await self._residents.end(instance_ids, EndReason.RELEASED, "it was released")
+        await self._table.end(instance_ids, EndReason.RELEASED, "it was released")
         return known
 
     async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
-        """End the instances that belong to Ray jobs that ended; return their ids."""
+        """End the instances of Ray jobs that ended; return their ids."""
         await self._adopted.wait()
         ended = set(jobs)
         mine = [i for i in self._sandboxes if self._lives[i].record.spec.job_id in ended]
         ids = [InstanceId(i) for i in mine]
         self._pools.forget_jobs(ended)
-        await self._residents.end(ids, EndReason.OWNER, "the Ray job that owned it ended")
+        await self._table.end(ids, EndReason.OWNER, "the Ray job that owned it ended")
         return ids
 
     async def warm(self, request: WarmRequest, wait_s: float | None) -> int:
@@ -340,36 +396,36 @@ class Host:
             await asyncio.sleep(SWEEP_S)
             try:
                 await self.sweep()
-            except Exception as exc:  # noqa: BLE001  # the loop that keeps deadlines goes on
+            except Exception as exc:  # noqa: BLE001  # the next sweep may succeed
                 logger.warning("sweep of host %s: %r", self._id, exc)
 
     async def sweep(self) -> None:
-        """End what is due, and tell when the host has nothing left to do."""
-        await self._residents.end_due()
+        """End the instances that are due, and report when the host has nothing left to do."""
+        await self._table.end_due()
         if self._density is ActorDensity.SHARED:
             await self._pools.tick()
         if not self._stays and self._on_empty is not None and self._is_done():
             self._is_leaving = True
-            self._store.forget_host(self._id)  # it ends for good, and has ended all it made
+            self._store.forget_host(self._id)  # it ends for good and leaves nothing
             self._on_empty()
 
     def _is_done(self) -> bool:
-        """Whether it has had nothing to do for a while.
+        """Whether the host has been empty for a while.
 
-        A shared one waits for the dedicated ones of its node, whose places it keeps from Ray.
+        A shared host waits for the dedicated hosts of its node, whose slots it occupies.
         """
         now = self._clock.now()
-        since = self._residents.empty_since
+        since = self._table.empty_since
         if self._density is ActorDensity.DEDICATED:
             return since is not None and now - since > LINGER_S
-        if self._places.taken() or self._pools.size or self._store.list():
+        if self._capacity.taken() or self._pools.size or self._store.list():
             self._idle_since = now
         return now - max(self._idle_since, since or 0.0) > LINGER_S
 
     # --- looking ----------------------------------------------------------------------------
 
     async def info(self, instance_id: InstanceId) -> InstanceInfo:
-        """Return what is known of an instance; renews nothing.
+        """Return the info of an instance, also a while after its end; does not count as activity.
 
         Raises:
             InstanceNotFound: It was never here, or ended too long ago.
@@ -383,10 +439,11 @@ class Host:
         return life.info()
 
     async def count_processes(self) -> int:
-        """Return how many processes, containers and pods of sandboxes this node really runs.
+        """Return how many processes, containers and pods of sandboxes run on this node.
 
         Raises:
-            FabricUnavailable: Its Docker daemon, or the API, which has run some, does not say.
+            FabricUnavailable: The Docker daemon or the Kubernetes API that ran some does not
+                answer.
         """
         return await asyncio.to_thread(self._count_processes)
 

@@ -1,4 +1,4 @@
-"""The places of a host, some of them kept for creates that waited for them, as decisions."""
+"""The places of a host, some of them reserved for creates that waited: pure decisions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from aenv_ray.errors import CapacityExceeded
 from aenv_ray.ids import HostId, InstanceId
 
 HOST_CAPACITY: Final = 4096
-"""Instances that one shared host holds; measured at 4,000 live ones on 24 GB."""
+"""Capacity of a shared host; measured with 4,000 live instances on 24 GB."""
 
 
 class HostCapacity:
-    """How many instances a host takes, and which.
+    """Decides which instances a host accepts.
 
     Args:
         host_id: For messages.
-        capacity: How many it holds.
-        present: Says how many are there, with those that are starting.
-        clock: For how long places are kept.
+        capacity: Number of places.
+        present: Returns the number of instances, including those that are starting.
+        clock: For reservations.
     """
 
     def __init__(
@@ -30,51 +30,53 @@ class HostCapacity:
         self._host_id = host_id
         self._present = present
         self._clock = clock
-        self._kept_until: dict[InstanceId, float] = {}
+        self._reserved_until: dict[InstanceId, float] = {}
         self._held_until = float("-inf")
 
     def taken(self, without: Collection[InstanceId] = ()) -> int:
-        """Return how many places are taken or kept, but for those kept for some ids."""
+        """Return the number of used or reserved places, without reservations for these ids."""
         now = self._clock.now()
-        self._kept_until = {i: until for i, until in self._kept_until.items() if now < until}
-        return self._present() + sum(i not in without for i in self._kept_until)
+        self._reserved_until = {
+            i: until for i, until in self._reserved_until.items() if now < until
+        }
+        return self._present() + sum(i not in without for i in self._reserved_until)
 
     def hold(self, seconds: float) -> None:
-        """Give no place to those for whom none is kept, for so long: others wait for it longer."""
+        """Accept only instances with a reservation, for this long: others have waited longer."""
         self._held_until = self._clock.now() + seconds
 
-    def keep(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """Keep a place for each id, for so long; False when there are not so many.
+    def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
+        """Reserve a place for each id for this long; return False if there are too few.
 
-        Idempotent: one is kept for an id, and the time is that of the last call.
+        Idempotent: an id has one reservation, which ends as the last call says.
         """
         if self.taken(without=ids) + len(ids) > self.capacity:
             return False
-        self._kept_until |= dict.fromkeys(ids, self._clock.now() + seconds)
+        self._reserved_until |= dict.fromkeys(ids, self._clock.now() + seconds)
         return True
 
     def admit(self, ids: Sequence[InstanceId]) -> None:
-        """Let instances take places, those that are kept for them first.
+        """Accept instances, which use up their reservations.
 
         Raises:
-            CapacityExceeded: There are not so many, or others wait for them longer.
+            CapacityExceeded: There are too few places, or they are held for others.
         """
         taken = self.taken(without=ids)
         if taken + len(ids) > self.capacity:
             raise CapacityExceeded(
-                f"host {self._host_id} holds {taken} of {self.capacity} instances; "
-                f"{len(ids)} more do not fit",
+                f"host {self._host_id} has {taken} of {self.capacity} places in use; "
+                f"{len(ids)} more instances do not fit",
                 hint="release instances or add nodes",
             )
         is_held = self._clock.now() < self._held_until
-        if is_held and not self._kept_until.keys() >= set(ids):
+        if is_held and not self._reserved_until.keys() >= set(ids):
             raise CapacityExceeded(
-                f"others wait longer for the places of host {self._host_id}",
-                hint="try again, or wait with them: queue_timeout",
+                f"the places of host {self._host_id} are held for creates that have waited longer",
+                hint="try again, or join the queue by queue_timeout",
             )
         self.forget(ids)
 
     def forget(self, ids: Iterable[InstanceId]) -> None:
-        """Keep no place for those ids any more."""
+        """Drop the reservations of these ids."""
         for instance_id in ids:
-            self._kept_until.pop(instance_id, None)
+            self._reserved_until.pop(instance_id, None)

@@ -1,4 +1,4 @@
-"""The life of one instance, as decisions: no Ray, no engine, no clock of its own."""
+"""The life of one instance: pure decisions, without Ray, engine or clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aenv_ray.models import (
 
 
 class EndReason(StrEnum):
-    """Why an instance ended, as far as its host knows."""
+    """Why an instance ended."""
 
     RELEASED = "released"
     TTL = "ttl"
@@ -31,10 +31,7 @@ class EndReason(StrEnum):
 
 @dataclass
 class InstanceLife:
-    """What happened to one instance so far, and what follows from it.
-
-    Status reads change nothing: only calls count as activity.
-    """
+    """The state of one instance. Only calls count as activity, reading the status does not."""
 
     record: InstanceRecord
     last_active: float
@@ -45,7 +42,7 @@ class InstanceLife:
     end_cause: str = ""
 
     def call_started(self) -> None:
-        """Note a call; raises when the instance cannot take one.
+        """Note the start of a call.
 
         Raises:
             InstanceExpired: Its TTL, idle timeout or owner ended it.
@@ -57,13 +54,13 @@ class InstanceLife:
         self.calls_under_way += 1
 
     def call_finished(self, now: float) -> None:
-        """Note that a call has its outcome."""
+        """Note the end of a call."""
         self.calls_under_way -= 1
         self.calls += 1
         self.last_active = now
 
     def due(self, now: float) -> EndReason | None:
-        """Return why the instance must end now; None when it may live on."""
+        """Return why the instance must end now, or None."""
         if self.ended is not None:
             return None
         if now >= self.record.deadline:
@@ -74,9 +71,9 @@ class InstanceLife:
         return None
 
     def end(self, reason: EndReason, cause: str, now: float) -> bool:
-        """Note the end; False when it had ended before: the first reason stays.
+        """Note the end; return False if it had ended before, for the first reason counts.
 
-        A sandbox that is found dead after its deadline died of that.
+        A sandbox that is found dead after its deadline counts as expired.
         """
         if self.ended is not None:
             return False
@@ -87,7 +84,7 @@ class InstanceLife:
         return True
 
     def renewed(self, ttl_s: float, now: float) -> InstanceRecord:
-        """Return the record with the deadline moved to `ttl_s` from now; never earlier than it is.
+        """Return the record with the deadline `ttl_s` from now, unless it is later already.
 
         Raises:
             AenvError: The instance has ended.
@@ -98,7 +95,7 @@ class InstanceLife:
         return self.record.model_copy(update={"deadline": deadline})
 
     def end_error(self) -> AenvError:
-        """Return what a call gets after the end."""
+        """Return the error that calls raise after the end."""
         instance_id = self.record.id
         if self.ended is EndReason.RELEASED:
             return InstanceReleased(f"{instance_id} was released", instance_id=instance_id)
@@ -106,7 +103,7 @@ class InstanceLife:
             return SandboxLost(
                 f"the sandbox of {instance_id} is gone: {self.end_cause}",
                 instance_id=instance_id,
-                hint="create a new instance; this episode counts as neither success nor failure",
+                hint="create a new instance; the episode counts neither as success nor as failure",
             )
         why = {
             EndReason.TTL: f"the TTL of {instance_id} passed",
@@ -123,13 +120,13 @@ class InstanceLife:
 
     @property
     def status(self) -> InstanceStatus:
-        """The status as others see it."""
+        """The status for listings."""
         if self.ended is None:
             return InstanceStatus.RUNNING
         return InstanceStatus.FAILED if self.ended is EndReason.LOST else InstanceStatus.TERMINATED
 
     def info(self) -> InstanceInfo:
-        """Return what is known now."""
+        """Return the present info."""
         record, spec = self.record, self.record.spec
         return InstanceInfo(
             id=spec.instance_id,

@@ -1,4 +1,4 @@
-"""What lives on a host, and how it ends: instances with their sandboxes and records."""
+"""The instances of a host with their sandboxes and records, from start to end."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from aenv_ray.models import InstanceInfo, InstanceRecord
 logger = logging.getLogger(__name__)
 
 REMEMBERED_ENDS: Final = 20_000
-"""Ended instances whose callers still get the exact reason."""
+"""Ended instances for which calls still raise the exact reason."""
 
 
-class Residents:
+class InstanceTable:
     """The instances of one host.
 
     Args:
-        engines: Which made their sandboxes.
-        store: Of their records.
+        engines: The engines of the host.
+        store: For the records.
         clock: For deadlines.
 
     Attributes:
-        lives: Those that live, and those that ended not too long ago; those from a pool also by
-            the id that was asked for.
-        sandboxes: Of those that live.
-        empty_since: Since when none lives; None while one does, and before the first.
+        lives: Live instances, and those that ended recently, by id; instances from a warm pool also
+            by the id that was requested.
+        sandboxes: The sandboxes of live instances, by id.
+        empty_since: Since when there is no live instance; None while there is one, and before the
+            first.
     """
 
     def __init__(self, engines: HostEngines, store: InstanceStore, clock: Clock) -> None:
@@ -48,17 +49,18 @@ class Residents:
         self.empty_since: float | None = None
         self._noted: set[str] = set()
         self._unsearched: dict[str, frozenset[InstanceId]] = {}
-        """Engines on which an earlier host may have left something, and what it had recorded."""
+        """Engines on which an earlier host may have left unrecorded sandboxes, with its records."""
         self._searching = asyncio.Lock()
 
     async def will_use(self, host_id: HostId, engine: str) -> None:
-        """See that nothing unrecorded is left on an engine, before anything is made there.
+        """Prepare to make sandboxes on an engine.
 
-        The next host of this id is let know to look there.
+        Unrecorded sandboxes of an earlier host are ended, and the use of the engine is recorded for
+        the next host with this id.
 
         Raises:
-            FabricUnavailable: It was not known what an earlier host left, and still is not: what is
-                made now could not be told from that.
+            FabricUnavailable: It is still unknown which sandboxes an earlier host left there; they
+                could not be told from new ones.
         """
         await self._end_left(engine)
         if engine not in self._noted:
@@ -66,25 +68,25 @@ class Residents:
             self._noted.add(engine)
 
     def add(self, record: InstanceRecord, sandbox: Sandbox) -> InstanceInfo:
-        """Take in a new instance; the caller puts its record into the store."""
+        """Add a new instance; the caller stores its record."""
         life = self._note_life(record)
-        self._keep(record.id, sandbox)
+        self._add_sandbox(record.id, sandbox)
         return life.info()
 
     def _note_life(self, record: InstanceRecord) -> InstanceLife:
         life = InstanceLife(record, self._clock.now())
         self.lives[record.id] = life
         if record.requested_id is not None:
-            # Its creator may ask again, or give up, before it knows the id that it got.
+            # Its creator may retry or release it before it knows the actual id.
             self.lives[record.requested_id] = life
         return life
 
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
-        """Take over an instance that an earlier host of this id left.
+        """Adopt an instance of an earlier host with this id.
 
         Args:
-            record: The earlier host's.
-            deadline: On the loop's clock: until then its node is asked for it.
+            record: Its record.
+            deadline: Until when to try, on the loop's clock.
         """
         record = record.model_copy(update={"generation": record.generation + 1})
         self._note_life(record)
@@ -92,25 +94,25 @@ class Residents:
             sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)
         except AenvError as exc:
             if not isinstance(exc, SandboxLost):
-                # It may run: nobody can call it any more, and it must not live on unowned.
-                logger.warning("%s is given up: %s", record.id, exc)
+                # It may be running, and nobody could call it or end it.
+                logger.warning("%s cannot be adopted: %s", record.id, exc)
                 self._engines.owe(record.spec.engine, [record.id])
             self._note_end(record.id, EndReason.LOST, exc.message)
             return
         self._store.put([record])
-        self._keep(record.id, sandbox)
+        self._add_sandbox(record.id, sandbox)
 
     async def end_unrecorded(
         self, records: Sequence[InstanceRecord], engines: Collection[str]
     ) -> None:
-        """End the sandboxes of an earlier host of this id that are in none of its records.
+        """End the sandboxes that an earlier host with this id did not record.
 
-        An engine that cannot be asked keeps no host from opening: `end_due` and `will_use` ask it
-        again.
+        An engine that does not answer does not prevent the host from opening: `end_due` and
+        `will_use` ask it again.
 
         Args:
-            records: The earlier host's.
-            engines: Those that it used.
+            records: The records of the earlier host.
+            engines: The engines that it used.
         """
         recorded = frozenset(record.id for record in records)
         self._unsearched = dict.fromkeys(engines, recorded)
@@ -118,10 +120,10 @@ class Residents:
             try:
                 await self._end_left(name)
             except FabricUnavailable as exc:
-                logger.warning("what engine %s runs is not known: %s", name, exc)
+                logger.warning("engine %s does not list its sandboxes: %s", name, exc)
 
     async def _end_left(self, engine: str) -> None:
-        """End what an earlier host left unrecorded on an engine, unless that is done."""
+        """End the unrecorded sandboxes of an earlier host on an engine, once."""
         if engine not in self._unsearched:
             return
         async with self._searching:
@@ -132,7 +134,7 @@ class Residents:
                 await self._engines.stop(engine, left)
                 del self._unsearched[engine]
 
-    def _keep(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
+    def _add_sandbox(self, instance_id: InstanceId, sandbox: Sandbox) -> None:
         self.sandboxes[instance_id] = sandbox
         self.empty_since = None
         sandbox.on_end(functools.partial(self._note_end, instance_id, EndReason.LOST))
@@ -149,12 +151,12 @@ class Residents:
             del self.lives[oldest]
 
     def note_if_empty(self) -> None:
-        """Note since when nothing lives here."""
+        """Update `empty_since`."""
         if not self.sandboxes:
             self.empty_since = self._clock.now()
 
     async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: str) -> None:
-        """End those that live; returns when they are gone."""
+        """End instances and wait until their sandboxes are gone; ended ones are ignored."""
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
             life = self.lives.get(instance_id)
@@ -165,7 +167,7 @@ class Residents:
             await self._engines.stop(name, group)
 
     async def end_due(self) -> None:
-        """End what is due, and what could not be ended before."""
+        """End the instances that are due, and retry to end earlier ones."""
         now = self._clock.now()
         due: dict[EndReason, list[InstanceId]] = {}
         for instance_id in list(self.sandboxes):
@@ -176,5 +178,5 @@ class Residents:
             await self.end(ids, reason, reason.value)
         await self._engines.stop_owed()
         for name in list(self._unsearched):
-            with contextlib.suppress(FabricUnavailable):  # told when it was first tried
+            with contextlib.suppress(FabricUnavailable):  # logged at the first attempt
                 await self._end_left(name)

@@ -1,4 +1,4 @@
-"""The projects whose files are on a host's node."""
+"""The projects on a host's node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
 
 _FORBIDDEN: Final = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
-"""Of a write that no waiting makes possible."""
+"""Errors of a write that will not succeed later either."""
 
 
 class HostProjects:
-    """Projects by digest, in a directory that all hosts of a node share.
+    """Unpacked projects by digest, in a directory that all hosts of a node share.
 
     Args:
         directory: Where projects are unpacked.
@@ -31,34 +31,34 @@ class HostProjects:
         self._read: dict[str, project.Project] = {}
 
     def has(self, digest: str) -> bool:
-        """Whether the project's files are on this node."""
+        """Whether the files of a project are on this node."""
         return (self._directory / digest).is_dir()
 
     async def put(self, digest: str, archive: bytes) -> None:
-        """Unpack a project; a second time does nothing.
+        """Unpack a project; idempotent.
 
         Raises:
-            ConfigError: The directory is not this user's to write.
-            SandboxStartFailed: It cannot be written for now: the disk is full, say.
+            ConfigError: This user may not write to the directory.
+            SandboxStartFailed: The directory cannot be written now, for example on a full disk.
         """
         try:
             await asyncio.to_thread(project.unpack, archive, digest, self._directory)
         except OSError as exc:
             kind = ConfigError if exc.errno in _FORBIDDEN else SandboxStartFailed
             raise kind(
-                f"{self._directory} on node {self._node_id[:8]} cannot be written: {exc.strerror}",
-                hint="name another directory in AENV_DATA_DIR, or make room",
+                f"cannot write to {self._directory} on node {self._node_id[:8]}: {exc.strerror}",
+                hint="set AENV_DATA_DIR to another directory, or free disk space",
             ) from exc
 
     def sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
-        """Return what an engine is asked for.
+        """Return the spec of an instance's sandbox.
 
         Args:
             spec: The instance.
-            now: Seconds since the epoch, from which its TTL counts.
+            now: Start of its TTL, in seconds since the epoch.
 
         Raises:
-            InternalError: Its project is not there any more.
+            InternalError: Its project is no longer on this node.
         """
         source = self._get(spec.digest)
         return SandboxSpec(
@@ -74,10 +74,10 @@ class HostProjects:
         )
 
     def config(self, digest: str) -> EnvironmentConfig:
-        """Return a project's configuration.
+        """Return the configuration of a project.
 
         Raises:
-            InternalError: The project is not there any more.
+            InternalError: The project is no longer on this node.
         """
         return self._get(digest).config
 
@@ -87,7 +87,7 @@ class HostProjects:
             if not path.is_dir():
                 raise InternalError(
                     f"project {digest[:12]} is not on node {self._node_id[:8]}",
-                    hint="its cache was deleted while in use; create again",
+                    hint="its files were deleted while in use; create the instance again",
                 )
             config = project.read_config(path / project.CONFIG_NAME)
             self._read[digest] = project.Project(path, config, digest)

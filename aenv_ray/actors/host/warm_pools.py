@@ -1,7 +1,7 @@
-"""The sandboxes that a host keeps ready: does what `aenv_ray.actors.host.pool` decides (design D9).
+"""The warm sandboxes of a host; `aenv_ray.actors.host.pool` decides about them (design D9).
 
-They are no instances yet: nobody can call them, nothing lists them, and they give way to whatever
-needs their place. One that is taken keeps its id and becomes the taker's in everything else.
+They are not instances yet: nobody can call or list them, and they give way to instances that need
+their place. A sandbox that is taken keeps its id and gets everything else from the create.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.pool import MAX_AGE_S, PoolKey, Pools, pool_key
 from aenv_ray.actors.host.projects import HostProjects
-from aenv_ray.actors.host.starts import HostStarts, OnMade
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import Sandbox
@@ -28,27 +27,39 @@ from aenv_ray.models import InstanceRecord, InstanceSpec
 logger = logging.getLogger(__name__)
 
 POOLED_TTL_S: Final = 2 * MAX_AGE_S
-"""The engine's own deadline of one that nobody takes: it is replaced long before."""
+"""The engine's deadline of a warm sandbox, which is replaced long before."""
 DRAIN_S: Final = 20.0
-"""Starts that are under way when nobody wants them any more end within this."""
+"""How long a smaller request waits for starts that became superfluous."""
 CHECK_S: Final = 5.0
-"""One that is taken answers within this, or is not handed out."""
+"""A sandbox that does not answer within this is not handed out."""
 
 Taken = tuple[InstanceRecord, Sandbox]
+
+OnStarted = Callable[[InstanceRecord, Sandbox], None]
+"""Called with the record and the sandbox of an instance that runs."""
+
+
+class StartSandboxes(Protocol):
+    """See `Host._start_sandboxes`."""
+
+    async def __call__(
+        self, specs: Sequence[InstanceSpec], on_started: OnStarted, *, is_pooled: bool = False
+    ) -> dict[InstanceId, AenvError]:
+        """Start sandboxes; return the errors of those that do not run."""
 
 
 class WarmPools:
     """The pools of one shared host.
 
     Args:
-        engines: Which made the sandboxes.
-        projects: On its node.
+        engines: The engines of the host.
+        projects: The projects on the node.
         clock: For deadlines.
-        starts: Makes more of them.
-        store: Of their records.
-        requests: Where what was asked for is kept.
-        room: Says how many places the host has for pools.
-        is_busy: Says whether somebody waits for a start now.
+        start: Starts sandboxes.
+        store: For their records.
+        requests: File of the requests.
+        room: Returns how many places the pools may use.
+        is_busy: Returns whether a create waits for a start now.
     """
 
     def __init__(
@@ -56,7 +67,8 @@ class WarmPools:
         engines: HostEngines,
         projects: HostProjects,
         clock: Clock,
-        starts: HostStarts,
+        *,
+        start: StartSandboxes,
         store: InstanceStore,
         requests: WarmRequestFile,
         room: Callable[[], int],
@@ -64,64 +76,64 @@ class WarmPools:
     ) -> None:
         self._engines = engines
         self._projects = projects
-        self._starts = starts
+        self._start_sandboxes = start
         self._store = store
         self._requests = requests
         self._clock = clock
         self._room = room
         self._is_busy = is_busy
         self._pools = Pools()
-        self._shelf: dict[InstanceId, Taken] = {}
+        self._ready: dict[InstanceId, Taken] = {}
         self._failures: dict[PoolKey, AenvError] = {}
         self._changed = asyncio.Event()
         self._refilling: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Go on with what an earlier host of this id was asked for."""
+        """Load the requests of an earlier host with this id."""
         for request in self._requests.load():
             self._pools.ask(request, self._clock.now())
 
     async def close(self) -> None:
-        """Start nothing more; what is ready runs on for a host of the same id."""
+        """Stop starting sandboxes; the warm ones run on for the next host with this id."""
         if self._refilling is not None:
             self._refilling.cancel()
             await asyncio.wait([self._refilling])
 
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
-        """Take over a sandbox that an earlier host kept ready; one that is gone is dropped.
+        """Adopt a warm sandbox of an earlier host; one that is gone is forgotten.
 
         Args:
-            record: The earlier host's.
-            deadline: On the loop's clock: until then its node is asked for it.
+            record: Its record.
+            deadline: Until when to try, on the loop's clock.
         """
         try:
             sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)
         except AenvError as exc:
-            logger.warning("%s was ready and is given up: %s", record.id, exc)
+            logger.warning("warm sandbox %s cannot be adopted: %s", record.id, exc)
             self._engines.owe(record.spec.engine, [record.id])
             self._store.delete([record.id])
             return
         self._pools.adopted(record.spec, self._clock.now())
-        self._keep(record, sandbox)
+        self._put_ready(record, sandbox)
 
     # --- what is wanted -------------------------------------------------------------------------
 
     async def ask(self, request: WarmRequest, wait_s: float | None) -> int:
-        """Keep sandboxes ready from now on; what is too many then is gone when this returns.
+        """Keep sandboxes ready from now on; superfluous ones are gone when this returns.
 
-        Idempotent: a request replaces the earlier one of its job for the same pool.
+        Idempotent: a request replaces an earlier one of the same job for the same pool.
 
         Args:
             request: What to keep ready.
-            wait_s: Wait for so long until they are ready. None: they are made in the background.
+            wait_s: How long to wait until they are ready; None: they start in the background.
 
         Returns:
             How many are ready.
 
         Raises:
-            DeadlineExceeded: They are not ready after `wait_s`, and more are still made; or some
-                that are too many still start after `DRAIN_S`.
-            AenvError: Why one did not start, when that was waited for.
+            DeadlineExceeded: Not all are ready after `wait_s`, and the others are still starting;
+                or superfluous ones are still starting after `DRAIN_S`.
+            AenvError: Why a sandbox did not start, if that was waited for.
         """
         key = self._pools.ask(request, self._clock.now())
         self._failures.pop(key, None)
@@ -133,7 +145,7 @@ class WarmPools:
         return self._pools.ready(key)
 
     async def _drain(self, key: PoolKey) -> None:
-        """Wait for starts under way that nobody wants any more, and end what they made."""
+        """End superfluous sandboxes, including those that are still starting."""
         try:
             async with asyncio.timeout(DRAIN_S):
                 while self._pools.excess(key, self._clock.now()):
@@ -143,8 +155,8 @@ class WarmPools:
                         await changed.wait()
         except TimeoutError as exc:
             raise DeadlineExceeded(
-                f"sandboxes that nobody wants any more still start after {DRAIN_S:g} s",
-                hint="each is ended when it is up",
+                f"superfluous warm sandboxes are still starting after {DRAIN_S:g} s",
+                hint="each is ended once it is up",
             ) from exc
 
     async def _fill(self, key: PoolKey, wait_s: float) -> None:
@@ -157,12 +169,12 @@ class WarmPools:
         except TimeoutError as exc:
             missing = self._pools.missing(key, self._clock.now())
             raise DeadlineExceeded(
-                f"{missing} sandboxes are not ready after {wait_s:g} s",
-                hint="more are still made; do not wait for all of them, or ask for fewer",
+                f"{missing} warm sandboxes are not ready after {wait_s:g} s",
+                hint="they continue to start; do not wait for all of them, or ask for fewer",
             ) from exc
 
     def forget_jobs(self, job_ids: Collection[str]) -> None:
-        """Drop what jobs that ended asked for; the next `tick` ends what nobody else wants."""
+        """Drop the requests of ended Ray jobs; the next `tick` ends what is superfluous."""
         if self._pools.forget_jobs(job_ids):
             self._requests.save(self._pools.requests())
 
@@ -170,26 +182,26 @@ class WarmPools:
 
     @property
     def size(self) -> int:
-        """How many places the pools take."""
+        """Number of places that the pools use."""
         return self._pools.size
 
     def ready(self) -> dict[str, int]:
-        """Return how many are ready now, by the reference of their environment."""
-        return dict(Counter(record.spec.reference for record, _ in self._shelf.values()))
+        """Return how many sandboxes are ready, by environment reference."""
+        return dict(Counter(record.spec.reference for record, _ in self._ready.values()))
 
-    async def take(self, specs: Sequence[InstanceSpec], on_taken: OnMade) -> list[InstanceSpec]:
-        """Turn ready sandboxes into instances, as far as there are any.
+    async def take(self, specs: Sequence[InstanceSpec], on_taken: OnStarted) -> list[InstanceSpec]:
+        """Turn warm sandboxes into instances, as far as there are any.
 
         Args:
-            specs: What is asked for.
-            on_taken: Told of each: its record has the sandbox's own id, and that of the spec as the
-                requested one. It was never called, and answered just now.
+            specs: The instances to create.
+            on_taken: Called for each. The record has the id of the sandbox, with the id of the spec
+                as `requested_id`. The sandbox has just answered a ping.
 
         Returns:
-            Those that must be started.
+            The specs for which there was no warm sandbox.
         """
         groups: dict[PoolKey, list[InstanceSpec]] = {}
-        # What has a storage is alone in having it: none is kept ready.
+        # A storage belongs to one instance, so no sandbox is warm for it.
         left = [spec for spec in specs if spec.storage is not None]
         for spec in specs:
             if spec.storage is None:
@@ -197,7 +209,7 @@ class WarmPools:
         for key, group in groups.items():
             self._note_demand(group)
             while group and (ready := self._pools.take(key, len(group))):
-                pairs = [(spec, *self._shelf.pop(i)) for spec, i in zip(group, ready, strict=False)]
+                pairs = [(spec, *self._ready.pop(i)) for spec, i in zip(group, ready, strict=False)]
                 async with asyncio.TaskGroup() as tasks:
                     checks = [tasks.create_task(self._hand_over(*p, on_taken)) for p in pairs]
                 dead = [p[0] for p, c in zip(pairs, checks, strict=True) if not c.result()]
@@ -210,14 +222,14 @@ class WarmPools:
             warm = self._projects.config(group[0].digest).deploy.warm
             is_slow = self._engines.get(group[0].engine).capabilities.slow_start
         except AenvError:
-            return  # whoever starts it tells the caller
+            return  # starting it raises the same error
         now = self._clock.now()
         self._pools.demanded(group[0], len(group), now, warm=warm, is_slow=is_slow)
 
     async def _hand_over(
-        self, spec: InstanceSpec, record: InstanceRecord, sandbox: Sandbox, on_taken: OnMade
+        self, spec: InstanceSpec, record: InstanceRecord, sandbox: Sandbox, on_taken: OnStarted
     ) -> bool:
-        """Make a sandbox that instance; False when it does not answer: it is ended then."""
+        """Turn a sandbox into an instance; if it does not answer, end it and return False."""
         now = self._clock.now()
         deadline = now + spec.ttl_s
         try:
@@ -225,11 +237,11 @@ class WarmPools:
                 await self._engines.get(spec.engine).set_deadline(record.id, deadline)
                 await sandbox.request("ping", {}, deadline_s=CHECK_S)
         except (AenvError, TimeoutError) as exc:
-            logger.warning("%s was ready and does not answer: %r", record.id, exc)
+            logger.warning("warm sandbox %s does not answer: %r", record.id, exc)
             self._discard(record)
             return False
         except BaseException:
-            self._discard(record)  # its taker is gone, and it may not be taken again
+            self._discard(record)  # its taker was cancelled, and nobody else may take it
             raise
         fields = {
             "spec": spec.model_copy(update={"instance_id": record.id}),
@@ -246,17 +258,17 @@ class WarmPools:
     # --- keeping them -----------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        """End what is too many, and start what is missing in the background."""
+        """End superfluous sandboxes, and start missing ones in the background."""
         await self._end(self._pools.surplus(self._clock.now()))
         if self._refilling is not None:
             if not self._refilling.done():
                 return
             refilled, self._refilling = self._refilling, None
-            await refilled  # raises what nobody expected
+            await refilled  # raises an unexpected error
         self._refilling = asyncio.create_task(self._refill())
 
     async def give_way(self, count: int) -> None:
-        """End up to `count` of them for instances that need their places."""
+        """End up to `count` sandboxes, because instances need their places."""
         await self._end(self._pools.give_way(count))
 
     async def _refill(self) -> None:
@@ -265,9 +277,9 @@ class WarmPools:
         ):
             async with asyncio.TaskGroup() as group:
                 for key, count in batch.items():
-                    group.create_task(self._start(key, count))
+                    group.create_task(self._start_some(key, count))
 
-    async def _start(self, key: PoolKey, count: int) -> None:
+    async def _start_some(self, key: PoolKey, count: int) -> None:
         pattern = self._pools.pattern(key)
         name, _ = split_reference(pattern.reference)
         common = {"job_id": None, "owner": None, "idle_timeout_s": None, "ttl_s": POOLED_TTL_S}
@@ -278,7 +290,7 @@ class WarmPools:
         made: list[Taken] = []
         has_failed = True
         try:
-            failures = await self._starts.start(
+            failures = await self._start_sandboxes(
                 specs, lambda *taken: made.append(taken), is_pooled=True
             )
             has_failed = bool(failures)
@@ -289,25 +301,25 @@ class WarmPools:
             now, ids = self._clock.now(), [record.id for record, _ in made]
             self._pools.refilled(key, ids, now, count=count, has_failed=has_failed)
             for record, sandbox in made:
-                self._keep(record, sandbox)
+                self._put_ready(record, sandbox)
             self._tell_change()
-            self._store.put([record for record, _ in made if record.id in self._shelf])
+            self._store.put([record for record, _ in made if record.id in self._ready])
 
     def _note_failure(self, key: PoolKey, failure: AenvError | None) -> None:
         self._failures.pop(key, None)
         if failure is not None:
             self._failures[key] = failure
             reference = self._pools.pattern(key).reference
-            logger.warning("a pool of %s is not filled: %s", reference, failure.message)
+            logger.warning("the warm pool of %s cannot be filled: %s", reference, failure.message)
 
-    def _keep(self, record: InstanceRecord, sandbox: Sandbox) -> None:
-        self._shelf[record.id] = record, sandbox
+    def _put_ready(self, record: InstanceRecord, sandbox: Sandbox) -> None:
+        self._ready[record.id] = record, sandbox
         sandbox.on_end(functools.partial(self._note_end, record.id))
 
     def _note_end(self, instance_id: InstanceId, cause: str) -> None:
-        """Forget one that died before anybody took it."""
-        if self._shelf.pop(instance_id, None) is not None:
-            logger.info("%s was ready and died: %s", instance_id, cause)
+        """Forget a sandbox that died before it was taken."""
+        if self._ready.pop(instance_id, None) is not None:
+            logger.info("warm sandbox %s died: %s", instance_id, cause)
             self._pools.gone(instance_id)
             self._store.delete([instance_id])
             self._tell_change()
@@ -319,13 +331,13 @@ class WarmPools:
     async def _end(self, instance_ids: Iterable[InstanceId]) -> None:
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in instance_ids:
-            record, _ = self._shelf.pop(instance_id)
+            record, _ = self._ready.pop(instance_id)
             by_engine.setdefault(record.spec.engine, []).append(instance_id)
             self._store.delete([instance_id])
         for name, group in by_engine.items():
-            self._engines.owe(name, group)  # also when this is cancelled before their turn
+            self._engines.owe(name, group)  # in case this is cancelled before their turn
         for name, group in by_engine.items():
             try:
                 await self._engines.stop(name, group)
             except AenvError as exc:
-                logger.warning("%d that nobody took are still to be ended: %s", len(group), exc)
+                logger.warning("%d warm sandboxes are still to be ended: %s", len(group), exc)

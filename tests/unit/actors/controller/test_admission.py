@@ -64,7 +64,7 @@ class FakeHostActor:
     async def _reserve(self, ids: list[InstanceId], seconds: float) -> bool:
         if seconds and self.before_reserve is not None:
             await self.before_reserve(ids)
-        return self.capacity.keep(ids, seconds)
+        return self.capacity.reserve(ids, seconds)
 
 
 class FakeHosts(HostDirectory):

@@ -1,4 +1,4 @@
-"""The places of a host: some are kept for those who waited for them."""
+"""The places of a host, some of them reserved for creates that waited."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
 
 
 class Bench:
-    """Three places, of which a number is taken."""
+    """A host with three places."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.present = 0
-        self.places = HostCapacity(HostId("h"), 3, lambda: self.present, self.clock)
+        self.capacity = HostCapacity(HostId("h"), 3, lambda: self.present, self.clock)
 
 
 @pytest.fixture
@@ -26,41 +26,41 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_place_that_is_kept_is_given_to_nobody_else(bench: Bench) -> None:
+def test_a_reserved_place_is_given_to_nobody_else(bench: Bench) -> None:
     bench.present = 2
-    assert bench.places.keep([A], 30.0)
+    assert bench.capacity.reserve([A], 30.0)
     with pytest.raises(CapacityExceeded):
-        bench.places.admit([B])
-    assert not bench.places.keep([B], 30.0)
-    bench.places.admit([A])
-    assert bench.places.taken() == 2, "it takes its place by being there"
+        bench.capacity.admit([B])
+    assert not bench.capacity.reserve([B], 30.0)
+    bench.capacity.admit([A])
+    assert bench.capacity.taken() == 2, "the instance now uses the place itself"
 
 
-def test_a_place_is_kept_once_for_an_id_and_not_for_ever(bench: Bench) -> None:
-    assert bench.places.keep([A, B], 30.0)
-    assert bench.places.keep([A, B], 30.0)
-    assert bench.places.taken() == 2
+def test_an_id_has_one_reservation_which_expires(bench: Bench) -> None:
+    assert bench.capacity.reserve([A, B], 30.0)
+    assert bench.capacity.reserve([A, B], 30.0)
+    assert bench.capacity.taken() == 2
     bench.clock.advance(31.0)
-    assert bench.places.taken() == 0
-    bench.places.admit([A, B, C])
+    assert bench.capacity.taken() == 0
+    bench.capacity.admit([A, B, C])
 
 
-def test_while_others_wait_only_they_are_let_in(bench: Bench) -> None:
-    """Design D9: nobody overtakes those who wait."""
-    bench.places.hold(5.0)
-    assert bench.places.keep([A], 30.0)
-    with pytest.raises(CapacityExceeded, match="wait longer") as raised:
-        bench.places.admit([B])
+def test_a_held_host_accepts_only_reserved_instances(bench: Bench) -> None:
+    """Design D9: nobody overtakes the creates that wait."""
+    bench.capacity.hold(5.0)
+    assert bench.capacity.reserve([A], 30.0)
+    with pytest.raises(CapacityExceeded, match="have waited longer") as raised:
+        bench.capacity.admit([B])
     assert raised.value.hint
-    with pytest.raises(CapacityExceeded, match="wait longer"):
-        bench.places.admit([A, B])
-    bench.places.admit([A])
-    bench.places.admit([])
+    with pytest.raises(CapacityExceeded, match="have waited longer"):
+        bench.capacity.admit([A, B])
+    bench.capacity.admit([A])
+    bench.capacity.admit([])
     bench.clock.advance(6.0)
-    bench.places.admit([B])
+    bench.capacity.admit([B])
 
 
-def test_what_is_released_before_it_starts_gives_its_place_back(bench: Bench) -> None:
-    assert bench.places.keep([A, B, C], 30.0)
-    bench.places.forget([A, InstanceId("unknown")])
-    assert bench.places.taken() == 2
+def test_a_release_before_the_start_frees_the_reserved_place(bench: Bench) -> None:
+    assert bench.capacity.reserve([A, B, C], 30.0)
+    bench.capacity.forget([A, InstanceId("unknown")])
+    assert bench.capacity.taken() == 2

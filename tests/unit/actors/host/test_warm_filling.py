@@ -83,7 +83,7 @@ async def test_waiting_for_a_pool_has_a_deadline_that_says_how_many_are_missing(
     """Invariant 9."""
     engine.gate.clear()
     request = WarmRequest(spec=spec(), count=2, idle_timeout_s=600.0)
-    with pytest.raises(DeadlineExceeded, match="2 sandboxes are not ready"):
+    with pytest.raises(DeadlineExceeded, match="2 warm sandboxes are not ready"):
         await host.warm(request, 0.01)
     engine.gate.set()
     assert await host.warm(request, WAIT_S) == 2
@@ -99,7 +99,7 @@ async def test_what_is_kept_ready_gives_way_when_the_host_is_full(
     host = open_host(MemoryInstanceStore())
     await host.open()
     request = WarmRequest(spec=spec(), count=9, idle_timeout_s=600.0)
-    with pytest.raises(DeadlineExceeded, match="5 sandboxes"):
+    with pytest.raises(DeadlineExceeded, match="5 warm sandboxes"):
         await host.warm(request, 0.5)
     others = [spec(arguments=("other",)) for _ in range(3)]
     outcomes = await host.start(others)
