@@ -1,4 +1,4 @@
-"""Functions, rewards, health and files through the gateway, as AEnvironment's clients ask."""
+"""Functions, rewards, health and files through the gateway, with AEnvironment's requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 @pytest.fixture
 async def http(door: Door) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that sends what AEnvironment's sends, and no token."""
+    """A client that sends the headers of AEnvironment's client, and no token."""
     async with door.http(door.client_headers) as client:
         yield client
 
@@ -40,7 +40,7 @@ async def instance(door: Door) -> AsyncIterator[HttpInstance]:
 # --- answers -------------------------------------------------------------------------------------
 
 
-async def test_answers_have_the_form_of_the_environments_own_server(
+async def test_answers_equal_those_of_the_environments_own_server(
     http: httpx.AsyncClient,
 ) -> None:
     for method, path, body, status, told in (
@@ -86,7 +86,7 @@ async def test_failures_have_their_status_and_code(
     assert told["error"]
 
 
-async def test_health_is_the_environments_own(http: httpx.AsyncClient) -> None:
+async def test_health_comes_from_the_environment(http: httpx.AsyncClient) -> None:
     """200 with "healthy" or "success"; anything else is 503."""
     answer = await http.get("/health")
     assert (answer.status_code, answer.json()["data"]["status"]) == (200, "healthy")
@@ -98,8 +98,8 @@ async def test_health_is_the_environments_own(http: httpx.AsyncClient) -> None:
         await http.post("/functions/set_health", json={"status": "healthy"})
 
 
-async def test_the_http_client_finds_what_it_finds_at_a_server(instance: HttpInstance) -> None:
-    """The client of `aenv run` servers works through the gateway with nothing but headers."""
+async def test_the_http_client_works_through_the_gateway(instance: HttpInstance) -> None:
+    """The client for `aenv run` servers needs only the headers."""
     assert (await instance.wait_healthy(30.0))["data"]["status"] == "healthy"
     assert (await instance.call_tool("add", {"a": 1, "b": 2})).data == 3
     assert (await instance.call_tool("huge", {})).meta["aenv/truncated"] is True
@@ -117,10 +117,10 @@ async def test_the_http_client_finds_what_it_finds_at_a_server(instance: HttpIns
         await instance.call_function("fail", {})
 
 
-async def test_a_client_that_goes_away_stops_its_function(
+async def test_a_disconnected_client_stops_its_function(
     gateway: GatewayBench, make: Callable[..., Any], witness: Witness, project: Callable[..., Any]
 ) -> None:
-    """Invariant 11: the function is told."""
+    """Invariant 11: the function is told to stop."""
     source = project(
         "import os, socket, time\n"
         "from aenv_ray.runtime import register_function\n"
@@ -153,9 +153,7 @@ async def test_a_client_that_goes_away_stops_its_function(
 @pytest.mark.parametrize(
     ("path", "told"), [("/mcp", 400), ("/functions/list", 400), ("/task/reward", 400)]
 )
-async def test_without_headers_the_answer_says_which_are_missing(
-    gateway: GatewayBench, path: str, told: int
-) -> None:
+async def test_the_error_names_missing_headers(gateway: GatewayBench, path: str, told: int) -> None:
     """AEnvironment's client sends none with `skip_for_healthy`."""
     async with httpx.AsyncClient(base_url=gateway.url) as http:
         answer = await http.post(path, json={})
@@ -163,10 +161,10 @@ async def test_without_headers_the_answer_says_which_are_missing(
     assert "AEnvCore-MCPProxy-URL" in answer.text
 
 
-async def test_an_address_is_a_credential_and_never_dialled(
+async def test_an_address_is_a_credential_and_is_never_connected_to(
     gateway: GatewayBench, door: Door
 ) -> None:
-    """Nobody is asked at a URL that the caller supplies: the name in it must be a lease's."""
+    """The gateway connects to no URL of a caller: the name in it must be a lease's."""
     dialled = []
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +199,7 @@ async def test_an_address_is_a_credential_and_never_dialled(
     assert dialled == []
 
 
-async def test_an_instance_that_ended_says_so(
+async def test_calls_to_an_ended_instance_fail_with_its_error(
     gateway: GatewayBench, make: Callable[..., Any]
 ) -> None:
     """Invariant 2: an infrastructure failure is typed, with its status, and never a reward."""
@@ -221,7 +219,7 @@ async def test_an_instance_that_ended_says_so(
 async def test_files_are_written_read_and_listed(
     gateway: GatewayBench, make: Callable[..., Any]
 ) -> None:
-    """Raw bytes both ways, up to the limit of a body and beyond it when read."""
+    """Raw bytes in both directions; reads may exceed the limit of a body."""
     door = Door(gateway, make())
     path = f"{door.path}/files"
     large = bytes(range(256)) * 4096 * 20  # 20 MiB: several pieces

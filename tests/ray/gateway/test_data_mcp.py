@@ -1,4 +1,4 @@
-"""MCP through the gateway: any client, the results of the instance, no state in a replica."""
+"""MCP through the gateway: all clients, the instance's results, stateless replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def transport(door: Door, **headers: str) -> Any:
 
 @pytest.mark.parametrize("mode", ["legacy", "auto", "2026-07-28"])
 async def test_fastmcp_client(door: Door, mode: Any) -> None:
-    """Both eras of the protocol: tools, results, refusals, progress, marks."""
+    """Both generations of the protocol: tools, results, errors, progress, annotations."""
     from fastmcp import Client
 
     progress: list[float] = []
@@ -53,7 +53,7 @@ async def test_fastmcp_client(door: Door, mode: Any) -> None:
 async def test_a_client_that_cancels_stops_the_tool(
     gateway: GatewayBench, make: Callable[..., Any], witness: Witness, mode: Any, tool: str
 ) -> None:
-    """Invariant 11, by ``notifications/cancelled`` or by going away, as the version has it."""
+    """Invariant 11, with ``notifications/cancelled`` or a disconnect, depending on the version."""
     from fastmcp import Client
 
     door = Door(gateway, make(environment_variables=witness.variables))
@@ -103,10 +103,10 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=lambda value: str(value)[:20])
-async def test_results_are_those_of_the_handle(
+async def test_results_equal_those_of_the_handle(
     door: Door, name: str, arguments: dict[str, Any]
 ) -> None:
-    """Output, marks and errors of a tool pass as they are."""
+    """Output, annotations and errors of a tool are not changed."""
     told = await door.rpc("tools/call", {"name": name, "arguments": arguments})
     result = await door.handle.call_tool.remote(name, arguments)
     assert told.status == 200
@@ -127,7 +127,7 @@ async def test_results_are_those_of_the_handle(
          "tool_timeout"),
     ],
 )  # fmt: skip
-async def test_what_a_model_can_act_on_is_a_result(
+async def test_errors_that_a_model_can_act_on_are_results(
     door: Door, params: dict[str, Any], code: str
 ) -> None:
     told = await door.rpc("tools/call", params)
@@ -137,7 +137,7 @@ async def test_what_a_model_can_act_on_is_a_result(
 
 
 async def test_a_call_with_an_id_runs_once(door: Door) -> None:
-    """Invariant 1: asked again with its id, through any replica, it has the first outcome."""
+    """Invariant 1: repeated with its id through any replica, it returns the first outcome."""
     params = {"name": "count", "arguments": {"key": "once"}, "_meta": {"aenv/call_id": "mine-1"}}
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     for replica in (0, 1, 0):
@@ -149,10 +149,10 @@ async def test_a_call_with_an_id_runs_once(door: Door) -> None:
 # --- no state in a replica -----------------------------------------------------------------------
 
 
-async def test_a_session_goes_on_at_another_replica(
+async def test_a_session_continues_at_another_replica(
     gateway: GatewayBench, make: Callable[..., Any], witness: Witness
 ) -> None:
-    """What one replica opened another one serves, and a third could cancel."""
+    """One replica opens it, another one serves it, and any can cancel its calls."""
     door = Door(gateway, make(environment_variables=witness.variables))
     path = f"{door.path}/mcp"
 
@@ -181,10 +181,10 @@ async def test_a_session_goes_on_at_another_replica(
         assert (await other.delete(path, headers=session)).status_code == 200
 
 
-async def test_a_plain_client_that_goes_away_stops_its_tool(
+async def test_a_disconnected_client_stops_its_tool(
     gateway: GatewayBench, make: Callable[..., Any], witness: Witness
 ) -> None:
-    """Invariant 11: no session, no id, just a POST that ends."""
+    """Invariant 11: a POST without session or call id."""
     door = Door(gateway, make(environment_variables=witness.variables))
     call = asyncio.create_task(door.rpc("tools/call", {"name": "hold", "arguments": {"key": "k"}}))
     await asyncio.to_thread(witness.wait_for, "began k")
@@ -210,10 +210,10 @@ async def test_a_hundred_calls_at_once(door: Door) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-async def test_an_instance_that_ended_says_so(
+async def test_calls_to_an_ended_instance_fail_with_its_error(
     gateway: GatewayBench, make: Callable[..., Any]
 ) -> None:
-    """Invariant 2: typed, with its status; in a session with 200, which old clients need."""
+    """Invariant 2: a typed error with its status; in a session 200, which old clients need."""
     door = Door(gateway, make())
     await door.rpc("tools/list", {})
     await door.handle.release.remote()
@@ -237,7 +237,7 @@ async def test_an_instance_that_ended_says_so(
         (b'{"jsonrpc":"2.0","id":1,"method":"nonsense"}', 200, -32601),
     ],
 )
-async def test_what_is_no_message_is_refused(
+async def test_invalid_messages_are_rejected(
     door: Door, body: bytes, status: int, code: int
 ) -> None:
     async with door.http() as http:
@@ -245,14 +245,14 @@ async def test_what_is_no_message_is_refused(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-async def test_there_is_no_stream_to_get(door: Door) -> None:
+async def test_get_is_rejected(door: Door) -> None:
     async with door.http() as http:
         answer = await http.get(f"{door.path}/mcp", headers={"accept": "text/event-stream"})
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST, DELETE")
 
 
 async def test_bodies_up_to_64_mib_pass_and_larger_ones_do_not(door: Door) -> None:
-    """Both are told apart whether or not the client announces the length."""
+    """Whether or not the client announces the length."""
     text = "x" * (60 * 1024 * 1024)
     told = await door.rpc("tools/call", {"name": "huge", "arguments": {"size": 1, "no": text}})
     assert told.body["result"]["_meta"]["aenv/error"]["code"] == "tool_input_invalid"
@@ -264,7 +264,7 @@ async def test_bodies_up_to_64_mib_pass_and_larger_ones_do_not(door: Door) -> No
 # --- who may do what -----------------------------------------------------------------------------
 
 
-async def test_an_agent_has_the_tools_of_its_own_instance_alone(
+async def test_an_agent_can_use_only_the_tools_of_its_instance(
     gateway: GatewayBench, door: Door, make: Callable[..., Any]
 ) -> None:
     """Invariant 8: no reward, function, file or other instance."""
@@ -290,8 +290,10 @@ async def test_an_agent_has_the_tools_of_its_own_instance_alone(
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
 
 
-async def test_others_and_nobody_are_refused(gateway: GatewayBench, door: Door) -> None:
-    """Somebody else's instance is not told to exist; no token is 401."""
+async def test_other_owners_and_anonymous_callers_are_rejected(
+    gateway: GatewayBench, door: Door
+) -> None:
+    """404 for another owner's instance, 401 without a token."""
     from aenv_ray.hub.records import Role
 
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}

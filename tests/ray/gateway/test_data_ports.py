@@ -51,7 +51,7 @@ def serve(port: int) -> int:
 SOCKETS = '''
 @register_tool
 def serve_sockets(port: int) -> int:
-    """Echo messages; "bye" ends it."""
+    """Echo messages until "bye"."""
     from websockets.sync.server import serve
 
     def echo(socket):
@@ -68,7 +68,7 @@ def serve_sockets(port: int) -> int:
 
 @pytest.fixture
 async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environment]:
-    """An instance without any network, whose server listens on a declared port."""
+    """An instance without a network, with a server on a declared port."""
     root = tmp_path / "server"
     (root / "src").mkdir(parents=True)
     deploy = {"network": "none", "ports": [8123, 8124]}
@@ -82,7 +82,7 @@ async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environmen
 
 
 async def test_http_reaches_a_declared_port(gateway: GatewayBench, env: Environment) -> None:
-    """Any method, headers, query and megabytes both ways; the token stays with the gateway."""
+    """Methods, headers, query and megabytes both ways; the sandbox does not see the token."""
     secret = gateway.token(Role.OWNER)
     path = f"/instances/{env.instance_id}/ports"
     async with httpx.AsyncClient(
@@ -101,10 +101,8 @@ async def test_http_reaches_a_declared_port(gateway: GatewayBench, env: Environm
             assert len(answer.content) > 3 * len(body)
 
 
-async def test_a_path_and_headers_arrive_as_they_were_written(
-    gateway: GatewayBench, env: Environment
-) -> None:
-    """Escaped characters stay escaped: decoded, some would end the head, or be none of HTTP."""
+async def test_path_and_headers_arrive_unchanged(gateway: GatewayBench, env: Environment) -> None:
+    """Escaped characters stay escaped: decoded, some would break the request's head."""
     port = f"/instances/{env.instance_id}/ports/8123"
     token = gateway.token(Role.OWNER)
     headers = [
@@ -126,10 +124,10 @@ async def test_a_path_and_headers_arrive_as_they_were_written(
         assert answer.status_code == 404
 
 
-async def test_other_ports_and_other_people_are_refused(
+async def test_undeclared_ports_and_other_callers_are_rejected(
     gateway: GatewayBench, env: Environment
 ) -> None:
-    """404 for what is not declared, 502 where nothing listens, 403 for agents."""
+    """404 for an undeclared port, 502 without a server, 403 for agents."""
     path = f"/instances/{env.instance_id}/ports"
     owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
     agent_token = gateway.token(Role.AGENT, instance_id=env.instance_id)
@@ -146,7 +144,7 @@ async def test_other_ports_and_other_people_are_refused(
 
 
 async def test_websockets_reach_a_declared_port(gateway: GatewayBench, env: Environment) -> None:
-    """Text and megabytes of bytes both ways, the subprotocol, and how either side closes."""
+    """Text and megabytes of bytes both ways, the subprotocol, and closing by either side."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosedError, InvalidStatus
 

@@ -1,4 +1,4 @@
-"""What tests of services look at, and load for them."""
+"""Helpers for tests of services: their state, and load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.ray.faults import eventually
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 WIDE_S = 180.0
-"""For what a busy machine takes long to do."""
+"""Seconds; generous for a busy machine."""
 
 
 def sandboxes(service: str) -> list[str]:
@@ -43,7 +43,7 @@ def call(handle: Any, name: str, **arguments: Any) -> Any:
 
 
 def settled(service: str, replicas: int) -> None:
-    """Wait until a service has so many healthy replicas and nothing else."""
+    """Wait until a service has exactly this many healthy replicas."""
 
     def is_settled() -> bool:
         state = services.state(service)
@@ -69,7 +69,7 @@ def replicas_of(service: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class ServiceGateway:
-    """A deployed gateway, as the owner of services sees it."""
+    """A deployed gateway, with the token of an owner."""
 
     settings: GatewaySettings
     token: str
@@ -79,7 +79,7 @@ class ServiceGateway:
 
 @contextmanager
 def a_gateway() -> Iterator[ServiceGateway]:
-    """Deploy a gateway; afterwards neither Serve nor the hub runs."""
+    """Deploy a gateway; afterwards shut down Serve and the hub."""
     from ray import serve
 
     settings = GatewaySettings(port=free_port(), mcp_port=free_port())
@@ -96,7 +96,7 @@ def a_gateway() -> Iterator[ServiceGateway]:
 
 @contextmanager
 def load(gateway: httpx.Client, service: str) -> Iterator[list[Any]]:
-    """Call a service fifty times a second or so, four at a time; yields what went wrong."""
+    """Call a service about fifty times a second, four at a time; yield the failures."""
     wrong: list[Any] = []
     done = threading.Event()
     calls = []

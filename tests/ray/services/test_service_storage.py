@@ -1,4 +1,4 @@
-"""What services keep, on a real Serve: through deaths, updates, parking and deletion."""
+"""Storage of services on a real Serve: failures, updates, parking, deletion."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def gone(service: str) -> None:
     eventually_empty(lambda: sandboxes(service), WIDE_S)
 
 
-def test_what_a_service_keeps_outlives_its_replicas(gateway: httpx.Client, root: Path) -> None:
-    """Each sandbox begins where the one before it ended: no two ever write."""
+def test_a_storage_outlives_the_replicas_of_its_service(gateway: httpx.Client, root: Path) -> None:
+    """Each sandbox continues where the previous one ended: no two write at once."""
     import ray
 
     del gateway
@@ -133,9 +133,7 @@ def test_what_a_service_keeps_outlives_its_replicas(gateway: httpx.Client, root:
     gone("notes")
 
 
-def test_a_service_has_the_resources_and_the_port_that_it_asked_for(
-    gateway: httpx.Client, root: Path
-) -> None:
+def test_a_service_has_the_requested_resources_and_port(gateway: httpx.Client, root: Path) -> None:
     handle = services.deploy(root, name="web", owner="ann", memory="512Mi", port=8000)
     try:
         (info,) = [one for one in aenv_ray.list_instances() if one.id in sandboxes("web")]

@@ -1,4 +1,4 @@
-"""Services on a real Serve: replicas, sessions, rolls under load, and what dies meanwhile."""
+"""Services on a real Serve: replicas, sessions, rolling updates under load, failures."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
 
 
-async def test_any_mcp_client_uses_a_service(desk: Any, gateway: httpx.Client) -> None:
-    """In both eras of the protocol; a client with a session stays with one replica."""
+async def test_mcp_clients_can_use_a_service(desk: Any, gateway: httpx.Client) -> None:
+    """With both generations of the protocol; a session keeps its sandbox."""
     from fastmcp import Client
     from fastmcp.client.transports import StreamableHttpTransport
 
@@ -171,7 +171,9 @@ def test_calls_without_a_session_reach_all_replicas(desk: Any) -> None:
     eventually(both, WIDE_S)
 
 
-def test_a_repeated_call_runs_once_whoever_gets_it(desk: Any, gateway: httpx.Client) -> None:
+def test_a_repeated_call_runs_once_whichever_replica_gets_it(
+    desk: Any, gateway: httpx.Client
+) -> None:
     """Invariant 1."""
     del desk
     message = {
@@ -185,7 +187,7 @@ def test_a_repeated_call_runs_once_whoever_gets_it(desk: Any, gateway: httpx.Cli
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_logs_are_those_of_every_sandbox(desk: Any, gateway: httpx.Client) -> None:
+def test_logs_cover_every_sandbox(desk: Any, gateway: httpx.Client) -> None:
     said = desk.call_tool.remote("say", {"text": "a-line-of-mine"}).result(timeout_s=WIDE_S)
     assert not said.is_error
 
@@ -199,7 +201,9 @@ def test_logs_are_those_of_every_sandbox(desk: Any, gateway: httpx.Client) -> No
 # --- changes under load ----------------------------------------------------------------------
 
 
-def test_scaling_and_rolling_fail_no_call(desk: Any, gateway: httpx.Client, root: Path) -> None:
+def test_no_call_fails_during_scaling_and_rolling_updates(
+    desk: Any, gateway: httpx.Client, root: Path
+) -> None:
     sessions = [desk.options(session_id=f"roll-{n}") for n in range(6)]
     before = [(call(one, "name"), call(one, "count")) for one in sessions]
     with load(gateway, "desk") as wrong:
@@ -216,7 +220,7 @@ def test_scaling_and_rolling_fail_no_call(desk: Any, gateway: httpx.Client, root
         call(one, "name")  # told once
 
 
-def test_a_version_that_is_never_healthy_stops_the_roll(
+def test_an_unhealthy_version_stops_the_rolling_update(
     desk: Any, gateway: httpx.Client, root: Path
 ) -> None:
     with load(gateway, "desk") as wrong:
@@ -235,7 +239,7 @@ def test_a_version_that_is_never_healthy_stops_the_roll(
     assert call(desk, "name")
 
 
-def test_a_parked_service_has_no_sandbox_and_comes_back(
+def test_a_parked_service_has_no_sandbox_and_can_be_resumed(
     desk: Any, gateway: httpx.Client, root: Path
 ) -> None:
     services.deploy(root, name="desk", replicas=0)
@@ -260,10 +264,10 @@ def test_load_adds_replicas(gateway: httpx.Client, root: Path) -> None:
     del gateway
 
 
-# --- what dies -------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------
 
 
-def test_a_sandbox_that_dies_is_replaced(desk: Any) -> None:
+def test_a_dead_sandbox_is_replaced(desk: Any) -> None:
     session = desk.options(session_id="of the dead")
     name = call(session, "name")
     with pytest.raises(SessionLost):
@@ -273,10 +277,8 @@ def test_a_sandbox_that_dies_is_replaced(desk: Any) -> None:
     settled("desk", 2)
 
 
-def test_a_replica_that_dies_is_replaced_and_leaves_nothing(
-    desk: Any, gateway: httpx.Client
-) -> None:
-    """Invariant 3: nobody renews the lease of its sandbox."""
+def test_a_dead_replica_is_replaced_and_its_sandbox_ends(desk: Any, gateway: httpx.Client) -> None:
+    """Invariant 3: the lease of its sandbox is not renewed."""
     before = set(sandboxes("desk"))
     victim = replicas_of("desk")[0]
     with load(gateway, "desk") as wrong:
@@ -290,7 +292,7 @@ def test_a_replica_that_dies_is_replaced_and_leaves_nothing(
     assert call(desk, "name")
 
 
-def test_calls_go_on_while_serves_controller_restarts(desk: Any, gateway: httpx.Client) -> None:
+def test_calls_continue_while_serves_controller_restarts(desk: Any, gateway: httpx.Client) -> None:
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
@@ -306,8 +308,8 @@ def test_calls_go_on_while_serves_controller_restarts(desk: Any, gateway: httpx.
 # --- an agent --------------------------------------------------------------------------------
 
 
-def test_an_agents_history_stays_with_its_client(gateway: httpx.Client) -> None:
-    """The example, by gateway: four clients, two replicas, one message of each after the other."""
+def test_an_agent_keeps_the_history_of_each_client(gateway: httpx.Client) -> None:
+    """The example over the gateway: four clients take turns on two replicas."""
     services.deploy(AGENT, name="agent", replicas=2, owner="ann")
     clients = [f"client-{n}" for n in range(4)]
     try:
@@ -323,7 +325,7 @@ def test_an_agents_history_stays_with_its_client(gateway: httpx.Client) -> None:
 
 
 def chat(gateway: httpx.Client, client: str, text: str) -> str:
-    """Say something to the agent, as a client that keeps to its replica."""
+    """Send a message to the agent, in a session."""
     arguments = {"message": text, "conversation": client}
     message = {
         "jsonrpc": "2.0", "id": 1, "method": "tools/call",

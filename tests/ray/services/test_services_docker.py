@@ -1,4 +1,4 @@
-"""Services whose sandboxes are containers: their image, and a port of a server inside."""
+"""Services with containers as sandboxes: image, and port of a server inside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing_left() -> None:
 
 @pytest.fixture
 def aenv(service_gateway: ServiceGateway, tmp_path: Path) -> Aenv:
-    """Run a command of `aenv service`; return what it prints as data."""
+    """Run a command of `aenv service`; return its parsed output."""
     url = f"http://127.0.0.1:{service_gateway.settings.port}"
 
     def run(*words: str, code: int = 0) -> Any:
@@ -51,7 +51,7 @@ def aenv(service_gateway: ServiceGateway, tmp_path: Path) -> Aenv:
 
 @pytest.fixture
 def another_image(tmp_path: Path) -> Iterator[str]:
-    """An image of which its containers know that it is another."""
+    """A second image that its containers can recognize."""
     name = f"aenv-test-another:{tmp_path.name.lower()}"
     (tmp_path / "which").write_text("another\n")
     (tmp_path / "Dockerfile").write_text(f"FROM {base_image()}\nCOPY which /etc/which\n")
@@ -63,7 +63,7 @@ def another_image(tmp_path: Path) -> Iterator[str]:
 def test_an_image_and_a_port(
     service_gateway: ServiceGateway, cluster: Cluster, aenv: Aenv, another_image: str
 ) -> None:
-    """An image can be changed, an image that is not there stops the roll; a port is reached."""
+    """The image can be changed; a missing image stops the update; the port is reachable."""
     gateway = service_gateway.http
 
     def command(text: str) -> None:

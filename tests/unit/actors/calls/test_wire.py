@@ -1,4 +1,4 @@
-"""What travels between a handle and its host."""
+"""The messages between a handle and its host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def message(arguments: Any, timeout_s: Any = 5.0) -> CallMessage:
 
 
 @given(arguments=arguments_of_tools)
-def test_a_call_arrives_as_it_was_sent(arguments: dict[str, Any]) -> None:
+def test_decoding_a_message_gives_the_call(arguments: dict[str, Any]) -> None:
     arrived = message(arguments)
     assert arrived[:3] == (INSTANCE, "tools/call", 5.0)
     params = json.loads(arrived.params)
@@ -69,7 +69,7 @@ def test_a_call_arrives_as_it_was_sent(arguments: dict[str, Any]) -> None:
 
 @given(arguments=arguments_of_tools)
 def test_parameters_are_one_line(arguments: dict[str, Any]) -> None:
-    """The fast door reads lines: no argument may hold a line break of its own."""
+    """The fast door reads lines, so no argument may contain an unescaped line break."""
     assert b"\n" not in message(arguments).params
 
 
@@ -87,11 +87,11 @@ def test_encode_and_decode_are_inverse(
 
 
 class Opaque:
-    """Has no JSON form."""
+    """Cannot be encoded as JSON."""
 
 
 @pytest.mark.parametrize("value", [Opaque(), lambda: None, "\ud800", {"deep": [Opaque()]}])
-def test_arguments_that_cannot_be_json_are_refused_before_anything_is_sent(value: Any) -> None:
+def test_arguments_that_json_cannot_encode_are_rejected_before_sending(value: Any) -> None:
     with pytest.raises(
         ToolInputInvalid, match="arguments of 'tool' cannot be encoded as JSON"
     ) as caught:
@@ -99,22 +99,22 @@ def test_arguments_that_cannot_be_json_are_refused_before_anything_is_sent(value
     assert caught.value.tool_name == "tool"
 
 
-def test_arguments_that_hold_themselves_are_refused() -> None:
+def test_circular_arguments_are_rejected() -> None:
     circle: list[Any] = []
     circle.append(circle)
     with pytest.raises(ToolInputInvalid, match="cannot be encoded as JSON"):
         message({"value": circle})
 
 
-def test_the_method_names_a_call_without_a_tool() -> None:
+def test_errors_of_calls_without_a_tool_name_the_method() -> None:
     with pytest.raises(ToolInputInvalid, match="arguments of 'aenv/exec'"):
         call_message(INSTANCE, "aenv/exec", {"command": Opaque()}, CallId("c"), 1.0)
 
 
-def test_arguments_beyond_one_message_are_refused_with_size_and_limit(
+def test_oversized_arguments_are_rejected_with_size_and_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The runtime ends a connection over its limit, and the instance would be lost with it."""
+    """The runtime closes a connection that exceeds its limit, which would lose the instance."""
     monkeypatch.setattr(wire, "MAX_CALL_BYTES", 10_000)
     message({"text": "x" * 9_000})
     with pytest.raises(ToolInputInvalid, match="10,000") as caught:
@@ -123,20 +123,20 @@ def test_arguments_beyond_one_message_are_refused_with_size_and_limit(
     assert "file" in str(caught.value.hint)
 
 
-def test_numbers_that_json_has_not_become_words() -> None:
+def test_nan_and_infinity_become_strings() -> None:
     sent = json.loads(message({"a": math.nan, "b": math.inf, "c": -math.inf}).params)
     assert sent["arguments"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, True, False, "5", None, [1]])
-def test_a_timeout_that_is_no_time_is_a_config_error(timeout_s: Any) -> None:
+def test_an_invalid_timeout_is_a_config_error(timeout_s: Any) -> None:
     """Invariant 9: every wait has a deadline."""
     with pytest.raises(ConfigError, match="timeout"):
         message({}, timeout_s)
 
 
 def arrive(method: str, result: Any) -> Any:
-    """Return what the caller unpickles from what the host sends."""
+    """Return the value that the caller unpickles."""
     return pickle.loads(pickle.dumps(WireResult(method, json.dumps(result).encode())))
 
 
@@ -169,8 +169,8 @@ def test_files_unpickle_into_their_types() -> None:
     assert arrive("aenv/write_file", {"data": {"size_bytes": 7}}) == 7
 
 
-def test_a_batch_unpickles_into_results_and_errors_in_their_places() -> None:
-    """Invariant 2: an item that has no result is an error, not an empty result."""
+def test_a_batch_unpickles_into_results_and_errors_in_order() -> None:
+    """Invariant 2: an item without a result is an error, not an empty result."""
     results = [
         {"result": {"content": [], "isError": False}},
         {"error": {"data": {"code": "tool_not_found", "message": "no x", "tool_name": "x"}}},

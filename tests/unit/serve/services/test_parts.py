@@ -25,7 +25,7 @@ from aenv_ray.serve.services.sessions import Sessions
 
 
 class Memory:
-    """The part of a hub that remembers."""
+    """The idempotency keys of a hub."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Fleet:
-    """Replicas of one service, each with its sandbox; any of them may get any call."""
+    """Replicas of one service, each with a sandbox; any replica may receive any call."""
 
     def __init__(self) -> None:
         self.alive = {"one", "two", "three"}
@@ -50,13 +50,13 @@ class Fleet:
         return await self.sessions[at].holder(session, at)
 
 
-async def test_a_session_stays_whoever_gets_its_calls() -> None:
+async def test_a_session_keeps_its_sandbox_whichever_replica_gets_the_call() -> None:
     fleet = Fleet()
     assert [await fleet.holder(at) for at in ("one", "two", "three", "one")] == ["one"] * 4
     assert await fleet.holder("two", session="other") == "two"
 
 
-async def test_that_a_sessions_replica_is_gone_is_told_once() -> None:
+async def test_session_lost_is_raised_once() -> None:
     fleet = Fleet()
     await fleet.holder("one")
     fleet.alive.remove("one")
@@ -70,7 +70,7 @@ async def test_that_a_sessions_replica_is_gone_is_told_once() -> None:
     assert await fleet.holder("two") == "two"
 
 
-async def test_a_session_lost_during_a_call_is_not_told_again() -> None:
+async def test_session_lost_during_a_call_is_not_raised_again() -> None:
     fleet = Fleet()
     await fleet.holder("one")
     await fleet.holder("two")
@@ -81,8 +81,8 @@ async def test_a_session_lost_during_a_call_is_not_told_again() -> None:
     assert await fleet.holder("two") == "three"
 
 
-async def test_a_named_call_is_never_begun_in_a_second_sandbox() -> None:
-    """Invariant 1: whether it ran in the first cannot be known."""
+async def test_a_call_id_never_begins_in_a_second_sandbox() -> None:
+    """Invariant 1: it is unknown whether the call ran in the first one."""
     fleet = Fleet()
     assert await fleet.sessions["one"].holder_of_call("c", "one") == "one"
     assert await fleet.sessions["two"].holder_of_call("c", "two") == "one"
@@ -92,7 +92,7 @@ async def test_a_named_call_is_never_begun_in_a_second_sandbox() -> None:
             await fleet.sessions["two"].holder_of_call("c", "two")
 
 
-async def test_a_sessions_name_is_bounded() -> None:
+async def test_a_session_id_has_a_maximum_length() -> None:
     for name in ("x" * 201, "a\nb"):
         with pytest.raises(ConfigError):
             await Fleet().holder("one", session=name)
@@ -102,7 +102,7 @@ async def test_a_sessions_name_is_bounded() -> None:
 
 
 class Box:
-    """An instance as its replica sees it."""
+    """The instance of a replica."""
 
     def __init__(self, name: str, says: dict[str, object]) -> None:
         self.instance_id = name
@@ -135,27 +135,27 @@ class Boxes:
 
 
 class Hasty(FakeClock):
-    """Time that passes whenever somebody looks."""
+    """A clock that advances at every reading."""
 
     def now(self) -> float:
         self.advance(1.0)
         return super().now()
 
 
-async def test_a_sandbox_that_died_is_replaced() -> None:
+async def test_a_dead_sandbox_is_replaced() -> None:
     boxes = Boxes()
     sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
     await sandbox.open()
     boxes.made[0].is_gone = True
     await sandbox.check()
     assert (await sandbox.instance()).instance_id == "box-1"
-    sandbox.lose("box-0")  # late news of the first one
+    sandbox.lose("box-0")  # a late report about the first one
     assert (await sandbox.instance()).instance_id == "box-1"
     await sandbox.close()
     assert boxes.made[1].is_released
 
 
-async def test_an_environment_that_is_not_healthy_ends_its_replica() -> None:
+async def test_the_health_check_fails_for_an_unhealthy_environment() -> None:
     boxes = Boxes()
     sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
     await sandbox.open()
@@ -165,7 +165,7 @@ async def test_an_environment_that_is_not_healthy_ends_its_replica() -> None:
     await sandbox.close()
 
 
-async def test_one_that_never_becomes_healthy_leaves_nothing(
+async def test_a_sandbox_that_never_becomes_healthy_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service_sandbox, "_POLL_S", 0.001)
@@ -180,7 +180,7 @@ async def test_one_that_never_becomes_healthy_leaves_nothing(
 # --- records -------------------------------------------------------------------------------------
 
 
-def test_the_revision_is_what_a_roll_is_about() -> None:
+def test_only_changes_that_need_new_sandboxes_change_the_revision() -> None:
     record = ServiceRecord(
         id="desk", uid="u", reference="probe@1.0.0", digest="d", owner="ann", replicas=1,
         created_at=1.0, updated_at=1.0,
@@ -201,7 +201,7 @@ def test_autoscale_is_two_numbers(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "1a", "a-", "a" * 64, "a.b", "a/b", "a#b"])
-def test_a_services_name_is_one_that_dns_carries(name: str) -> None:
+def test_a_service_name_must_be_a_dns_label(name: str) -> None:
     with pytest.raises(ConfigError):
         check_name(name)
 
@@ -219,13 +219,13 @@ def test_a_services_name_is_one_that_dns_carries(name: str) -> None:
         ("DELETING", 0, 1, ServiceStatus.UPDATING),
     ],
 )
-def test_serves_words_become_aenvironments(
+def test_serve_statuses_map_to_aenvironments(
     application: str, target: int, available: int, status: ServiceStatus
 ) -> None:
     assert status_of(application, target, available) is status
 
 
-def test_of_a_traceback_the_cause_is_told() -> None:
+def test_the_reason_is_the_cause_in_a_traceback() -> None:
     ours = "aenv_ray.errors.ConfigError: no\n\nDuring that:\naenv_ray.errors.SandboxLost: it\nwent"
     assert cause_in(f"failed 3 times.\nTraceback:\n  File x\n{ours}") == "SandboxLost: it\nwent"
     assert cause_in("a health check failed") == "a health check failed"

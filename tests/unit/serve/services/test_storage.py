@@ -1,4 +1,4 @@
-"""Parts of services' storage that decide alone: names, paths, places, who ends what was left."""
+"""Parts of storage without Ray: names, paths, placement, orphan sandboxes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _OWNERS = st.text(max_size=8)
 
 
 @given(_OWNERS, st.from_regex(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True), _OWNERS)
-def test_a_storages_name_is_a_directorys_and_a_claims(owner: str, service: str, label: str) -> None:
+def test_a_storage_name_is_valid_for_directories_and_claims(
+    owner: str, service: str, label: str
+) -> None:
     name = storage_name(owner, service, label)
     mount = StorageMount(name=name, uid="0" * 16, mount_path="/data", size_bytes=1)
     assert len(mount.name) <= 63
@@ -43,7 +45,9 @@ def test_a_storages_name_is_a_directorys_and_a_claims(owner: str, service: str, 
 
 
 @given(st.sets(st.tuples(_OWNERS, _OWNERS.filter(lambda t: "\0" not in t)), min_size=2, max_size=8))
-def test_no_two_owners_or_services_share_by_accident(pairs: set[tuple[str, str]]) -> None:
+def test_different_owners_and_services_have_different_storage_names(
+    pairs: set[tuple[str, str]],
+) -> None:
     pairs = {(owner, service) for owner, service in pairs if "\0" not in owner}
     assert len({storage_name(owner, service) for owner, service in pairs}) == len(pairs)
 
@@ -58,7 +62,7 @@ def test_no_two_owners_or_services_share_by_accident(pairs: set[tuple[str, str]]
         "/" + "a" * 200,
     ],
 )  # fmt: skip
-def test_a_mount_path_covers_nothing_that_a_sandbox_needs(path: str) -> None:
+def test_mount_paths_that_a_sandbox_needs_are_rejected(path: str) -> None:
     with pytest.raises(ConfigError):
         check_mount_path(path)
 
@@ -66,7 +70,7 @@ def test_a_mount_path_covers_nothing_that_a_sandbox_needs(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/data", "/home/admin/data", "/home/agent/kept", "/tmp/x", "/var/lib/x", "/srv/a b"]
 )
-def test_any_other_is_taken(path: str) -> None:
+def test_other_mount_paths_are_accepted(path: str) -> None:
     assert check_mount_path(f"{path}/") == path
 
 
@@ -75,7 +79,7 @@ def test_a_size_is_shown_exactly(size: int) -> None:
     assert parse_size(shown_size(size)) == size
 
 
-def test_changes_are_made_to_a_copy() -> None:
+def test_changes_do_not_modify_the_original() -> None:
     config = EnvironmentConfig.model_validate({"name": "x", "deployConfig": {"ports": [80]}})
     changes = DeployChanges(cpu="2", memory="1Gi", image="one:1", port=8000)
     deploy = changes.made_to(config).deploy
@@ -88,8 +92,8 @@ def test_changes_are_made_to_a_copy() -> None:
 # --- directories ---------------------------------------------------------------------------------
 
 
-def test_a_storage_that_its_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Nothing else keeps a directory to its size; one that is there has its data on the disk."""
+def test_a_storage_larger_than_the_free_disk_space_is_rejected(tmp_path: Path) -> None:
+    """No quota limits a directory; an existing one already has its data on the disk."""
     storage = LocalStorage(tmp_path)
     wanted = StorageMount(name="aenv-desk-1", uid="1" * 16, mount_path="/data", size_bytes=1 << 60)
     with pytest.raises(FabricUnavailable, match=r"of 1048576Ti does not fit: .* has \d+Mi free"):
@@ -149,7 +153,7 @@ async def placed(kept: Any, engine: str = "process") -> tuple[StorageMount, tupl
     return await service_storage.placed(kept, MOUNT, engine)
 
 
-async def test_a_directory_ties_a_service_to_its_machine(nodes: dict[str, NodeFacts]) -> None:
+async def test_a_local_directory_ties_a_service_to_its_machine(nodes: dict[str, NodeFacts]) -> None:
     kept = Kept()
     assert await placed(kept) == (MOUNT, ("b", "c"))
     assert kept.record is not None
@@ -166,7 +170,7 @@ async def test_a_directory_ties_a_service_to_its_machine(nodes: dict[str, NodeFa
         await placed(Kept())
 
 
-async def test_what_all_machines_have_ties_it_to_none(
+async def test_a_shared_directory_ties_a_service_to_no_machine(
     nodes: dict[str, NodeFacts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del nodes
@@ -176,7 +180,7 @@ async def test_what_all_machines_have_ties_it_to_none(
 
 
 @pytest.mark.parametrize("in_pod", [{"pod_name": "worker-1"}, {"is_in_kuberay": True}])
-async def test_a_pods_own_disk_is_refused(
+async def test_the_disk_of_a_pod_is_rejected(
     nodes: dict[str, NodeFacts], monkeypatch: pytest.MonkeyPatch, in_pod: dict[str, Any]
 ) -> None:
     """Its data would be deleted with the pod."""
@@ -186,7 +190,7 @@ async def test_a_pods_own_disk_is_refused(
         await placed(Kept())
 
 
-async def test_a_storage_that_is_being_deleted_is_nobodys(nodes: dict[str, NodeFacts]) -> None:
+async def test_a_storage_being_deleted_cannot_be_used(nodes: dict[str, NodeFacts]) -> None:
     del nodes
     gone = Kept()
     gone.record = None
@@ -208,7 +212,7 @@ def test_hosts_of_a_machine_are_those_of_its_nodes() -> None:
 
 
 class Left:
-    """The sandboxes of a service: by id, whose each is."""
+    """The sandboxes of a service, with the names of their replicas."""
 
     def __init__(self, **sandboxes: str) -> None:
         self.there = sandboxes
@@ -229,13 +233,13 @@ class Left:
         return name in self.living
 
 
-async def test_what_dead_replicas_left_ends_and_nothing_else() -> None:
+async def test_only_sandboxes_of_dead_replicas_are_ended() -> None:
     left = Left(a="me", b="other", c="dead", d="")
     assert await left.sandboxes.end() == ["b", "d"]
     assert left.there == {"b": "other", "d": ""}
 
 
-async def test_a_storage_is_waited_for_until_its_replica_ends(
+async def test_a_new_replica_waits_until_the_old_one_releases_the_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(orphan_sandboxes, "POLL_S", 0.001)
@@ -249,7 +253,7 @@ async def test_a_storage_is_waited_for_until_its_replica_ends(
 
 
 class _Hasty(FakeClock):
-    """Time that passes whenever somebody looks."""
+    """A clock that advances at every reading."""
 
     def now(self) -> float:
         self.advance(1.0)
