@@ -390,7 +390,7 @@ def _readable(params: bytes) -> dict[str, Any]:
         data: dict[str, Any] = pydantic_core.from_json(params)
     except ValueError as exc:
         raise errors.ToolInputInvalid(
-            f"the arguments cannot be parsed: {exc}",
+            f"the arguments cannot be read: {exc}",
             hint="nest them less deeply, and write long numbers as text",
         ) from None
     return data

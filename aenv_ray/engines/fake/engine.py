@@ -1,23 +1,24 @@
-"""An engine without processes: every sandbox is the real runtime, in threads of this process.
+"""An engine without processes: every sandbox is the real runtime in threads of this process.
 
-For tests of what stands above engines, and for measuring it: the contract's full behaviour, by the
-real dispatcher and the real fast door, in about a millisecond a sandbox. It isolates nothing. What
-it cannot do, and its facts say so: give tools environment variables and arguments of their own,
-keep logs (output is the process's), survive a tool that calls ``os._exit``, stop a tool inside a
-blocking C call.
+For tests and benchmarks of the layers above engines. It uses the real dispatcher and the real fast
+door and starts a sandbox in about a millisecond. It isolates nothing, as its facts say: sandboxes
+share environment variables, arguments and output with the process, a tool that calls ``os._exit``
+ends the process, and a tool in a blocking C call cannot be stopped.
 
-Sandboxes belong to the process and not to the engine object: another `FakeEngine` with the same
-host id attaches to them.
+Sandboxes belong to the process, not to the engine object: another `FakeEngine` with the same host
+id attaches to them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import resource
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import traceback
@@ -29,9 +30,9 @@ from typing import Final, TypeVar
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.fake.directory import base_dir
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, SandboxStartFailed
+from aenv_ray.files import FileLock
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.calls import kill_tree
@@ -42,9 +43,11 @@ from aenv_ray.runtime.system import linux
 
 T = TypeVar("T")
 
+PREFIX: Final = "aenv-fake-"
+_LOCK: Final = "lock"
 START_MODE: Final = "fresh: the fake engine starts no process"
 _LONGEST_WAIT_S: Final = 60.0
-"""The wall clock may be set; deadlines are looked at again after this."""
+"""Deadlines are checked at least this often, because the wall clock may be set."""
 _FACTS: Final = Isolation(
     kind="thread",
     missing=(
@@ -54,7 +57,7 @@ _FACTS: Final = Isolation(
     ),
 )
 
-_alive: dict[InstanceId, _Resident] = {}
+_alive: dict[InstanceId, _FakeRuntime] = {}
 _alive_changed = threading.Condition()
 
 
@@ -62,7 +65,7 @@ class FakeEngine(Engine):
     """Sandboxes as threads of this process.
 
     Args:
-        host_id: Under which another engine of this process finds the sandboxes again.
+        host_id: Another engine of this process with this id can attach to the sandboxes.
     """
 
     name = "fake"
@@ -76,11 +79,11 @@ class FakeEngine(Engine):
     # --- for tests ------------------------------------------------------------------------------
 
     def fail_next_start(self, reason: str) -> None:
-        """Have one more start fail with `reason`; in the order of the calls."""
+        """Make one of the next starts fail; several calls apply in their order."""
         self._failures.append(reason)
 
     def kill(self, instance_id: InstanceId) -> None:
-        """End a sandbox as a crash of it would; unknown ids do nothing."""
+        """End a sandbox as a crash would; ignores unknown ids."""
         _end([instance_id], "it was killed")
 
     # --- Engine ---------------------------------------------------------------------------------
@@ -88,39 +91,39 @@ class FakeEngine(Engine):
     async def start_many(  # noqa: D102
         self, specs: Sequence[SandboxSpec]
     ) -> list[Sandbox | AenvError]:
-        residents: list[_Resident | AenvError] = []
+        runtimes: list[_FakeRuntime | AenvError] = []
         for spec in specs:
             if self._failures:
-                residents.append(_start_failed(spec.instance_id, self._failures.pop(0)))
+                runtimes.append(_start_failed(spec.instance_id, self._failures.pop(0)))
             elif spec.instance_id in _alive:
-                residents.append(_start_failed(spec.instance_id, "it runs already"))
+                runtimes.append(_start_failed(spec.instance_id, "it is already running"))
             else:
-                residents.append(_Resident(spec, self._host_id))
-        fresh = [r for r in residents if isinstance(r, _Resident)]
+                runtimes.append(_FakeRuntime(spec, self._host_id))
+        fresh = [r for r in runtimes if isinstance(r, _FakeRuntime)]
         try:
             await _in_thread(lambda: _boot_all(fresh))
             return [
                 r if isinstance(r, AenvError) else r.failure or await self._connect(r)
-                for r in residents
+                for r in runtimes
             ]
         except BaseException:
             with _alive_changed:
-                for resident in fresh:
-                    resident.is_cancelled.set()
+                for runtime in fresh:
+                    runtime.is_cancelled.set()
             _end([r.instance_id for r in fresh], "its start was cancelled")
             raise
 
-    async def _connect(self, resident: _Resident) -> Sandbox:
-        instance_id = resident.instance_id
+    async def _connect(self, runtime: _FakeRuntime) -> Sandbox:
+        instance_id = runtime.instance_id
 
         async def find_cause() -> str:
-            return resident.cause or "the connection to it broke"
+            return runtime.cause or "the connection to it broke"
 
         sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause)
-        ours = resident.first
-        resident.first = None
+        ours = runtime.first
+        runtime.first = None
         if ours is None:
-            ours = await _in_thread(resident.open_connection)
+            ours = await _in_thread(runtime.open_connection)
         await sandbox.connect(ours)
         self._sandboxes[instance_id] = sandbox
         sandbox.on_end(lambda _: self._forget(instance_id, sandbox))
@@ -131,10 +134,10 @@ class FakeEngine(Engine):
             del self._sandboxes[instance_id]
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
-        resident = _alive.get(instance_id)
-        if resident is None or resident.host_id != self._host_id:
+        runtime = _alive.get(instance_id)
+        if runtime is None or runtime.host_id != self._host_id:
             raise lost(instance_id, "it ended while its host was away")
-        return await self._connect(resident)
+        return await self._connect(runtime)
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         return [
@@ -151,11 +154,11 @@ class FakeEngine(Engine):
         await _in_thread(lambda: _end(instance_ids, "it was released"))
 
     async def set_deadline(self, instance_id: InstanceId, deadline: float) -> None:  # noqa: D102
-        resident = _alive.get(instance_id)
-        if resident is None:
+        runtime = _alive.get(instance_id)
+        if runtime is None:
             raise lost(instance_id, "it does not run")
         with _alive_changed:
-            resident.deadline = deadline
+            runtime.deadline = deadline
             _alive_changed.notify_all()
 
     def logs(  # noqa: D102
@@ -173,10 +176,10 @@ class FakeEngine(Engine):
         self._sandboxes.clear()
 
 
-class _Resident:
-    """One sandbox, on its own side of the door.
+class _FakeRuntime:
+    """The runtime of one sandbox, in threads of this process.
 
-    Its threads share a working directory that no other thread has, where the kernel lets them.
+    If the kernel allows it, these threads have their own working directory.
     """
 
     def __init__(self, spec: SandboxSpec, host_id: HostId) -> None:
@@ -186,7 +189,7 @@ class _Resident:
         self.cause: str | None = None
         self.failure: SandboxStartFailed | None = None
         self.first: socket.socket | None = None
-        """The starter's end of the first connection."""
+        """The engine's end of the first connection."""
         self.is_cancelled = threading.Event()
         self.work_dir = Path(tempfile.mkdtemp(dir=base_dir()))
         self._project_dir = spec.project_dir
@@ -194,7 +197,7 @@ class _Resident:
         self._peers: list[socket.socket] = []
 
     def boot(self) -> None:
-        """Load the project and serve; `failure` says why that was not possible."""
+        """Load the project and serve; sets `failure` if that is not possible."""
         if self.is_cancelled.is_set():
             shutil.rmtree(self.work_dir, ignore_errors=True)
             return
@@ -202,7 +205,7 @@ class _Resident:
             registry = ModuleSpace(self._project_dir).load()
         except ProjectLoadError as exc:
             reason = f"the environment's code does not load: {exc}"
-        except BaseException:  # noqa: BLE001  # whatever it is, the sandbox did not start
+        except BaseException:  # noqa: BLE001  # any failure of the project's code
             reason = traceback.format_exc()
         else:
             self._dispatcher = Dispatcher(registry)
@@ -217,7 +220,7 @@ class _Resident:
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
     def open_connection(self) -> socket.socket:
-        """Return the other end of one more connection."""
+        """Return the client's end of a new connection."""
         ends: list[socket.socket] = []
         self.run_inside(lambda: ends.append(self._serve()))
         return ends[0]
@@ -230,7 +233,7 @@ class _Resident:
         return ours
 
     def run_inside(self, function: Callable[[], None]) -> None:
-        """Run `function` in a thread whose descendants have this sandbox's working directory."""
+        """Run `function` in a thread that has this sandbox's working directory."""
 
         def run() -> None:
             if has_own_directories():
@@ -243,10 +246,10 @@ class _Resident:
         thread.join()
 
     def end(self, cause: str) -> None:
-        """Break every connection and stop every call; the first cause stays."""
+        """Break every connection and stop every call; only the first cause counts."""
         self.cause = self.cause or cause
         for peer in self._peers:
-            with contextlib.suppress(OSError):  # its connection was closed before
+            with contextlib.suppress(OSError):  # the peer closed it
                 peer.shutdown(socket.SHUT_RDWR)
         if self._dispatcher is not None:
             self._dispatcher.cancel_all(cause)
@@ -254,31 +257,59 @@ class _Resident:
             self.first.close()
 
 
-def _boot_all(residents: Sequence[_Resident]) -> None:
-    for resident in residents:
-        resident.run_inside(resident.boot)
+@cache
+def base_dir() -> Path:
+    """Return the directory of this process's sandboxes; it is removed when the process ends.
+
+    The next process removes it if this one is killed.
+    """
+    directory = claim_directory(Path(tempfile.gettempdir()))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def claim_directory(parent: Path) -> Path:
+    """Return a new directory that is locked while this process runs; remove unlocked ones."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removed it
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                lock = FileLock.try_acquire(path / _LOCK)
+                if lock is not None:
+                    with lock:
+                        shutil.rmtree(path, ignore_errors=True)
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):  # removed before it was locked
+            if FileLock.try_acquire(directory / _LOCK) is not None:
+                return directory
+
+
+def _boot_all(runtimes: Sequence[_FakeRuntime]) -> None:
+    for runtime in runtimes:
+        runtime.run_inside(runtime.boot)
     _start_deadlines()
 
 
 def _end(instance_ids: Iterable[InstanceId], cause: str) -> None:
-    """End sandboxes with everything they started and wrote."""
+    """End sandboxes with their processes and files."""
     with _alive_changed:
         ended = [_alive.pop(i) for i in instance_ids if i in _alive]
-    for resident in ended:
-        resident.end(cause)
-    _kill_processes_in([resident.work_dir for resident in ended])
-    for resident in ended:
-        shutil.rmtree(resident.work_dir, ignore_errors=True)
+    for runtime in ended:
+        runtime.end(cause)
+    _kill_processes_in([runtime.work_dir for runtime in ended])
+    for runtime in ended:
+        shutil.rmtree(runtime.work_dir, ignore_errors=True)
 
 
 def _kill_processes_in(directories: Sequence[Path]) -> None:
-    """Kill the processes that work below one of the directories; Linux only."""
+    """Kill processes whose working directory is below one of `directories`; Linux only."""
     if not directories or not _has_started_processes() or not os.path.isdir("/proc/self"):
         return
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            place = Path(os.readlink(f"/proc/{name}/cwd"))
-            if any(place.is_relative_to(directory) for directory in directories):
+            cwd = Path(os.readlink(f"/proc/{name}/cwd"))
+            if any(cwd.is_relative_to(directory) for directory in directories):
                 if int(name) == os.getpid():
                     continue
                 kill_tree(int(name))
@@ -286,7 +317,7 @@ def _kill_processes_in(directories: Sequence[Path]) -> None:
 
 
 def _has_started_processes() -> bool:
-    """Whether this process has, or ever reaped, a child."""
+    """Return whether this process has or had a child."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True
@@ -330,7 +361,7 @@ def _start_failed(instance_id: InstanceId, reason: str) -> SandboxStartFailed:
 
 @cache
 def has_own_directories() -> bool:
-    """Whether a thread may have a working directory of its own: Linux, where not filtered."""
+    """Return whether a thread can have its own working directory: on Linux, unless filtered."""
     answers: list[bool] = []
 
     def probe() -> None:

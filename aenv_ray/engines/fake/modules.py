@@ -1,8 +1,8 @@
 """Several copies of a project's modules in one process, each with its own state and registry.
 
-Python keeps modules by name for a whole process; the fake engine has many environments in one. A
-`ModuleSpace` puts its own modules into `sys.modules` while the project is imported, also when a
-tool imports something later, and takes them out again.
+`sys.modules` belongs to the process, but the fake engine runs many environments in one process. A
+`ModuleSpace` puts its modules into `sys.modules` while its project imports something, at load and
+later, and then removes them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from aenv_ray.runtime.api.loader import BareNames, load_project
 from aenv_ray.runtime.api.registry import Registry, registering_in
 
 _lock = threading.RLock()
-"""Held while the modules of one space are the process's: imports of projects take turns."""
+"""Held while the modules of one space are in `sys.modules`, so only one project imports at a
+time."""
 _entered: list[ModuleSpace] = []
 _codes: dict[tuple[str, int, int], CodeType] = {}
-"""Compiled sources by path, time and size: a project directory is not written to."""
+"""Compiled sources by path, time and size, because the project directory has no bytecode cache."""
 _checked: set[frozenset[tuple[str, int, int]]] = set()
-"""Sets of sources whose signatures are known to be good."""
+"""Sets of sources whose signatures were checked."""
 
 
 class ModuleSpace:
-    """One environment's own modules.
+    """The modules of one environment.
 
     Args:
-        project_dir: What `load_project` takes.
+        project_dir: As for `load_project`.
     """
 
     def __init__(self, project_dir: Path) -> None:
@@ -49,7 +50,7 @@ class ModuleSpace:
         self._sources: set[tuple[str, int, int]] = set()
         self._finders: list[MetaPathFinder] = [_Finder(self)]
         self.builtins = {**vars(builtins), "__import__": self._import}
-        """The built-in names of these modules, with an ``import`` that knows them."""
+        """The built-ins of these modules, with an ``__import__`` that enters this space."""
 
     def load(self) -> Registry:
         """Import the project and return what it registered.
@@ -63,7 +64,7 @@ class ModuleSpace:
             return load_project(self._project_dir)
 
     def compile_once(self, registry: _SpaceRegistry) -> None:
-        """Check the signatures of these sources, unless an earlier copy passed."""
+        """Check the signatures of these sources, unless an earlier copy was checked."""
         sources = frozenset(self._sources)
         if sources not in _checked:
             Registry.compile(registry)
@@ -73,7 +74,7 @@ class ModuleSpace:
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        """Make this space's modules the process's."""
+        """Put this space's modules into `sys.modules` for a block."""
         with _lock:
             if _entered and _entered[-1] is self:
                 yield
@@ -101,7 +102,7 @@ class ModuleSpace:
                 sys.modules.update(hidden)
 
     def _hide_namesakes(self) -> dict[str, ModuleType]:
-        """Take modules that only this process has, such as a test's, out of the project's way."""
+        """Remove modules from `sys.modules` that would shadow the project's, and return them."""
         taken = {
             name
             for name in self._names & sys.modules.keys() - sys.stdlib_module_names
@@ -116,16 +117,16 @@ class ModuleSpace:
         return bool(places) and Path(places[0]).is_relative_to(self._root)
 
     def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-        """Return the spec of a module of this project, else None."""
+        """Return the spec of a module of this project; None for others."""
         places = [str(self._root)] if path is None else list(path)
         if not all(Path(place).is_relative_to(self._root) for place in places):
             return None
         spec = PathFinder.find_spec(name, places)
         if spec is None and name.partition(".")[0] in self._names:
-            # The directory was listed before: within a clock tick, its cache cannot see a change.
+            # The finder's directory listing does not notice changes within a clock tick.
             PathFinder.invalidate_caches()
             spec = PathFinder.find_spec(name, places)
-        # A subclass too: importing FastMCP's client puts one (beartype's) before Python's own.
+        # Also subclasses: importing FastMCP's client installs beartype's before Python's own.
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(name, spec.loader.path, self)
         return spec
@@ -133,7 +134,7 @@ class ModuleSpace:
     def _import(
         self,
         name: str,
-        globals: Mapping[str, Any] | None = None,  # `__import__`'s own names
+        globals: Mapping[str, Any] | None = None,  # named as in `__import__`
         locals: Mapping[str, Any] | None = None,
         fromlist: Sequence[str] | None = (),
         level: int = 0,
@@ -144,7 +145,7 @@ class ModuleSpace:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def code(self, path: str, loader: SourceFileLoader, name: str) -> CodeType | None:
-        """Return the compiled source, which all copies of a module share."""
+        """Return the compiled source, shared by all copies of a module."""
         status = Path(path).stat()
         key = (path, status.st_mtime_ns, status.st_size)
         self._sources.add(key)
@@ -157,7 +158,7 @@ class ModuleSpace:
 
 
 class _SpaceRegistry(Registry):
-    """A registry that leaves out the checks which an earlier copy of the same sources passed."""
+    """A registry that skips checks which an earlier copy of the same sources passed."""
 
     space: ModuleSpace
 
@@ -166,7 +167,7 @@ class _SpaceRegistry(Registry):
 
 
 class _Finder(MetaPathFinder):
-    """Finds a space's modules before anything else does."""
+    """Finds the modules of a space; first in `sys.meta_path`."""
 
     def __init__(self, space: ModuleSpace) -> None:
         self._space = space
@@ -179,7 +180,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a module's source with the space's own built-in names."""
+    """Runs a module's source with the built-ins of its space."""
 
     def __init__(self, fullname: str, path: str, space: ModuleSpace) -> None:
         super().__init__(fullname, path)

@@ -1,35 +1,33 @@
-"""Where the fake engine's sandboxes work: whose process is gone, its directory goes."""
+"""The fake engine's directories: one that no process has locked is removed."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
-from aenv_ray.engines.fake import directory as fake_directory
+from aenv_ray.engines.fake.engine import PREFIX, claim_directory
+from aenv_ray.files import FileLock
 
 
-def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:
-    left = tmp_path / f"{fake_directory.PREFIX}killed"
+def test_the_directory_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f"{PREFIX}killed"
     (left / "work").mkdir(parents=True)
     (left / "work" / "file").write_text("its sandbox wrote it")
-    claimed = fake_directory.claim(tmp_path)
+    claimed = claim_directory(tmp_path)
     assert not left.exists()
     assert claimed.is_dir()
 
 
-def test_what_is_held_or_not_ours_stays(tmp_path: Path) -> None:
-    first = fake_directory.claim(tmp_path)
-    another = tmp_path / f"{fake_directory.PREFIX}another"
+def test_locked_directories_and_links_stay(tmp_path: Path) -> None:
+    first = claim_directory(tmp_path)
+    another = tmp_path / f"{PREFIX}another"
     another.mkdir()
-    descriptor = os.open(another, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
     outside = tmp_path / "outside"
     outside.mkdir()
-    (tmp_path / f"{fake_directory.PREFIX}link").symlink_to(outside)
-    second = fake_directory.claim(tmp_path)
-    os.close(descriptor)
-    assert first != second
-    assert all(path.is_dir() for path in (first, second, another, outside))
-    assert fake_directory.claim(tmp_path).is_dir()
-    assert not another.exists()  # nobody holds it any more
+    (tmp_path / f"{PREFIX}link").symlink_to(outside)
+    with FileLock.acquire(another / "lock", 1.0):
+        second = claim_directory(tmp_path)
+        assert first != second
+        assert all(path.is_dir() for path in (first, second, another, outside))
+    assert claim_directory(tmp_path).is_dir()
+    assert not another.exists()  # nothing holds its lock any more
+    assert list(outside.iterdir()) == []
