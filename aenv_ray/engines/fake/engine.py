@@ -43,7 +43,7 @@ from aenv_ray.runtime.system import linux
 
 T = TypeVar("T")
 
-PREFIX: Final = "aenv-fake-"
+PREFIX: Final = "aenv-threads-"
 _LOCK: Final = "lock"
 START_MODE: Final = "fresh: the fake engine starts no process"
 _LONGEST_WAIT_S: Final = 60.0
