@@ -1,4 +1,4 @@
-"""What a check of ``aenv doctor``, or of ``aenv cluster doctor``, found."""
+"""Findings of ``aenv doctor``, ``aenv cluster doctor`` and ``aenv test --check``."""
 
 from __future__ import annotations
 

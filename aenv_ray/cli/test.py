@@ -1,4 +1,4 @@
-"""``aenv test``: a project's own test script, with the interpreter that runs ``aenv``."""
+"""``aenv test``: runs a project's test script, or checks the project in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -28,18 +28,32 @@ def run_tests(
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
     ] = Path(),
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check the project in a fresh sandbox; do not run the script."
+        ),
+    ] = False,
     output: AsData = None,
 ) -> None:
-    """Run a project's own test script.
+    """Run a project's own test script, or check the project.
 
-    That is testConfig.script of its config.json, run by the shell in the project's directory. It
-    sees src/ on PYTHONPATH, the variables of config.json, and this python first on PATH. Exits
-    with 0 when the script does, else with 1. With -o json or yaml, what the script prints goes to
-    standard error.
+    The shell runs testConfig.script of config.json in the project's directory,
+    with src/ on PYTHONPATH, the variables of config.json, and this python first
+    on PATH. Exits with 0 if the script does, else with 1. With -o json or yaml,
+    the script's output goes to standard error.
+
+    With --check, aenv starts the project in a sandbox instead, inspects its
+    tools, rewards and health, and prints what to correct. Exits with 1 if a
+    check failed; warnings do not count.
 
     Example:
       aenv test ./todo
+      aenv test ./todo --check
     """
+    if check:
+        _check(work_dir / path, output)
+        return
     from aenv_ray.project import project
 
     loaded = project.load(work_dir / path)
@@ -57,6 +71,18 @@ def run_tests(
     if code:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with code {code}"
         console.error(f"test script {script!r} {how}", _hint(script, code))
+        raise typer.Exit(1)
+
+
+def _check(path: Path, output: Format | None) -> None:
+    from aenv_ray.cli.checks.printing import show_findings
+    from aenv_ray.findings import Finding, Verdict
+    from aenv_ray.testing.environment_check import check_environment
+
+    console.say("checking the project in a sandbox …")
+    findings = check_environment(path)
+    show_findings(findings or [Finding("project", Verdict.OK, "no problems found")], output)
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(1)
 
 

@@ -1,11 +1,11 @@
-"""Findings about an environment project, for its authors: loaded and asked in a fresh sandbox.
+"""Checks an environment project for its authors, in a fresh sandbox: ``aenv test --check``.
 
     from aenv_ray.testing.environment_check import check_environment
 
-    def test_the_environment_is_fit():
+    def test_the_environment_has_no_findings():
         assert check_environment("path/to/project") == []
 
-Nothing is called but the listings and the health check: tools and rewards may have effects.
+Only the listings and the health check are called, because tools and rewards may have effects.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,66 +20,43 @@ from aenv_ray import units
 from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
 from aenv_ray.ids import HostId
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.runtime.door.dispatch import HEALTHY
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What OpenAI and most model servers accept."""
+"""Names that OpenAI and most model servers accept."""
 MAX_TOOLS: Final = 128
-"""OpenAI's limit of functions in one request."""
+"""OpenAI's limit of functions per request."""
 _CALL_S: Final = 60.0
 _SEMANTIC_VERSION: Final = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?")
 _COMBINERS: Final = ("oneOf", "anyOf", "allOf", "not", "enum")
 
 
-class Severity(StrEnum):
-    """How much a finding matters."""
-
-    ERROR = "error"
-    """The environment does not work, or not everywhere."""
-    WARNING = "warning"
-    """It works; a model, a trainer or an operator may stumble."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that the author should look at."""
-
-    severity: Severity
-    where: str
-    """``config.json``, ``tool echo``, ``health`` …"""
-    message: str
-    hint: str = ""
-
-    def __str__(self) -> str:
-        way_out = f" ({self.hint})" if self.hint else ""
-        return f"{self.severity.value}: {self.where}: {self.message}{way_out}"
-
-
 def check_environment(
     path: str | Path, make_engine: Callable[[HostId], Engine] | None = None
 ) -> list[Finding]:
-    """Return what is wrong with a project, errors first; an empty list when nothing is.
+    """Return the problems of a project, failed findings first; empty if there are none.
 
     Args:
         path: The project's directory.
-        make_engine: None: the process engine, of which nothing is left afterwards.
+        make_engine: Returns the engine to use. None: the process engine.
 
-    Not to be called from a running event loop; `find` is the same for there.
+    Not to be called in a running event loop; `find_problems` is.
     """
-    return asyncio.run(find(path, make_engine))
+    return asyncio.run(find_problems(path, make_engine))
 
 
-async def find(
+async def find_problems(
     path: str | Path, make_engine: Callable[[HostId], Engine] | None = None
 ) -> list[Finding]:
-    """Return the findings; arguments as for `check_environment`."""
+    """Return the problems of a project; see `check_environment`."""
     try:
         loaded = project.load(path)
     except AenvError as exc:
-        return [Finding(Severity.ERROR, str(path), exc.message, exc.hint or "")]
+        return [Finding(str(path), Verdict.FAILED, exc.message, exc.hint or "")]
     findings = list(_config(loaded.config))
     try:
         async with fresh_sandbox(
@@ -89,8 +64,8 @@ async def find(
         ) as sandbox:
             findings += await _in_sandbox(sandbox)
     except AenvError as exc:
-        findings.append(Finding(Severity.ERROR, "start", exc.message, exc.hint or ""))
-    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+        findings.append(Finding("start", Verdict.FAILED, exc.message, exc.hint or ""))
+    return sorted(findings, key=lambda finding: finding.verdict is not Verdict.FAILED)
 
 
 async def _in_sandbox(sandbox: Sandbox) -> list[Finding]:
@@ -104,92 +79,82 @@ async def _in_sandbox(sandbox: Sandbox) -> list[Finding]:
     return findings
 
 
-# --- what is looked at --------------------------------------------------------------------------
+# --- the checks ---------------------------------------------------------------------------------
+
+
+def _failed(name: str, found: str, hint: str = "") -> Finding:
+    return Finding(name, Verdict.FAILED, found, hint)
+
+
+def _warning(name: str, found: str, hint: str = "") -> Finding:
+    return Finding(name, Verdict.WARNING, found, hint)
 
 
 def _config(config: EnvironmentConfig) -> Iterator[Finding]:
+    where = "config.json"
     if not _SEMANTIC_VERSION.fullmatch(config.version):
-        yield Finding(
-            Severity.WARNING, "config.json", f"version {config.version!r} is not semantic",
-            "write it as 1.2.3, so that versions can be compared",
-        )  # fmt: skip
+        found = f"version {config.version!r} is not a semantic version"
+        yield _warning(where, found, "write it as 1.2.3, so that versions can be compared")
     if config.deploy.network is None:
-        yield Finding(
-            Severity.WARNING, "config.json", "deployConfig.network is not set, so it is the host's",
-            'set "network": "none" unless its tools need a network',
-        )  # fmt: skip
+        found = "deployConfig.network is not set, so instances use the host's network"
+        yield _warning(where, found, 'set "network": "none" unless the tools need a network')
     if not config.description.strip():
-        yield Finding(Severity.WARNING, "config.json", "it has no description")
+        yield _warning(where, "the description is empty", 'set "description"')
 
 
 def _start_mode(sandbox: Sandbox) -> Iterator[Finding]:
     mode, _, reason = sandbox.start_mode.partition(": ")
     if mode == "bare":
-        yield Finding(
-            Severity.WARNING, "start", f"instances load the code each for itself: {reason}",
-            "do it when a tool is called first, and instances start in milliseconds",
-        )  # fmt: skip
+        found = f"each instance loads the code itself, which is slow: {reason}"
+        yield _warning("start", found, "do this in the first tool call instead of at import")
 
 
 def _tools(tools: list[dict[str, Any]]) -> Iterator[Finding]:
     if len(tools) > MAX_TOOLS:
-        yield Finding(
-            Severity.WARNING, "tools", f"there are {len(tools)}; model servers take {MAX_TOOLS}"
-        )
+        yield _warning("tools", f"{len(tools)} tools; model servers accept {MAX_TOOLS}")
     for tool in tools:
         where = f"tool {tool['name']}"
         if not TOOL_NAME.fullmatch(tool["name"]):
-            yield Finding(
-                Severity.ERROR, where, "model servers refuse this name",
-                "use 1 to 64 letters, digits, _ and -",
-            )  # fmt: skip
+            hint = "use 1 to 64 letters, digits, _ and -"
+            yield _failed(where, "model servers reject this name", hint)
         if not (tool.get("description") or "").strip():
-            yield Finding(
-                Severity.WARNING, where, "it has no description for the model",
-                "give the function a docstring",
-            )  # fmt: skip
+            hint = "give the function a docstring"
+            yield _warning(where, "it has no description for the model", hint)
         yield from _schema(where, tool["inputSchema"])
 
 
 def _schema(where: str, schema: Mapping[str, Any]) -> Iterator[Finding]:
     if schema.get("type") != "object":
-        yield Finding(Severity.ERROR, where, "its input schema is not an object")
+        yield _failed(where, "its input schema is not an object")
     for word in _COMBINERS:
         if word in schema:
-            yield Finding(Severity.ERROR, where, f"its input schema has {word!r} at the top")
+            yield _failed(where, f"its input schema has {word!r} at the top level")
     if schema.get("additionalProperties") is True:
-        yield Finding(
-            Severity.WARNING, where, "it takes any argument (**kwargs), so typos go unnoticed"
-        )
+        yield _warning(where, "it accepts any argument (**kwargs), so typos go unnoticed")
     for name, prop in schema.get("properties", {}).items():
         typed = {"type", "$ref", "const", "enum", "anyOf", "allOf", "oneOf"} & prop.keys()
         if not typed:
-            yield Finding(
-                Severity.WARNING, where, f"argument {name!r} has no type",
-                "annotate the parameter",
-            )  # fmt: skip
+            yield _warning(where, f"argument {name!r} has no type", "annotate the parameter")
         if not TOOL_NAME.fullmatch(name):
-            yield Finding(Severity.ERROR, where, f"model servers refuse the argument {name!r}")
+            yield _failed(where, f"model servers reject the argument name {name!r}")
 
 
 def _rewards(listing: Mapping[str, Any], tools: set[str]) -> Iterator[Finding]:
     if not listing["reward"]:
-        yield Finding(
-            Severity.WARNING, "rewards", "there is none, so nothing can be learned here",
-            "decorate a function with @register_reward",
-        )  # fmt: skip
+        hint = "decorate a function with @register_reward"
+        yield _warning("rewards", "there is no reward, so a model cannot learn from it", hint)
     for kind in ("reward", "functions"):
         for entry in listing[kind]:
             name, where = entry["name"], f"{kind.rstrip('s')} {entry['name']}"
             if not name.strip() or "\n" in name or "/" in name:
-                yield Finding(Severity.ERROR, where, "it cannot be called by this name")
+                hint = "use a name without / and line breaks"
+                yield _failed(where, "it cannot be called by this name", hint)
             if name in tools:
-                yield Finding(
-                    Severity.ERROR, where, "a tool has the same name: agents can call that one"
-                )
+                hint = "rename one of them"
+                yield _failed(where, "a tool has the same name, and agents can call tools", hint)
 
 
 def _health(health: Mapping[str, Any]) -> Iterator[Finding]:
     if health.get("status") not in HEALTHY:
         text = health.get("message") or health.get("status")
-        yield Finding(Severity.ERROR, "health", f"a fresh instance is not healthy: {text}")
+        yield _failed("health", f"a fresh instance is not healthy: {text}")

@@ -1,4 +1,4 @@
-"""`check_environment` tells authors what is wrong, and is silent about what is right."""
+"""`check_environment` reports what authors should correct, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.fake.engine import FakeEngine
+from aenv_ray.findings import Verdict
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import write_project
-from aenv_ray.testing.environment_check import Severity, check_environment
+from aenv_ray.testing.environment_check import check_environment
 
 GOOD = {
     "tools.py": "from aenv_ray.runtime import *\n"
@@ -21,19 +22,19 @@ CONFIG = {"description": "A fine one", "deployConfig": {"network": "none"}}
 
 
 def found(path: Path) -> list[str]:
-    return [f"{f.severity.value} {f.where}" for f in check_environment(path, FakeEngine)]
+    return [f"{f.verdict} {f.name}" for f in check_environment(path, FakeEngine)]
 
 
-def test_a_fit_environment_has_no_findings(tmp_path: Path) -> None:
+def test_an_environment_without_problems_has_no_findings(tmp_path: Path) -> None:
     assert check_environment(write_project(tmp_path, GOOD, CONFIG)) == []
 
 
 @pytest.mark.parametrize("name", list(project.builtins()))
-def test_the_built_in_environments_are_fit(name: str) -> None:
+def test_the_built_in_environments_have_no_problems(name: str) -> None:
     assert check_environment(project.builtins()[name]) == []
 
 
-def test_the_template_of_new_projects_is_fit(
+def test_the_template_of_new_projects_has_no_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from aenv_ray.cli.main import main
@@ -44,18 +45,18 @@ def test_the_template_of_new_projects_is_fit(
     assert check_environment(tmp_path / "todo") == []
 
 
-def test_what_does_not_load_is_one_error_with_the_reason(tmp_path: Path) -> None:
+def test_a_project_that_does_not_load_is_one_finding(tmp_path: Path) -> None:
     (finding,) = check_environment(tmp_path / "nowhere")
-    assert finding.severity is Severity.ERROR
+    assert finding.verdict is Verdict.FAILED
     (tmp_path / "config.json").write_text("{")
     (finding,) = check_environment(tmp_path)
-    assert "line 1" in finding.message
+    assert "line 1" in finding.found
     broken = write_project(tmp_path / "b", {"t.py": "import no_such_thing"}, CONFIG)
     (finding,) = check_environment(broken, FakeEngine)
-    assert "no_such_thing" in str(finding)
+    assert "no_such_thing" in finding.found
 
 
-def test_names_and_schemas_that_models_stumble_over_are_found(tmp_path: Path) -> None:
+def test_names_and_schemas_that_model_servers_reject_are_found(tmp_path: Path) -> None:
     source = (
         "from aenv_ray.runtime import *\n"
         "@register_tool(name='a tool!')\ndef one(x) -> str:\n    return ''\n"
@@ -66,10 +67,10 @@ def test_names_and_schemas_that_models_stumble_over_are_found(tmp_path: Path) ->
     )
     path = write_project(tmp_path, {"t.py": source}, {"version": "beta"})
     findings = found(path)
-    assert findings == sorted(findings, key=lambda words: not words.startswith("error"))
+    assert findings == sorted(findings, key=lambda words: not words.startswith("failed"))
     assert set(findings) == {
-        "error tool a tool!", "warning tool a tool!", "warning tool two", "error reward score",
-        "error health", "warning config.json",
+        "failed tool a tool!", "warning tool a tool!", "warning tool two", "failed reward score",
+        "failed health", "warning config.json",
     }  # fmt: skip
     assert findings.count("warning config.json") == 3
 
@@ -81,6 +82,6 @@ def test_a_slow_start_and_a_missing_reward_are_warnings(tmp_path: Path) -> None:
         "@register_tool\ndef one() -> str:\n    'One.'\n    return ''\n"
     )
     findings = check_environment(write_project(tmp_path, {"t.py": source}, CONFIG))
-    assert [str(finding).split(":")[:2] for finding in findings] == [
-        ["warning", " start"], ["warning", " rewards"],
+    assert [(finding.verdict, finding.name) for finding in findings] == [
+        (Verdict.WARNING, "start"), (Verdict.WARNING, "rewards"),
     ]  # fmt: skip

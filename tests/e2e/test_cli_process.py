@@ -139,6 +139,41 @@ def test_the_result_is_data_for_programs_and_nothing_else_is(make_project, code)
     assert ran.stderr.startswith("loud\n")
 
 
+_TOOL = "from aenv_ray.runtime import *\n@register_tool\ndef say(text: str) -> str:\n    {}\n"
+_REWARD = "@register_reward\ndef score() -> float:\n    return 1.0\n"
+
+
+def test_a_check_of_a_good_project_runs_no_script_and_finds_no_problems(make_project, tmp_path):
+    path = make_project("touch ran", network="none")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "description": "Says it"}))
+    (tmp_path / "src" / "tools.py").write_text(_TOOL.format("'Say it.'; return text") + _REWARD)
+    ran = aenv("test", path, "--check")
+    assert (ran.returncode, ran.stdout.split()[-3:]) == (0, ["no", "problems", "found"]), ran.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_warnings_of_a_check_are_printed_with_their_remedy_and_pass(make_project, tmp_path):
+    (Path(make_project("true")) / "src" / "tools.py").write_text(_TOOL.format("return text"))
+    ran = aenv("test", str(tmp_path), "--check")
+    assert ran.returncode == 0
+    assert "warning  it has no description for the model" in ran.stdout
+    assert "give the function a docstring" in ran.stderr
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_failed_check_exits_with_1(make_project, tmp_path, output):
+    (Path(make_project("true")) / "src" / "tools.py").write_text("import no_such_module\n")
+    ran = aenv("test", str(tmp_path), "--check", "-o", output)
+    assert ran.returncode == 1
+    if output == "json":
+        (failed,) = [row for row in json.loads(ran.stdout) if row["verdict"] == "failed"]
+        assert failed["name"] == "start"
+        assert "no_such_module" in failed["found"]
+    else:
+        assert "no_such_module" in ran.stdout
+
+
 def test_a_missing_command_has_a_hint(make_project):
     ran = aenv("test", make_project("no-such-command-here --flag"))
     assert ran.returncode == 1

@@ -1,4 +1,4 @@
-"""How ``aenv doctor`` and ``aenv cluster doctor`` print what they found."""
+"""How ``aenv doctor``, ``aenv cluster doctor`` and ``aenv test --check`` print findings."""
 
 from __future__ import annotations
 
