@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.entrance import connector
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.errors import AenvError, DeadlineExceeded
+from aenv_ray.errors import AenvError
 from aenv_ray.models import (
     ExecResult,
     FileEntry,
@@ -23,8 +24,7 @@ from aenv_ray.models import (
     ToolResult,
 )
 
-_HOST_GRACE_S: Final = 90.0
-"""Added to a call's deadline: a host that is restarted takes this long to adopt its instances."""
+T = TypeVar("T")
 
 
 class AsyncEnvHandle:
@@ -65,32 +65,23 @@ class AsyncEnvHandle:
         connect = connector()
         return cls(await asyncio.to_thread(lambda: connect().get(instance_id)))
 
-    async def _wait(self, reference: Any, what: str, deadline_s: float) -> Any:
-        with ray_api.translated(what, instance_id=self.handle.instance_id):
-            try:
-                async with asyncio.timeout(deadline_s + _HOST_GRACE_S):
-                    return await _as_awaitable(reference)
-            except TimeoutError as exc:
-                if isinstance(exc, AenvError):
-                    raise
-                raise DeadlineExceeded(
-                    f"{what} on {self.handle.instance_id} had no answer within "
-                    f"{deadline_s + _HOST_GRACE_S:g} s"
-                ) from exc
+    async def _wait(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
+        return await ray_api.wait_async(
+            _as_awaitable(reference), what, deadline_s + HOST_GRACE_S, instance_id=self.instance_id
+        )
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
-        return list(await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0))
+        return await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0)
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any] | None, timeout_s: float
     ) -> ToolResult:
         """Call a tool; a tool that raises is a result."""
         reference = self.handle.call_tool.remote(name, arguments, timeout_s)
-        result: ToolResult = await self._cancellable(reference, f"tool {name!r}", timeout_s)
-        return result
+        return await self._cancellable(reference, f"tool {name!r}", timeout_s)
 
-    async def _cancellable(self, reference: Any, what: str, deadline_s: float) -> Any:
+    async def _cancellable(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
         try:
             return await self._wait(reference, what, deadline_s)
         except asyncio.CancelledError:
@@ -105,12 +96,11 @@ class AsyncEnvHandle:
     ) -> list[ToolResult | AenvError]:
         """Call several tools in one round trip."""
         reference = self.handle.call_tools.remote(calls, parallel, timeout_s)
-        return list(await self._cancellable(reference, "call_tools", timeout_s))
+        return await self._cancellable(reference, "call_tools", timeout_s)
 
     async def list_functions(self) -> dict[str, Any]:
         """Return functions, rewards and health checks."""
-        listing = await self._wait(self.handle.list_functions.remote(), "functions", 60.0)
-        return dict(listing)
+        return await self._wait(self.handle.list_functions.remote(), "functions", 60.0)
 
     async def call_function(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, method: str = "POST"
@@ -138,25 +128,23 @@ class AsyncEnvHandle:
     ) -> ExecResult:
         """Run a command."""
         reference = self.handle.exec.remote(command, timeout_s=timeout_s, **options)
-        result: ExecResult = await self._cancellable(reference, "exec", timeout_s)
-        return result
+        return await self._cancellable(reference, "exec", timeout_s)
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read a file, or `length` bytes of it from `offset`."""
         reference = self.handle.read_file.remote(path, offset, length)
-        data: bytes = await self._wait(reference, f"reading {path!r}", 60.0)
-        return data
+        return await self._wait(reference, f"reading {path!r}", 60.0)
 
     async def write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> int:
         """Write a file; returns its size."""
         reference = self.handle.write_file.remote(path, data, append, mode)
-        return int(await self._wait(reference, f"writing {path!r}", 60.0))
+        return await self._wait(reference, f"writing {path!r}", 60.0)
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
         """List a directory."""
-        return list(await self._wait(self.handle.list_files.remote(path), "list_files", 60.0))
+        return await self._wait(self.handle.list_files.remote(path), "list_files", 60.0)
 
     async def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield what the instance printed."""
@@ -172,13 +160,11 @@ class AsyncEnvHandle:
 
     async def info(self) -> InstanceInfo:
         """Return the instance's state, deadline and placement."""
-        info: InstanceInfo = await self._wait(self.handle.info.remote(), "info", 60.0)
-        return info
+        return await self._wait(self.handle.info.remote(), "info", 60.0)
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
         """Move the deadline to `ttl` from now."""
-        info: InstanceInfo = await self._wait(self.handle.renew.remote(ttl), "renew", 60.0)
-        return info
+        return await self._wait(self.handle.renew.remote(ttl), "renew", 60.0)
 
     async def release(self) -> None:
         """End the instance; from every state, any number of times."""
@@ -188,7 +174,7 @@ class AsyncEnvHandle:
         """Do nothing; a handle holds no connection."""
 
 
-async def _as_awaitable(reference: Awaitable[Any]) -> Any:
+async def _as_awaitable(reference: Awaitable[T]) -> T:
     return await reference
 
 

@@ -194,7 +194,7 @@ class InstanceCalls:
         if not call.has_id:
             departure.listen(cancel)
         try:
-            return await ray_api.answer(
+            return await ray_api.wait_async(
                 outcome, call.what, call.timeout_s + HOST_GRACE_S, instance_id=call.target
             )
         except asyncio.CancelledError:

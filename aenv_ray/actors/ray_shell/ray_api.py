@@ -370,26 +370,36 @@ def wait(
             look(waited_s)
 
 
-async def wait_async(reference: Any, what: str, deadline_s: float) -> Any:
+async def wait_async(
+    reference: Awaitable[T], what: str, deadline_s: float, *, instance_id: str | None = None
+) -> T:
     """Return the value of a reference, in an event loop; cancelling leaves the task running.
 
     Args:
         reference: From a ``.remote(...)`` call.
         what: Names the wait in errors.
         deadline_s: Longest wait.
+        instance_id: The instance that is called; None for any other actor.
 
     Raises:
         FabricUnavailable: The actor is gone, or `deadline_s` passed.
+        SandboxLost, DeadlineExceeded: The same for an instance.
+        CallCancelled: The task was cancelled.
         AenvError: What the actor raised.
     """
-    with translated(what):
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await reference
-        except TimeoutError as exc:
-            if isinstance(exc, AenvError):
-                raise
-            raise FabricUnavailable(f"{what} did not answer within {deadline_s:g} s") from exc
+    late: type[AenvError] = FabricUnavailable if instance_id is None else DeadlineExceeded
+    where = "" if instance_id is None else f" on {instance_id}"
+    try:
+        with translated(what, instance_id=instance_id):
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await reference
+            except TimeoutError as exc:
+                if isinstance(exc, AenvError | ray_exceptions.RayError):
+                    raise
+                raise late(f"{what}{where} had no answer within {deadline_s:g} s") from exc
+    except ray_exceptions.TaskCancelledError:
+        raise CallCancelled(f"{what}{where}: the call was cancelled") from None
 
 
 def cancel(reference: Any) -> None:
@@ -431,39 +441,6 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
                 hint="its actor or node died, or it was released long ago",
             ) from exc
         raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
-
-
-async def answer(
-    reference: Awaitable[T], what: str, deadline_s: float, *, instance_id: str | None = None
-) -> T:
-    """Await the answer of an actor.
-
-    Args:
-        reference: From a ``.remote(...)``.
-        what: What is awaited, for messages.
-        deadline_s: Seconds to wait at most.
-        instance_id: As for `translated`.
-
-    Raises:
-        DeadlineExceeded: No answer within `deadline_s`.
-        CallCancelled: The task was cancelled.
-        FabricUnavailable, SandboxLost: The actor is gone, as for `translated`.
-        AenvError: The actor raised it.
-    """
-    try:
-        with translated(what, instance_id=instance_id):
-            try:
-                async with asyncio.timeout(deadline_s):
-                    return await reference
-            except TimeoutError as exc:
-                if isinstance(exc, AenvError | ray_exceptions.RayError):
-                    raise
-                where = f" on {instance_id}" if instance_id else ""
-                raise DeadlineExceeded(
-                    f"{what}{where} had no answer within {deadline_s:g} s"
-                ) from exc
-    except ray_exceptions.TaskCancelledError:
-        raise CallCancelled(f"{what}: the call was cancelled") from None
 
 
 @contextlib.asynccontextmanager
