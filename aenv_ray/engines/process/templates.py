@@ -166,7 +166,7 @@ class TemplateProcess:
         wanted = len(self.queued) + ahead - len(self.spares) - self.ordered
         if wanted > 0:
             with contextlib.suppress(OSError):  # a full socket: the next sweep repeats the order
-                order = {"spares": wanted, "rehearse": not self.queued}
+                order = {"spares": wanted, "prefault": not self.queued}
                 self.control.send(json.dumps(order).encode())
                 self.ordered += wanted
 

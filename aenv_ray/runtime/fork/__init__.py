@@ -1,1 +1,1 @@
-"""Template processes, the instances forked from them, and the walls around those."""
+"""Template processes, the instances forked from them, and their isolation."""

@@ -1,10 +1,11 @@
-"""Builds the walls of a sandbox from Linux namespaces, without root and without a container.
+"""Isolates a sandbox with Linux namespaces, without root and without a container.
 
-`unshare_template` and `settle_template` run once in a template process and make what all its
-instances share: a user namespace, a root that holds a read-only view of the node's programs and
-nothing else, a pid namespace whose end kills everything born in it. For each instance `build`, in
-the template, and `enter`, in the forked process, make what is its own: mounts for work, temporary
-files and /proc; pid, ipc, uts and network namespaces; limits; and no way back.
+`unshare_template` and `settle_template` run once in a template process and create what all its
+instances share: a user namespace, a root directory with a read-only view of the node's programs and
+nothing else, and a pid namespace, whose end kills every process in it. For each instance, `build`
+in the template and `enter` in the forked process create what is not shared: mounts for work,
+temporary files and /proc; pid, ipc, uts and network namespaces; and limits. Then the process gives
+up its privileges.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from aenv_ray.runtime.system import linux
 
 _BOX: Final = "/.box"
 _COVERED: Final = ("/tmp/", "/var/tmp/", f"{WORK}/")
-_shown_again: list[tuple[str, str]] = []
+_second_views: list[tuple[str, str]] = []
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _PASSWD: Final = (
@@ -54,13 +55,13 @@ _GROUP: Final = f"root:x:0:\nagent:x:{SANDBOX_ID}:\nnogroup:x:{NOBODY}:\n"
 
 
 def unshare_template(scratch: Path, spec: JailSpec) -> None:
-    """Enter the namespaces that all instances of a template share. The next child is its pid 1.
+    """Enter the namespaces that all instances of a template share. The next child is pid 1 there.
 
-    Root first builds the shared root with its own rights, so that an interpreter below /root or a
-    private home can be shown, and then becomes nobody for good.
+    If this process is root, it builds the shared root directory as root, since an interpreter may
+    be below /root or in a private home directory; then it becomes nobody permanently.
 
     Raises:
-        JailUnavailable: The kernel refuses; the process is then in an undefined state and must end.
+        JailUnavailable: The kernel refused a step. The process must end, as its state is undefined.
     """
     flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | _namespaces(spec)
     try:
@@ -70,7 +71,7 @@ def unshare_template(scratch: Path, spec: JailSpec) -> None:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            # setuid made the process undumpable, and its own /proc files root's.
+            # setuid made the process undumpable, so that root owns its files in /proc.
             linux.prctl(linux.PR_SET_DUMPABLE, 1)
             linux.unshare(flags)
             _map_ids(NOBODY, NOBODY)
@@ -84,13 +85,13 @@ def unshare_template(scratch: Path, spec: JailSpec) -> None:
 
 
 def settle_template(hostname: str) -> None:
-    """Finish as pid 1 of the template's pid namespace: name the host, mount its /proc.
+    """Set the host name and mount /proc, as pid 1 of the template's pid namespace.
 
     Args:
-        hostname: What a sandbox sees as its host's name: it cannot change it, nor know the node's.
+        hostname: Host name in the sandbox, which cannot change it or see the node's.
 
     Raises:
-        JailUnavailable: The kernel refuses, for example inside a container that masks /proc.
+        JailUnavailable: The kernel refused a step, for example in a container that masks /proc.
     """
     try:
         linux.set_hostname(hostname)
@@ -111,7 +112,7 @@ def _map_ids(uid: int, gid: int) -> None:
 
 
 def _build_root(scratch: Path, spec: JailSpec) -> None:
-    """Make the shared root on a tmpfs at `scratch` and move into it."""
+    """Create the shared root directory on a tmpfs at `scratch` and make it the root."""
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     root = str(scratch)
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "mode=755,size=16m")
@@ -124,14 +125,14 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
     for path in _python_paths():
         _show(root, path)
         if path.startswith(_COVERED):
-            # An instance mounts its own /tmp over this: keep a second view to show again.
-            kept = f"/.shown/{len(_shown_again)}"
-            _show(root, path, kept)
-            _shown_again.append((kept, path))
+            # An instance mounts its own /tmp over this path: bind it again from a second view.
+            view = f"/.shown/{len(_second_views)}"
+            _show(root, path, view)
+            _second_views.append((view, path))
             if _package_dir().startswith(f"{path}/"):
-                _hide(f"{root}{kept}{_package_dir().removeprefix(path)}/envs")
+                _hide(f"{root}{view}{_package_dir().removeprefix(path)}/envs")
             elif _package_dir() == path:
-                _hide(f"{root}{kept}/envs")
+                _hide(f"{root}{view}/envs")
     _show(root, spec.project, PROJECT)
     for name in (WORK[1:], "tmp", "var/tmp", "run", "root", ".box", "dev/pts", "dev/shm", "proc"):
         os.makedirs(f"{root}/{name}", mode=0o755, exist_ok=True)
@@ -146,10 +147,10 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
     linux.make_read_only(root)
     if spec.storage:
         _show_storage(f"{root}{STORAGE}", spec)
-    # A new /proc may only be mounted where an unmasked one is in view (mnt_already_visible).
+    # The kernel allows a new /proc only while an unmasked one is visible (mnt_already_visible).
     linux.mount("/proc", f"{root}/proc", None, linux.MS_BIND | linux.MS_REC)
     os.chdir(root)
-    # Old root onto new: the old one is then on top of it, and detaching it leaves only the new.
+    # Stacks the old root on the new one; detaching the old one leaves only the new.
     linux.pivot_root(".", ".")
     linux.unmount(".")
     os.chdir("/")
@@ -160,24 +161,24 @@ def _package_dir() -> str:
 
 
 def _python_paths() -> list[str]:
-    """Return the directories outside the system ones that this interpreter needs."""
+    """Return the directories that this interpreter needs, besides the system's."""
     wanted = [sys.prefix, sys.base_prefix, sys.exec_prefix, _package_dir()]
     wanted.append(str(Path(os.path.realpath(sys.executable)).parent.parent))
     wanted += [p for p in (*site.getsitepackages(), *sys.path) if os.path.isabs(p)]
-    # The parent of the package is on sys.path in a source checkout: show the package, not the rest.
+    # In a source checkout the parent of the package is on sys.path: show only the package.
     excluded = {"/", str(Path(_package_dir()).parent), os.getcwd()}
-    kept: list[str] = []
+    found: list[str] = []
     for path in sorted({os.path.abspath(p) for p in wanted}):
-        inside = [*kept, *(f"/{name}" for name in _SYSTEM)]
+        covered = [*found, *(f"/{name}" for name in _SYSTEM)]
         if path in excluded or not os.path.exists(path):
             continue
-        if not any(path == base or path.startswith(f"{base}/") for base in inside):
-            kept.append(path)
-    return kept
+        if not any(path == base or path.startswith(f"{base}/") for base in covered):
+            found.append(path)
+    return found
 
 
 def _show(root: str, path: str, place: str | None = None) -> None:
-    """Bind `path` to `place` below `root`, by default where it is, following its symlinks."""
+    """Bind-mount `path` at `place` below `root` (default: the same path); follows symlinks."""
     target = f"{root}{place or path}"
     real = os.path.realpath(path)
     if os.path.isdir(path):
@@ -191,23 +192,23 @@ def _show(root: str, path: str, place: str | None = None) -> None:
 
 
 def _hide(target: str) -> None:
-    """Cover a directory with an empty one; nothing to do where it is not in view."""
+    """Mount an empty directory over `target`, if that exists."""
     if os.path.isdir(target):
         linux.mount("tmpfs", target, "tmpfs", linux.MS_RDONLY | linux.MS_NOSUID, "size=4k")
 
 
 def _show_storage(target: str, spec: JailSpec) -> None:
-    """Show the storage, the one thing of the node that a sandbox writes to.
+    """Mount the storage, the only part of the node's disk that a sandbox can write to.
 
     Raises:
-        StorageUnavailable: It is not there, or cannot be mounted.
+        StorageUnavailable: It does not exist, or cannot be mounted.
     """
     try:
         linux.mount(spec.storage, f"{target}/data", None, linux.MS_BIND)
         linux.deny_devices(f"{target}/data")
         linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
-    except OSError as exc:  # no fault of the jail: it is there for others
-        raise StorageUnavailable(f"its storage is not to be had: {exc}") from exc
+    except OSError as exc:  # the jail itself works, for other instances
+        raise StorageUnavailable(f"its storage cannot be mounted: {exc}") from exc
 
 
 def _make_devices(root: str) -> None:
@@ -230,7 +231,7 @@ def _make_accounts(root: str) -> None:
 
 
 def _show_resolver(root: str) -> None:
-    """Show the file that /etc/resolv.conf points to, where it lies outside /etc."""
+    """Show the file that /etc/resolv.conf links to, if it is outside /etc."""
     real = os.path.realpath("/etc/resolv.conf")
     if os.path.isfile(real) and not real.startswith("/etc/"):
         _show(root, real)
@@ -245,13 +246,13 @@ def _namespaces(spec: JailSpec) -> int:
 
 
 def build(spec: JailSpec, networks: Networks) -> int:
-    """Make the namespaces and mounts of the next instance around this template process.
+    """Create the namespaces and mounts of the next instance in this template process.
 
-    The template does it rather than the instance: what a forked process touches must first be
-    copied, and that costs more than the work. `Home.come_back` undoes it after the fork.
+    The template does this because a forked process copies every page that it writes to, which costs
+    more than the work. `TemplateNamespaces.rejoin` undoes it after the fork.
 
     Returns:
-        The descriptor for `Networks.leave`; -1 when there is none.
+        The descriptor for `Networks.leave`; -1 without a network namespace.
 
     Raises:
         OSError: The kernel refused a step.
@@ -263,14 +264,14 @@ def build(spec: JailSpec, networks: Networks) -> int:
     linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,size={size}")
     for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
         os.mkdir(f"{_BOX}/{name}")
-        os.chmod(f"{_BOX}/{name}", mode)  # past the umask
+        os.chmod(f"{_BOX}/{name}", mode)  # regardless of the umask
     for name, target in _BOX_VIEWS:
         linux.mount(f"{_BOX}/{name}", target, None, linux.MS_BIND)
-    for kept, path in _shown_again:
+    for view, path in _second_views:
         os.makedirs(path, exist_ok=True)
-        linux.mount(kept, path, None, linux.MS_BIND | linux.MS_REC)
+        linux.mount(view, path, None, linux.MS_BIND | linux.MS_REC)
     if spec.storage:
-        os.makedirs(spec.storage_path, exist_ok=True)  # below what is the instance's own
+        os.makedirs(spec.storage_path, exist_ok=True)  # in the mounts of the instance
         linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
     if spec.hide_source:
@@ -280,25 +281,25 @@ def build(spec: JailSpec, networks: Networks) -> int:
 
 
 def enter(spec: JailSpec) -> None:
-    """Shut the door behind this process, pid 1 of the namespaces that `build` made.
+    """Finish the isolation of this process, pid 1 of the namespaces that `build` created.
 
     Raises:
         OSError: The kernel refused a step; the process must end.
     """
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", "/proc", "proc", flags)
-    # A user namespace of its own makes the kernel count processes for this sandbox alone.
+    # In its own user namespace, the kernel counts the processes of this sandbox separately.
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
     _map_ids(SANDBOX_ID, SANDBOX_ID)
     os.chdir(WORK)
     lock(spec, jailed=True)
 
 
-class LateCover:
-    """Hides the project of an instance that reads it after `enter`, when it has no right to mount.
+class SourceCover:
+    """Hides the project of an instance that loads it after `enter`, when it may not mount any more.
 
-    Made before `enter`: a process of its own keeps that right and does nothing but wait for its one
-    task. What the project starts while it is loaded is locked in already, as in every instance.
+    Create it before `enter`: it forks a helper process that still may mount, and only waits to do
+    so. Processes that the project starts while it is loaded are isolated like the instance.
     """
 
     def __init__(self) -> None:
@@ -306,25 +307,25 @@ class LateCover:
         self._pid = os.fork()
         if self._pid == 0:
             ours.close()
-            _cover_when_told(theirs)
+            _hide_when_told(theirs)
         theirs.close()
         self._channel = ours
 
-    def put_on(self) -> None:
-        """Hide the project; returns when it is hidden.
+    def hide(self) -> None:
+        """Hide the project, and return when it is hidden.
 
         Raises:
-            OSError: It is not; the process must end.
+            OSError: It could not be hidden; the process must end.
         """
         with self._channel as channel:
             channel.sendall(b"?")
             if not channel.recv(1):
                 raise OSError(errno.EPERM, f"{PROJECT} could not be hidden")
-        with contextlib.suppress(ChildProcessError):  # the handler of SIGCHLD was first
+        with contextlib.suppress(ChildProcessError):  # the SIGCHLD handler has reaped it
             os.waitpid(self._pid, 0)
 
 
-def _cover_when_told(channel: socket.socket) -> NoReturn:
+def _hide_when_told(channel: socket.socket) -> NoReturn:
     try:
         close_high()
         linux.die_with_parent()
@@ -332,7 +333,7 @@ def _cover_when_told(channel: socket.socket) -> NoReturn:
             _hide(PROJECT)
             channel.sendall(b"!")
     finally:
-        os._exit(0)  # its channel tells a failure: it closes without an answer
+        os._exit(0)  # after a failure the channel closes without an answer
 
 
 _BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm", "/dev/shm"))
@@ -349,7 +350,7 @@ def lock(spec: JailSpec, *, jailed: bool) -> None:
     set_limits(spec, jailed=jailed)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
-    # Children of the runtime cannot trace it or read its memory, where the graders are.
+    # Children cannot trace the runtime or read its memory, which contains the graders.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     seccomp_filter = _seccomp_filter()
     if seccomp_filter is not None:
@@ -370,12 +371,12 @@ def warm_up() -> None:
 def set_limits(spec: JailSpec, *, jailed: bool) -> None:
     """Set the resource limits of this process and its children."""
     if spec.memory_bytes:
-        # Data, not address space: node, java and go reserve far more than they use.
+        # Data rather than address space: node, java and go reserve much more than they use.
         _limit(resource.RLIMIT_DATA, spec.memory_bytes)
     if spec.cpu_cores and hasattr(os, "sched_setaffinity"):
         available = sorted(os.sched_getaffinity(0))
         count = max(1, min(len(available), -int(-spec.cpu_cores // 1)))
-        # By chance: inside a pid namespace every sandbox has the same pid.
+        # Random, since every sandbox has the same pid in its namespace.
         first = os.urandom(1)[0] % len(available)
         chosen = [available[(first + i) % len(available)] for i in range(count)]
         os.sched_setaffinity(0, chosen)

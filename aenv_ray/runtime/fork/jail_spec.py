@@ -1,4 +1,4 @@
-"""What a jail is to be, and what it is: the words that the launcher, the jail and users share."""
+"""The specification of a jail, and the facts about it that users see."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aenv_ray.runtime.fork import seccomp
 WORK: Final = "/home/agent"
 """Work directory and HOME inside a jail."""
 PROJECT: Final = "/project"
-"""Where a jail shows the project, read-only."""
+"""Read-only mount of the project inside a jail."""
 SANDBOX_ID: Final = 1000
-"""User and group that a sandbox sees itself as."""
+"""User and group id of a sandbox, inside it."""
 NOBODY: Final = 65534
-"""Whom a sandbox is outside, when the launcher is root: nobody, who owns nothing."""
+"""User and group id of a sandbox on the node, if the launcher runs as root."""
 STORAGE: Final = "/.storage"
-"""Where a jail has what outlives it, besides the path that the instance sees."""
+"""Mount of the storage and its lock inside a jail, in addition to the instance's path."""
 DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
 """Processes and threads of one sandbox; see `limits_processes`."""
@@ -29,7 +29,7 @@ MAX_FILES: Final = 4096
 
 @dataclass(frozen=True)
 class JailSpec:
-    """What a template's instances get; JSON data, from the launcher."""
+    """What the instances of a template get; JSON data from the launcher."""
 
     project: str
     """Unpacked project directory."""
@@ -40,19 +40,19 @@ class JailSpec:
     memory_bytes: int | None = None
     cpu_cores: float | None = None
     storage: str = ""
-    """Directory of what outlives its one instance; empty: nothing does."""
+    """Directory of the storage; empty: none."""
     storage_lock: str = ""
-    """File that the instance locks for as long as it has the storage."""
+    """File that the instance locks while it uses the storage."""
     storage_is_shared: bool = False
     storage_path: str = ""
-    """Where the instance sees its storage."""
+    """Path of the storage inside the sandbox."""
     storage_size: str = ""
-    """For people."""
+    """Requested size; not enforced."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What really separates the instances of a template from the node."""
+    """How the instances of a template are isolated from the node."""
 
     kind: str
     namespaces: tuple[str, ...] = ()
@@ -69,11 +69,11 @@ class Facts:
 
 
 class JailUnavailable(Exception):
-    """The kernel refuses what a jail needs; the message says which call and why."""
+    """The kernel refuses a system call that a jail needs; the message says which and why."""
 
 
 class StorageUnavailable(Exception):
-    """What is to outlive an instance is not there; the message says why."""
+    """The storage cannot be mounted; the message says why."""
 
 
 @cache
@@ -89,12 +89,12 @@ def limits_processes(*, jailed: bool) -> bool:
 
 
 def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
-    """Return what holds for instances of a template.
+    """Return the facts about the instances of a template.
 
     Args:
-        spec: What was asked for.
-        jailed: Whether the namespaces are there.
-        reason: Why not, when they are not.
+        spec: What was requested.
+        jailed: Whether they have namespaces.
+        reason: Why they have none.
     """
     limits = {"open files": str(MAX_FILES)}
     if limits_processes(jailed=jailed):
@@ -128,5 +128,5 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
 
 
 def unlimited_storage(path: str, size: str) -> str:
-    """Return what is said of a storage that is a directory: no quota keeps its size."""
-    return f"storage: what it keeps at {path} is limited by the disk alone, not by its {size}"
+    """Return the fact about a storage that is a directory: no quota enforces its size."""
+    return f"storage: {path} is limited by the disk only, not to {size}"

@@ -1,7 +1,7 @@
-"""The namespaces that a template keeps between its forks: its own, and networks to use again.
+"""The namespaces that a template holds open: its own, and network namespaces for reuse.
 
-They are kept on descriptors from `_FIRST_HIGH_FD` on, so that a forked process closes them all by
-one system call.
+Their descriptors start at `_FIRST_HIGH_FD`, so that a forked process closes all of them with one
+system call.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aenv_ray.runtime.system import linux
 
 
 class Networks:
-    """The network namespaces of a template's instances; a clean one is used again.
+    """The network namespaces of a template's instances, which are reused.
 
-    Making one costs 0.4 ms and the kernel more than that to take it down again; joining one costs
-    3 µs. An instance cannot configure its network, so what it leaves behind is sockets only: a
-    namespace that still has any, if only in TIME_WAIT, is not used again.
+    Creating one costs 0.4 ms, and removing it costs the kernel more; joining one costs 3 µs. An
+    instance cannot configure its network, so it can leave behind only sockets: a namespace that
+    still has any, even in TIME_WAIT, is not reused.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Networks:
         """Move this process into the network namespace of the next instance.
 
         Returns:
-            A descriptor of it, for `leave`; -1 when there was none to spare.
+            A descriptor for `leave`; -1 when no descriptor was free.
         """
         while self._free:
             fd = self._free.pop()
@@ -42,7 +42,7 @@ class Networks:
         return open_high("/proc/self/ns/net")
 
     def leave(self, fd: int) -> None:
-        """Note that the instance in the namespace behind `fd` ended."""
+        """Take back a namespace whose instance has ended."""
         if fd >= 0 and len(self._free) < _MAX_FREE_NETWORKS:
             self._free.append(fd)
         elif fd >= 0:
@@ -50,7 +50,7 @@ class Networks:
 
 
 def open_high(path: str) -> int:
-    """Open a file on a descriptor that `close_high` closes; -1 when none is to be had."""
+    """Open a file on a descriptor that `close_high` closes; -1 when none is free."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return move_high(fd)
@@ -70,7 +70,7 @@ def move_high(fd: int) -> int:
 
 
 def close_high() -> None:
-    """Close, in a forked process, all that the template keeps: one system call."""
+    """Close, in a forked process, all descriptors from `open_high` and `move_high`."""
     os.closerange(_FIRST_HIGH_FD, _LAST_FD)
 
 
@@ -86,11 +86,11 @@ def _has_no_sockets() -> bool:
     return not any(in_use)
 
 
-class Home:
-    """The template's own namespaces, to come back to after each fork.
+class TemplateNamespaces:
+    """The template's own namespaces, which it rejoins after each fork.
 
     Raises:
-        JailUnavailable: There are too few descriptors for them.
+        JailUnavailable: The limit of open files is too low.
     """
 
     def __init__(self, spec: JailSpec) -> None:
@@ -102,7 +102,7 @@ class Home:
         if any(fd < 0 for fd, _ in self._fds):
             raise JailUnavailable(f"the limit of open files is below {_FIRST_HIGH_FD + len(kinds)}")
 
-    def come_back(self) -> None:
-        """Return to the template's namespaces."""
+    def rejoin(self) -> None:
+        """Move this process back to the template's namespaces."""
         for fd, kind in self._fds:
             linux.setns(fd, kind)

@@ -1,4 +1,4 @@
-"""Loads a project ahead of its instances, and notices what a fork of it could not share."""
+"""Loads a project in its template, and detects what its forks could not share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aenv_ray.runtime.system.reaper import children_of_main_thread
 
 
 class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in the stubs
-    """`os.environ` and `os.environb` that remember what the project read while it was imported."""
+    """`os.environ` and `os.environb` that record which variables the project reads."""
 
     reads: set[str] = set()  # noqa: RUF012  # one process, one environment
 
     def __getitem__(self, key: str | bytes) -> Any:
         self.reads.add(os.fsdecode(key))
-        return super().__getitem__(key)  # which of the two kinds of key is the right one it knows
+        return super().__getitem__(key)  # raises for the wrong type of key
 
     def __iter__(self) -> Any:
         self.reads.add("*")
@@ -26,13 +26,13 @@ class TrackingEnviron(os._Environ):  # type: ignore[type-arg]  # generic only in
 
 
 def preload(project: str) -> dict[str, Any]:
-    """Load a project, and report why its instances cannot be forked from this process.
+    """Load a project, and report whether instances can be forked from this process.
 
     Returns:
-        ``bare_reason``, empty when they can, and ``env_reads``, see `variables_read`.
+        ``bare_reason``: why they cannot, or empty; and ``env_reads``, see `variables_read`.
 
     Raises:
-        ProjectLoadError: Its code does not load.
+        ProjectLoadError: The code does not load.
     """
     before = _special_fds()
     TrackingEnviron.reads.clear()
@@ -55,12 +55,12 @@ def preload(project: str) -> dict[str, Any]:
 
 
 def variables_read() -> list[str]:
-    """Return the variables that the project read while it was loaded; ``*`` is all of them."""
+    """Return the variables that the project read while it was loaded; ``*`` stands for all."""
     return sorted(TrackingEnviron.reads)
 
 
 def _special_fds() -> set[str]:
-    """Return the open sockets and pipes, by what they point to: each has a number of its own."""
+    """Return the open sockets and pipes, identified by their inode numbers."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

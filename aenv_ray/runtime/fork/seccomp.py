@@ -1,9 +1,10 @@
-"""A seccomp filter that refuses what no environment needs and an escape would.
+"""A seccomp filter that refuses system calls which escapes use and environments do not need.
 
 The list is close to Docker's default profile for a process without capabilities: loading code into
-the kernel, changing mounts, namespaces, clocks, keys and devices, tracing kernels, and interfaces
-with a history of privilege escalation (io_uring, userfaultfd, bpf). Refused calls give EPERM, and
-``clone3`` gives ENOSYS, so that libc falls back to ``clone``, whose flags the filter can see.
+the kernel, changing mounts, namespaces, clocks, keys and devices, tracing the kernel, and
+interfaces with a history of privilege escalation (io_uring, userfaultfd, bpf). A refused call
+returns EPERM. ``clone3`` returns ENOSYS, so that libc falls back to ``clone``, whose flags the
+filter can see.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import struct
 from typing import Final
 
-# name: (x86_64, aarch64); -1 where the architecture has no such call. Source: the kernel's tables.
+# name: (x86_64, aarch64); -1 where the architecture lacks the call. Source: the kernel's tables.
 _REFUSED: Final[dict[str, tuple[int, int]]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -85,7 +86,7 @@ def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
 
 
 def is_supported(machine: str | None = None) -> bool:
-    """Whether there is a filter for this architecture."""
+    """Whether this architecture has a filter."""
     return (machine or os.uname().machine) in _ARCHITECTURE
 
 
@@ -93,7 +94,7 @@ def program(machine: str | None = None) -> bytes:
     """Return the filter for `machine`, as an array of ``struct sock_filter``.
 
     Raises:
-        KeyError: There is none for this architecture; see `is_supported`.
+        KeyError: The architecture is not supported; see `is_supported`.
     """
     machine = machine or os.uname().machine
     column = 0 if machine == "x86_64" else 1

@@ -1,26 +1,25 @@
-"""A template process: an environment's code, loaded once, from which instances are forked.
+"""A template process: loads an environment's code once, and forks instances from it.
 
-``python -m aenv_ray.runtime.fork.template FD`` speaks with the node's launcher over the
-``SOCK_SEQPACKET`` socket FD, one JSON object a packet:
+``python -m aenv_ray.runtime.fork.template FD`` talks to the node's launcher over the
+``SOCK_SEQPACKET`` socket FD, with one JSON object per packet:
 
-    launcher → template   {"setup": …}                   once, first
-                          {"spares": n, "rehearse": b}   make more; in a burst they rehearse nothing
-                          {"kill": n}                    end process n and all it started
-                          {"ping": x}                    say {"pong": x}
+    launcher → template   {"setup": …}                     once, first
+                          {"spares": n, "prefault": b}     fork n more; b is false in a burst
+                          {"kill": n}                      end process n and its descendants
+                          {"ping": x}                      answer {"pong": x}
     template → launcher   {"ready": facts …} | {"failed": text, …} | {"jail_unavailable": why}, once
-                          {"spare": n} + [channel]       process n waits at the other end
-                          {"no_spare": text}             one could not be made
+                          {"spare": n} + [channel]         process n waits at the other end
+                          {"no_spare": text}               one could not be forked
                           {"exited": n, "status": s}
     launcher → spare      {"id": id, …} + [listener, log]  become this instance
-    instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}, by the template's FD
+    instance → launcher   {"booted": id} | {"boot_failed": id, "error": text}, on the template's FD
 
-A *spare* is a forked process behind its walls in which none of the environment's functions ran yet.
-The launcher orders them ahead, and gives each its instance itself: a create waits for no fork, and
-not for this process, whose every write after a fork copies a page. A spare that waits rehearses a
-call, so that the pages which a first call touches are its own when that call comes.
+The launcher orders spares (`aenv_ray.runtime.fork.spare`) ahead of need and gives them their
+assignments itself. So a create waits neither for a fork nor for this process, whose every write
+after a fork copies a page.
 
-A *bare* template does not load the project; its instances do, after the fork. That serves code
-that starts threads or opens connections when it is imported, or reads variables then that differ
+A *bare* template does not load the project; its instances do, after the fork. It serves code that
+starts threads or opens connections when it is imported, or that then reads variables that differ
 between instances.
 """
 
@@ -28,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import json
 import os
@@ -35,45 +35,32 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import pydantic_core
-
-from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import get_registry
 from aenv_ray.runtime.door.calls import kill_tree, retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
-from aenv_ray.runtime.door.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.fork import jail
-from aenv_ray.runtime.fork import namespaces as jail_spaces
-from aenv_ray.runtime.fork.forks import Forks
 from aenv_ray.runtime.fork.jail_spec import (
     PROJECT,
-    STORAGE,
-    WORK,
     JailSpec,
     JailUnavailable,
     StorageUnavailable,
     facts,
 )
-from aenv_ray.runtime.fork.prefault import Rehearsal
+from aenv_ray.runtime.fork.namespaces import Networks, TemplateNamespaces
 from aenv_ray.runtime.fork.preload import preload, variables_read
-from aenv_ray.runtime.system import linux, storage_lock
-from aenv_ray.runtime.system.reaper import Acceptor, children_of_main_thread, reap_adopted
+from aenv_ray.runtime.fork.spare import PACKET_BYTES, FirstCall, Spare, receive
+from aenv_ray.runtime.system import linux
+from aenv_ray.runtime.system.reaper import children_of_main_thread, reap_adopted
 from aenv_ray.runtime.system.threads import process_limits
 
-PACKET_BYTES: Final = 1 << 20
 TEMPLATE_NAME: Final = "aenv-template"
-"""What the process table calls a template, and a fork of it that is nothing yet."""
-SPARE_NAME: Final = "aenv-spare"
-"""What the process table calls a process that is no instance yet."""
-INSTANCE_NAME: Final = "aenv-instance"
-_BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
+"""Name of a template, and of a fork before it is a spare, in the process table."""
 
 
 @dataclass
@@ -86,36 +73,35 @@ class _Child:
 
 
 class Template:
-    """The fork server. Single-threaded: a fork copies only the thread that forks."""
+    """The fork server. Single-threaded, since a fork copies only the thread that forks."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._spec = JailSpec("")
         self._jailed = False
-        self._preloaded = False
-        self._covers_late = False
         self._project = ""
         self._children: dict[int, _Child] = {}
-        self._made = 0
+        self._forked = 0
+        """Number of processes forked so far; the launcher identifies them by number."""
         self._owed = 0
-        self._rehearses = True
-        self._home: jail_spaces.Home | None = None
-        self._networks = jail_spaces.Networks()
-        self._dispatcher: Dispatcher | None = None
-        self._rehearsal = Rehearsal()
+        """Spares that the launcher has ordered and that are not forked yet."""
+        self._prefaults = True
+        self._namespaces: TemplateNamespaces | None = None
+        self._networks = Networks()
+        self._first_call = FirstCall()  # before the project, which may change modules
         self._on_child_signal: Callable[..., object] = lambda *_: None
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
         """Set up, report, and fork until the launcher is gone."""
-        for stream in (sys.stdout, sys.stderr):  # before code that may put others in their place
+        for stream in (sys.stdout, sys.stderr):  # before the project may replace them
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
-        setup = self._receive()[0]["setup"]
+        setup = self._receive()["setup"]
         self._spec = JailSpec(**setup["jail"])
         try:
             self._isolate(setup)
         except JailUnavailable as exc:
-            # Half-way in, this process cannot go back: the launcher starts another without a jail.
+            # This process cannot go back: the launcher starts another one without a jail.
             self._send({"jail_unavailable": str(exc)})
             return
         except StorageUnavailable as exc:
@@ -123,52 +109,61 @@ class Template:
             return
         isolation = facts(self._spec, jailed=self._jailed, reason=setup["reason"])
         report: dict[str, Any] = {"isolation": isolation.data(), "pid": os.getpid()}
-        self._preloaded = bool(setup["preload"])
-        if self._preloaded:
+        dispatcher, hides_source_late = None, False
+        if setup["preload"]:
             try:
                 report |= preload(self._project)
             except ProjectLoadError as exc:
                 self._send({"failed": str(exc), "env_reads": variables_read()})
                 return
-            self._dispatcher = Dispatcher(get_registry())
+            dispatcher = Dispatcher(get_registry())
         elif self._spec.hide_source:
-            # Its instances load the project themselves: it is covered after that, not before.
-            self._covers_late = self._jailed
+            # Instances hide the project after they have loaded it, rather than `jail.build`.
+            hides_source_late = self._jailed
             self._spec = replace(self._spec, hide_source=False)
-        os.environ.pop("PYTHONPATH", None)  # the runtime's own, not for what tools start
-        _keep_standard_descriptors()
+        os.environ.pop("PYTHONPATH", None)  # the runtime's, not for processes that tools start
+        _reopen_standard_descriptors()
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up()
         retry_lost_interrupts()
-        self._forks = Forks()  # what was imported until now has told its wishes at forks
+        self._spare = Spare(
+            control=self._control,
+            spec=self._spec,
+            jailed=self._jailed,
+            project=self._project,
+            dispatcher=dispatcher,
+            hides_source_late=hides_source_late,
+            first_call=self._first_call,
+        )
+        self._forker = Forker()  # after all imports: modules register fork hooks
         gc.collect()
-        gc.freeze()  # what is here now stays shared: the collector of a child does not touch it
+        gc.freeze()  # the garbage collector of a child does not touch, and so copy, these objects
         self._send({"ready": report})
         self._serve()
 
     # --- setting up -------------------------------------------------------------------------
 
     def _isolate(self, setup: dict[str, Any]) -> None:
-        """Build the jail, unless the launcher says that there is none to be had here."""
+        """Build the jail, unless the launcher knows that none is available here."""
         linux.die_with_parent()
-        os.umask(0o022)  # what the launcher shows must be readable by whom the sandbox runs as
+        os.umask(0o022)  # the sandbox may run as another user, and must read these files
         if setup["isolated"]:
-            self._enter_template(setup)
+            self._enter_namespaces(setup)
             self._jailed = True
             self._project = PROJECT
         else:
             self._project = self._spec.project
             linux.become_subreaper()
 
-    def _enter_template(self, setup: dict[str, Any]) -> None:
+    def _enter_namespaces(self, setup: dict[str, Any]) -> None:
         jail.unshare_template(Path(setup["scratch"]), self._spec)
-        # The process that unshared stays outside its pid namespace; its child is pid 1 there.
+        # The process that unshared stays outside the pid namespace; its child is pid 1 there.
         if (pid := os.fork()) != 0:
             self._control.close()
-            _follow(pid)
+            _exit_like(pid)
         linux.die_with_parent()
         jail.settle_template(os.environ["envNAME"])  # noqa: SIM112  # AEnvironment's name for it
-        self._home = jail_spaces.Home(self._spec)
+        self._namespaces = TemplateNamespaces(self._spec)
 
     # --- serving ----------------------------------------------------------------------------
 
@@ -181,32 +176,32 @@ class Template:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while True:
-            # What is asked goes before what is owed: a release must not wait for forks.
+            # Messages come before forks that are owed: a release must not wait for forks.
             for fd, _ in poll.poll(0 if self._owed else None):
                 if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                     self._reap()
                 else:
-                    self._handle(self._receive()[0])
+                    self._handle(self._receive())
             if self._owed:
                 self._owed -= 1
                 try:
                     self._make_spare()
                 except OSError as exc:
-                    # Out of processes, namespaces or descriptors: what runs must not suffer for it.
+                    # Out of processes, namespaces or descriptors: existing instances run on.
                     self._send({"no_spare": _fork_failure(exc)})
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "spares" in message:
             self._owed += message["spares"]
-            self._rehearses = message["rehearse"]
+            self._prefaults = message["prefault"]
         elif "kill" in message:
             child = self._children.get(message["kill"])
             if child is None:
                 return
             if self._jailed:
-                os.kill(child.pid, signal.SIGKILL)  # pid 1 of its namespace: all goes with it
+                os.kill(child.pid, signal.SIGKILL)  # pid 1 of its namespace: ends all others too
             else:
                 kill_tree(child.pid)
         elif "ping" in message:
@@ -217,26 +212,34 @@ class Template:
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
             child = self._fork(ours, theirs)
-            self._made += 1
-            self._children[self._made] = child
-            socket.send_fds(self._control, [b'{"spare":%d}' % self._made], [ours.fileno()])
+            self._forked += 1
+            self._children[self._forked] = child
+            socket.send_fds(self._control, [b'{"spare":%d}' % self._forked], [ours.fileno()])
 
     def _fork(self, ours: socket.socket, theirs: socket.socket) -> _Child:
         network = pid = -1
         try:
-            if self._home is not None:
+            if self._namespaces is not None:
                 network = jail.build(self._spec, self._networks)
-            pid = self._forks.fork_alone()
+            pid = self._forker.fork()
             if pid == 0:
-                ours.close()  # a spare that held this end too would never see it close
-                self._become_instance(theirs)
+                ours.close()  # with this end open, the spare would never see it close
+                self._spare.run(theirs, self._stop_serving, prefaults=self._prefaults)
         except OSError:
             self._networks.leave(network)
             raise
         finally:
-            if self._home is not None and pid != 0:
-                self._home.come_back()
+            if self._namespaces is not None and pid != 0:
+                self._namespaces.rejoin()
         return _Child(pid, network)
+
+    def _stop_serving(self) -> None:
+        """In a forked process: give up what only the template does."""
+        signal.set_wakeup_fd(-1)
+        # Setting another handler with `signal.signal` would create enums: about 80 pages to copy.
+        self._on_child_signal = reap_adopted
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def _reap(self) -> None:
         numbers = {child.pid: number for number, child in self._children.items()}
@@ -255,129 +258,92 @@ class Template:
             self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """End what dead instances left behind: as subreaper, this process inherits it."""
+        """Kill processes of dead instances, which this process adopts as subreaper."""
         known = {child.pid for child in self._children.values()}
         for pid in children_of_main_thread():
             if pid not in known:
                 kill_tree(pid)
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        data, fds = _receive_fds(self._control)
+    def _receive(self) -> dict[str, Any]:
+        data, _ = receive(self._control)
         if not data:
-            raise SystemExit(0)  # the launcher is gone, and with it everything of this template
+            raise SystemExit(0)  # the launcher is gone; this ends all instances of the template
         message: dict[str, Any] = json.loads(data)
-        return message, fds
+        return message
 
     def _send(self, message: dict[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())
 
-    # --- being an instance ------------------------------------------------------------------
 
-    def _become_instance(self, channel: socket.socket) -> NoReturn:
-        """Turn this freshly forked process into a spare, then into an instance; never returns."""
-        assignment: dict[str, Any] | None = None
+class Forker:
+    """Forks this process, which has one thread, without the fork hooks that are for threads.
+
+    At every fork `threading` and `logging` repair, in Python, locks that other threads may hold. In
+    the child this copies about 100 pages, a sixth of what it costs to become an instance. Hooks of
+    other modules, the environment's among them, always run.
+
+    Create it after all modules are imported.
+    """
+
+    def __init__(self) -> None:
+        self._skips_hooks = False
+        for hooks in _fork_hooks():
+            for index, hook in enumerate(hooks):
+                if getattr(hook, "__module__", "") in _MODULES_WITH_THREAD_HOOKS:
+                    hooks[index] = functools.partial(self._run_hook, hook)
+
+    def fork(self) -> int:
+        """Fork as `os.fork` does; `os.fork` itself, also in the child, still runs all hooks."""
+        self._skips_hooks = True
         try:
-            cover = jail.LateCover() if self._covers_late else None
-            self._shut_in()
-            assignment, (listener_fd, log_fd) = self._wait_for_assignment(channel)
-            self._boot(assignment, listener_fd, log_fd, cover)
-        except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
-            text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
-            if assignment is None:
-                print(text, file=sys.stderr, flush=True)  # noqa: T201  # the template's log
-            else:
-                report = {"boot_failed": assignment["id"], "error": text[-60_000:]}
-                with contextlib.suppress(OSError):
-                    self._send(report)
-            os._exit(_BOOT_FAILED_EXIT)
-        os._exit(0)
+            return os.fork()
+        finally:
+            self._skips_hooks = False
 
-    def _shut_in(self) -> None:
-        """Close what is the template's, enter the jail, give up all rights."""
-        linux.set_process_name(SPARE_NAME)
-        signal.set_wakeup_fd(-1)
-        # Another handler by `signal.signal` would make enums of both: some 80 pages to copy.
-        self._on_child_signal = reap_adopted
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        jail_spaces.close_high()
-        if self._jailed:
-            jail.enter(self._spec)
-        else:
-            linux.die_with_parent()
-            os.setsid()
-            linux.become_subreaper()
-            jail.lock(self._spec, jailed=False)
-            linux.die_with_parent()  # a change of credentials clears it
+    def _run_hook(self, hook: Callable[[], object]) -> None:
+        if not self._skips_hooks:
+            hook()
 
-    def _wait_for_assignment(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-        """Wait for what this process becomes; end it when nobody will say so any more."""
-        with channel:
-            poll = select.poll()
-            poll.register(channel, select.POLLIN)
-            if self._rehearses and not poll.poll(0):
-                self._rehearsal.run()
-            data, fds = _receive_fds(channel)
-        if not data:
-            os._exit(0)
-        assignment: dict[str, Any] = pydantic_core.from_json(data)
-        return assignment, fds
 
-    def _boot(
-        self,
-        assignment: dict[str, Any],
-        listener_fd: int,
-        log_fd: int,
-        cover: jail.LateCover | None,
-    ) -> None:
-        linux.set_process_name(INSTANCE_NAME)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        os.close(log_fd)
-        home = WORK
-        if not self._jailed:
-            home = assignment["work_dir"]
-            os.chdir(home)
-        # Only what differs: every page that a forked process writes to is copied first.
-        for name, value in {"HOME": home, **assignment["env"]}.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-        sys.argv[1:] = assignment["arguments"]
-        if self._spec.storage:
-            storage_lock.hold(f"{STORAGE}/lock", is_shared=self._spec.storage_is_shared)
-        dispatcher = self._dispatcher or Dispatcher(load_project(self._project))
-        if cover is not None:
-            cover.put_on()
-        dispatcher.begin()
-        listener = socket.socket(fileno=listener_fd)
-        self._control.send(pydantic_core.to_json({"booted": assignment["id"]}))
-        self._control.close()
-        serve(Acceptor(listener).accept, dispatcher)
+_MODULES_WITH_THREAD_HOOKS: Final = frozenset({"logging", "threading"})
+
+
+def _fork_hooks() -> list[list[Any]]:
+    """Return the interpreter's own lists of fork hooks, which can be changed in place.
+
+    Python has no API for them: they are found as the lists that refer to a newly registered hook.
+    An interpreter that stores hooks otherwise yields no lists, and its forks run all hooks.
+    """
+
+    def before() -> None: ...
+    def in_child() -> None: ...
+    def in_parent() -> None: ...
+
+    os.register_at_fork(before=before, after_in_child=in_child, after_in_parent=in_parent)
+    found = []
+    for mark in (before, in_child, in_parent):
+        for holder in gc.get_referrers(mark):
+            if type(holder) is list and holder and holder[-1] is mark:
+                del holder[-1]
+                found.append(holder)
+    return found
 
 
 def _fork_failure(exc: OSError) -> str:
-    """Return why a process could not be forked, naming the limit that was reached."""
+    """Return why a process could not be forked, with the limit that was reached."""
     return f"{exc} ({process_limits()})" if exc.errno == errno.EAGAIN else str(exc)
 
 
-def _receive_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a packet; its descriptors are for this process and not for what tools start."""
-    data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 4)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return data, list(fds)
-
-
-def _follow(pid: int) -> NoReturn:
-    """Wait for the template proper and end as it did."""
+def _exit_like(pid: int) -> NoReturn:
+    """Wait for a child and exit with its code."""
     while True:
         with contextlib.suppress(InterruptedError):
             _, status = os.waitpid(pid, 0)
             os._exit(max(0, os.waitstatus_to_exitcode(status)) & 0xFF)
 
 
-def _keep_standard_descriptors() -> None:
-    """Open again what the project closed of 0, 1 and 2: no socket may get these numbers."""
+def _reopen_standard_descriptors() -> None:
+    """Open descriptors 0, 1 and 2 if the project closed them: no socket may get these numbers."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

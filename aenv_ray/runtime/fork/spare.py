@@ -1,0 +1,195 @@
+"""A process forked from a template: first a spare, then an instance.
+
+A spare is isolated and waits for its assignment. None of the environment's functions has run in it.
+While it waits it makes a call that does nothing, so that the instance's first call is fast. A
+forked process shares each page of its template until it writes to the page, and CPython counts
+references in the objects themselves: a first call through the fast door copies about 300 pages,
+which costs as much as five later calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import pydantic_core
+
+from aenv_ray.runtime.api.loader import load_project
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.dispatch import Dispatcher
+from aenv_ray.runtime.door.door import Connection, serve
+from aenv_ray.runtime.faults import ProjectLoadError
+from aenv_ray.runtime.fork import jail, namespaces
+from aenv_ray.runtime.fork.jail_spec import STORAGE, WORK, JailSpec
+from aenv_ray.runtime.system import linux, storage_lock
+from aenv_ray.runtime.system.reaper import Acceptor
+
+PACKET_BYTES: Final = 1 << 20
+SPARE_NAME: Final = "aenv-spare"
+"""Name of a spare in the process table."""
+INSTANCE_NAME: Final = "aenv-instance"
+_BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
+_ERROR_CHARACTERS: Final = 60_000
+
+
+@dataclass(frozen=True)
+class Spare:
+    """What a template gives its forks; `run` is called in the forked process."""
+
+    control: socket.socket
+    """The template's socket to the launcher."""
+    spec: JailSpec
+    jailed: bool
+    project: str
+    dispatcher: Dispatcher | None
+    """Of the loaded project. None: every instance loads the project itself."""
+    hides_source_late: bool
+    """The instance hides the project after it has loaded it."""
+    first_call: FirstCall
+
+    def run(
+        self, channel: socket.socket, stop_serving: Callable[[], None], *, prefaults: bool
+    ) -> NoReturn:
+        """Wait for an assignment on `channel`, and be that instance until its end.
+
+        Args:
+            channel: To the launcher.
+            stop_serving: Closes what belongs to the template.
+            prefaults: Whether to make the first call, unless the assignment is there already.
+        """
+        assignment: dict[str, Any] | None = None
+        try:
+            cover = jail.SourceCover() if self.hides_source_late else None
+            linux.set_process_name(SPARE_NAME)
+            stop_serving()
+            self._isolate()
+            if prefaults and not _is_readable(channel):
+                self.first_call.run()
+            assignment, (listener_fd, log_fd) = _receive_assignment(channel)
+            self._boot(assignment, listener_fd, log_fd, cover)
+        except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
+            text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
+            if assignment is None:
+                print(text, file=sys.stderr, flush=True)  # noqa: T201  # the template's log
+            else:
+                report = {"boot_failed": assignment["id"], "error": text[-_ERROR_CHARACTERS:]}
+                with contextlib.suppress(OSError):
+                    self.control.send(json.dumps(report).encode())
+            os._exit(_BOOT_FAILED_EXIT)
+        os._exit(0)
+
+    def _isolate(self) -> None:
+        """Close the template's namespaces, enter the jail, and give up all privileges."""
+        namespaces.close_high()
+        if self.jailed:
+            jail.enter(self.spec)
+        else:
+            linux.die_with_parent()
+            os.setsid()
+            linux.become_subreaper()
+            jail.lock(self.spec, jailed=False)
+            linux.die_with_parent()  # again: changing credentials clears it
+
+    def _boot(
+        self,
+        assignment: dict[str, Any],
+        listener_fd: int,
+        log_fd: int,
+        cover: jail.SourceCover | None,
+    ) -> None:
+        linux.set_process_name(INSTANCE_NAME)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+        home = WORK
+        if not self.jailed:
+            home = assignment["work_dir"]
+            os.chdir(home)
+        # Only variables that differ: each page that this process writes to is copied first.
+        for name, value in {"HOME": home, **assignment["env"]}.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        sys.argv[1:] = assignment["arguments"]
+        if self.spec.storage:
+            storage_lock.hold(f"{STORAGE}/lock", is_shared=self.spec.storage_is_shared)
+        dispatcher = self.dispatcher or Dispatcher(load_project(self.project))
+        if cover is not None:
+            cover.hide()
+        dispatcher.begin()
+        listener = socket.socket(fileno=listener_fd)
+        self.control.send(pydantic_core.to_json({"booted": assignment["id"]}))
+        self.control.close()
+        serve(Acceptor(listener).accept, dispatcher)
+
+
+def _is_readable(channel: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _receive_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for the assignment; end this process when the launcher closes the channel."""
+    with channel:
+        data, fds = receive(channel)
+    if not data:
+        os._exit(0)
+    assignment: dict[str, Any] = pydantic_core.from_json(data)
+    return assignment, fds
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a packet and its descriptors, which child processes do not inherit."""
+    data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 4)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return data, list(fds)
+
+
+_CALL: Final = (
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":'
+    b'{"text":""},"_meta":{"aenv/call_id":"prefault","aenv/timeout_s":60}}}\n'
+)
+_CALL_DEADLINE_S: Final = 10.0
+
+
+class FirstCall:
+    """A call of a tool of our own, made in a spare to copy pages; see the module.
+
+    Created in the template, so that its forks share it.
+    """
+
+    def __init__(self) -> None:
+        registry = Registry()
+        registry.add_tool(_echo, name="echo")
+        registry.compile()
+        self._dispatcher = Dispatcher(registry)
+
+    def run(self) -> None:
+        """Make the call and wait for its answer.
+
+        Raises:
+            OSError: This process gets no thread or descriptor, or no answer: it is unusable.
+        """
+        self._dispatcher.begin()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.settimeout(_CALL_DEADLINE_S)
+            connection = Connection(theirs, self._dispatcher)
+            connection.start()
+            ours.sendall(_CALL)
+            answer = ours.recv(4096)
+        if b'"result"' not in answer:
+            raise OSError(f"the first call of a spare failed: {answer!r}")
+
+
+def _echo(text: str) -> str:
+    return text
