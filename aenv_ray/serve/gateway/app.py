@@ -1,4 +1,4 @@
-"""The gateway's composition root: what one replica is made of, from the hub to the routes."""
+"""The gateway of one replica, composed of its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aenv_ray.serve.gateway.data.services import service_routes
 from aenv_ray.serve.gateway.deps import Deps, Resolver
 from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.membership import Replicas
-from aenv_ray.serve.gateway.metrics import Metrics, Twin
+from aenv_ray.serve.gateway.metrics import Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
 from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish
 from aenv_ray.serve.gateway.routes.control_api import ControlApi
@@ -41,16 +41,16 @@ class Gateway:
     """One replica of the gateway: `app` serves both ports.
 
     Args:
-        hub: Which keeps everything that outlives a request.
-        fabric: Which makes instances.
-        artifacts: Which keeps source archives.
+        hub: Stores everything that outlives a request.
+        fabric: Creates instances.
+        artifacts: Stores source archives.
         resolve: Finds projects.
         publish: Publishes source archives.
         settings: The operator's.
         clock: For deadlines.
-        twin: Is told all metrics too.
-        apps: Run services; None: Ray Serve.
-        sites: Where services' storages are; None: the Ray cluster.
+        metrics: Of this replica; None: new ones, which only ``/metrics`` shows.
+        apps: Runs services; None: Ray Serve.
+        sites: Where the storage of services is; None: the Ray cluster.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Gateway:
         settings: GatewaySettings,
         *,
         clock: Clock | None = None,
-        twin: Twin | None = None,
+        metrics: Metrics | None = None,
         apps: Apps | None = None,
         sites: Sites | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
-        self.metrics = Metrics(twin)
+        self.metrics = metrics or Metrics()
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
         self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
         self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
@@ -107,30 +107,30 @@ class Gateway:
         self.app: ASGIApp = GatewayMiddleware(
             routes, self.access_log, settings.max_ongoing_requests
         )
-        self._sweeping: asyncio.Task[None] | None = None
-        self._restoring: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> ASGIApp:
-        """Begin the work that no request asks for, and return the application."""
-        self._sweeping = asyncio.create_task(self.sweep.run())
-        self._restoring = asyncio.create_task(self._restore())
+        """Start the background tasks, and return the application."""
+        self._tasks = [
+            asyncio.create_task(self.sweep.run()),
+            asyncio.create_task(self._restore_services()),
+        ]
         return self.app
 
     async def close(self) -> None:
-        """End that work; what is being made is undone."""
-        for task in (self._sweeping, self._restoring):
-            if task is not None:
-                await end_task(task)
+        """End the background tasks, and undo the creates in progress."""
+        for task in self._tasks:
+            await end_task(task)
         await self.services.close()
         await self.creator.close()
         self.access_log.flush()
 
-    async def _restore(self) -> None:
+    async def _restore_services(self) -> None:
         try:
             await self.services.restore()
-        except AenvError as exc:  # the hub is away; another replica, or the next start, does it
-            logger.warning("services are not restored: %s", exc.message)
+        except AenvError as exc:  # another replica, or the next start, does it
+            logger.warning("services were not restored: %s", exc.message)
 
     def _note_live(self, leases: Collection[Lease]) -> None:
-        self.metrics.beat()
+        self.metrics.flush()
         self.metrics.live(leases)

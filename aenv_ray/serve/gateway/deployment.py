@@ -1,7 +1,7 @@
-"""The gateway as a Ray Serve application: `deploy`, `undeploy`, and the replica itself.
+"""The gateway as a Ray Serve application: `deploy`, `undeploy`, and the replica.
 
-Serve supervises the replicas: starts, checks, replaces and scales them. Requests do not pass
-through its proxies; each replica listens on both ports (see `listener`).
+Serve starts, checks, replaces and scales the replicas. Requests do not pass through its proxies:
+each replica listens on both ports (see `listener`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from aenv_ray.serve.gateway.settings import GatewaySettings
 
 APP_NAME: Final = "aenv-gateway"
 _START_S: Final = 120.0
-"""A cold Ray worker that imports everything takes seconds on a busy machine."""
-_LOOK_S: Final = 0.1
+"""A cold Ray worker needs seconds to import the gateway on a busy machine."""
+_POLL_S: Final = 0.1
 _CONSTRUCTOR_TRIES: Final = 3
 _HEALTH_PERIOD_S: Final = 2.0
 _HEALTH_TIMEOUT_S: Final = 30.0
@@ -30,16 +30,16 @@ _GRACE_S: Final = 20.0
 
 
 def deploy(settings: GatewaySettings | None = None) -> None:
-    """Bring the gateway up in the cluster that this process is connected to, or change it.
+    """Start the gateway in the cluster that this process is connected to, or change it.
 
-    Joins or starts Ray first where needed. Returns once the gateway answers on this node.
+    Joins or starts Ray first if needed. Returns once the gateway answers on this node.
 
     Args:
-        settings: The operator's; None: the defaults.
+        settings: None: the defaults.
 
     Raises:
-        ConfigError: A port is taken, or the address is not this node's.
-        FabricUnavailable: Ray, the hub or the gateway does not come up.
+        ConfigError: A port is in use, or the address is not of this node.
+        FabricUnavailable: Ray, the hub or the gateway does not start.
     """
     settings = settings or GatewaySettings()
     entrance.init()
@@ -66,13 +66,13 @@ def deploy(settings: GatewaySettings | None = None) -> None:
         )
     except RuntimeError as exc:
         raise FabricUnavailable(
-            f"the gateway did not start: {exc}", hint="the logs of its replica say why"
+            f"the gateway did not start: {exc}", hint="the log of its replica says why"
         ) from exc
     _await_answer(settings)
 
 
 def undeploy() -> None:
-    """End the gateway; instances live on. Does nothing where there is none."""
+    """End the gateway, if there is one; instances live on."""
     if is_deployed():
         ray_serve.delete(APP_NAME)
 
@@ -88,7 +88,7 @@ def _await_answer(settings: GatewaySettings) -> None:
     """Return once the gateway answers on this node.
 
     Raises:
-        FabricUnavailable: It does not.
+        FabricUnavailable: It does not answer within two minutes.
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
     url = f"http://{host}:{settings.port}/health"
@@ -99,27 +99,30 @@ def _await_answer(settings: GatewaySettings) -> None:
                 return
         except (OSError, urllib.error.URLError) as exc:
             if time.monotonic() > until:
-                raise FabricUnavailable(f"the gateway does not answer at {url}: {exc}") from exc
-        time.sleep(_LOOK_S)
+                raise FabricUnavailable(
+                    f"the gateway did not answer at {url} within {_START_S:g} s: {exc}",
+                    hint="the log of its replica says why",
+                ) from exc
+        time.sleep(_POLL_S)
 
 
 class GatewayReplica:
-    """One replica: listens on both ports while Serve keeps it.
+    """One replica: listens on both ports until Serve ends it.
 
     Args:
         settings: `GatewaySettings` as JSON data.
-        artifacts_url: Where source archives are kept; None: as its node says.
+        artifacts_url: Of the artifact store; None: as the settings of its node say.
     """
 
     def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:
-        from aenv_ray.serve.gateway.connections import ReplicaApp
+        from aenv_ray.serve.gateway.connections import gateway_app
         from aenv_ray.serve.gateway.middleware import write_to_stderr
 
         write_to_stderr()
         parsed = GatewaySettings.model_validate(settings)
-        app = ReplicaApp(parsed, entrance.init(), ensure_hub(), artifacts_url)
+        fabric, hub = entrance.init(), ensure_hub()
         sockets = [listen(parsed.host, port) for port in {parsed.port, parsed.mcp_port}]
-        self._listener = Listener(app.open, sockets, app.close)
+        self._listener = Listener(lambda: gateway_app(parsed, fabric, hub, artifacts_url), sockets)
         try:
             self._listener.start(_START_S)
         except AenvError:
@@ -127,15 +130,15 @@ class GatewayReplica:
             raise
 
     def check_health(self) -> None:
-        """Let Serve replace a replica that no longer serves."""
+        """Raise if the replica no longer serves, so that Serve replaces it."""
         self._listener.check()
 
     def __call__(self) -> str:
-        """Answer handles: the gateway is used over HTTP."""
-        return "the gateway answers over HTTP"
+        """Answer a call through a Serve handle."""
+        return "the gateway is used over HTTP"
 
     def __del__(self) -> None:
-        """Let requests under way end; Serve calls it before it ends the replica."""
+        """Finish the requests in progress; Serve calls it before it ends the replica."""
         listener = getattr(self, "_listener", None)
         if listener is not None:
             listener.stop()

@@ -1,7 +1,7 @@
-"""The ports of one replica: an HTTP server in a thread of its own, on sockets that replicas share.
+"""The HTTP server of one replica: it runs in its own thread, on sockets that replicas share.
 
-Serve's own proxy would cost a hop per call and listens on one port. Here every replica of a node
-listens itself; the kernel spreads connections over them, and a dead one gets no more.
+Serve's proxy would cost a hop per call, and listens on one port only. So every replica of a node
+listens itself: the kernel distributes connections among them, and a dead replica gets none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import uvicorn
@@ -22,21 +23,21 @@ from aenv_ray.serve.gateway.header_timeout import HeaderTimeoutProtocol
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75
 _DRAIN_S: Final = 10
-"""How long requests under way may go on when a replica is asked to end."""
+"""How long requests in progress may continue after a replica was asked to end."""
 
-MakeApp = Callable[[], Awaitable[ASGIApp]]
+OpenApp = Callable[[], AbstractAsyncContextManager[ASGIApp]]
 
 
 def listen(host: str, port: int, *, shared: bool = True) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Args:
-        host: Address of this node.
-        port: To listen on.
-        shared: With other replicas of the gateway.
+        host: An address of this node.
+        port: 0: any free port.
+        shared: Other replicas of the gateway may listen on the same port.
 
     Raises:
-        ConfigError: Another program has the port, or the address is not this node's.
+        ConfigError: Another program uses the port, or the address is not of this node.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -50,7 +51,7 @@ def listen(host: str, port: int, *, shared: bool = True) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"the gateway cannot listen on {host}:{port}: {exc.strerror}",
-            hint="another program has the port, or another gateway: choose other ports",
+            hint="another program or gateway uses the port: choose another one",
         ) from None
     sock.setblocking(False)
     return sock
@@ -60,20 +61,14 @@ class Listener:
     """Serves an application on sockets until it is stopped.
 
     Args:
-        make_app: Makes the application, in the loop that serves it.
-        sockets: That listen.
-        close: Run in that loop after the last request.
+        open_app: Opens the application in the event loop that serves it. It is closed there after
+            the last request.
+        sockets: They listen already.
     """
 
-    def __init__(
-        self,
-        make_app: MakeApp,
-        sockets: Sequence[socket.socket],
-        close: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._make_app = make_app
+    def __init__(self, open_app: OpenApp, sockets: Sequence[socket.socket]) -> None:
+        self._open_app = open_app
         self._sockets = list(sockets)
-        self._close = close
         self._server: uvicorn.Server | None = None
         self._error: BaseException | None = None
         self._is_up = threading.Event()
@@ -83,26 +78,28 @@ class Listener:
         """Serve, and return once the application answers.
 
         Raises:
-            FabricUnavailable: It is not up within `deadline_s`.
-            AenvError: The application could not be made.
+            FabricUnavailable: It does not answer within `deadline_s`.
+            AenvError: The application could not be opened.
         """
         self._thread.start()
         if not self._is_up.wait(deadline_s):
-            raise FabricUnavailable(f"the gateway's server is not up after {deadline_s:g} s")
+            raise FabricUnavailable(
+                f"the gateway's HTTP server did not start within {deadline_s:g} s"
+            )
         if self._error is not None:
             raise self._error
 
     def check(self) -> None:
-        """Do nothing while it serves.
+        """Check that the server runs.
 
         Raises:
-            FabricUnavailable: It does not.
+            FabricUnavailable: It has ended.
         """
         if not self._thread.is_alive():
-            raise FabricUnavailable("the gateway's server has ended")
+            raise FabricUnavailable("the gateway's HTTP server has ended")
 
     def stop(self) -> None:
-        """Let requests under way end, and close the sockets."""
+        """Finish the requests in progress, and close the sockets."""
         if self._server is not None:
             self._server.should_exit = True
         self._thread.join(_DRAIN_S + 5)
@@ -114,14 +111,18 @@ class Listener:
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(self._serve())
-        except BaseException as exc:  # noqa: BLE001  # told to whoever started or checks it
+        except BaseException as exc:  # noqa: BLE001  # `start` raises it
             self._error = exc
         finally:
             self._is_up.set()
 
     async def _serve(self) -> None:
-        app = await self._make_app()
-        config = uvicorn.Config(
+        async with self._open_app() as app:
+            self._server = _Server(self._config(app), self._is_up.set)
+            await self._server.serve(sockets=self._sockets)
+
+    def _config(self, app: ASGIApp) -> uvicorn.Config:
+        return uvicorn.Config(
             app,
             lifespan="off",
             ws="websockets-sansio",  # the default before uvicorn 0.50 is deprecated by websockets
@@ -135,15 +136,10 @@ class Listener:
             timeout_graceful_shutdown=_DRAIN_S,
             ws_max_size=64 * 1024 * 1024,
         )
-        self._server = _Server(config, self._is_up.set)
-        try:
-            await self._server.serve(sockets=self._sockets)
-        finally:
-            await self._close()
 
 
 class _Server(uvicorn.Server):
-    """Tells when it serves, and leaves signals to the process."""
+    """Calls `on_up` once it serves; leaves signals to the process."""
 
     def __init__(self, config: uvicorn.Config, on_up: Callable[[], None]) -> None:
         super().__init__(config)
@@ -155,7 +151,7 @@ class _Server(uvicorn.Server):
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the faster loop where it is installed."""
+    """Return uvloop's event loop where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import Role
@@ -45,22 +47,16 @@ class Served:
         self._root = root
         self.bench: Bench
         self.sock = listen("127.0.0.1", 0)
-        self._stack: list[object] = []
-        self._listener = Listener(self._make, [self.sock], self._close)
+        self._listener = Listener(self._app, [self.sock])
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         self.secret = ""
 
-    async def _make(self):  # type: ignore[no-untyped-def]
+    @asynccontextmanager
+    async def _app(self) -> AsyncIterator[ASGIApp]:
         settings = GatewaySettings(create_wait_s=5, requests_per_s=1e6, burst=10**6)
-        context = a_gateway(self._root, settings)
-        self.bench = await context.__aenter__()
-        self._stack.append(context)
-        self.secret = await self.bench.token(Role.ADMIN, "root")
-        return await self.bench.gateway.open()
-
-    async def _close(self) -> None:
-        for context in self._stack:
-            await context.__aexit__(None, None, None)  # type: ignore[attr-defined]
+        async with a_gateway(self._root, settings) as self.bench:
+            self.secret = await self.bench.token(Role.ADMIN, "root")
+            yield await self.bench.gateway.open()
 
     def start(self) -> None:
         self._listener.start(30)

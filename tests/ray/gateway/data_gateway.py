@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -44,10 +45,11 @@ class Replica:
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         self._redis = redis
         self._projects = projects
-        self._listener = Listener(self._open, [sock], self._close)
+        self._listener = Listener(self._open, [sock])
         self._listener.start(UP_S)
 
-    async def _open(self) -> ASGIApp:
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[ASGIApp]:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
         self.hub = HubCore(self._redis.connect(), clock, where="test")
@@ -56,7 +58,9 @@ class Replica:
         self.gateway = Gateway(
             self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock
         )
-        return await self.gateway.open()
+        yield await self.gateway.open()
+        await self.gateway.close()
+        await self.hub.close()
 
     async def _resolve(self, reference: str) -> Project:
         name, _ = ids.split_reference(reference)
@@ -66,10 +70,6 @@ class Replica:
         if found is None:
             raise EnvironmentNotFound(f"there is no environment {reference!r}")
         return found
-
-    async def _close(self) -> None:
-        await self.gateway.close()
-        await self.hub.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something in the replica's loop."""

@@ -19,7 +19,7 @@ import pytest
 from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.gateway.connections import ReplicaApp
+from aenv_ray.serve.gateway.connections import gateway_app
 from aenv_ray.serve.gateway.listener import Listener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.conftest import require
@@ -37,9 +37,9 @@ def host(cluster: Cluster) -> Iterator[str]:
     del cluster
     address = f"127.81.{os.getpid() % 250}.{os.getpid() // 250 % 250 + 1}"
     settings = GatewaySettings(host=address)
-    app = ReplicaApp(settings, init(), ensure_hub())
+    fabric, hub = init(), ensure_hub()
     sockets = [listen(address, port) for port in (settings.port, settings.mcp_port)]
-    listener = Listener(app.open, sockets, app.close)
+    listener = Listener(lambda: gateway_app(settings, fabric, hub), sockets)
     listener.start(START_S)
     yield address
     listener.stop()

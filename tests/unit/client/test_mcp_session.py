@@ -30,17 +30,15 @@ class Server:
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}/mcp"
         self.requests: list[tuple[dict[str, Any], httpx.Headers]] = []
         self.cookie = ""
-        self.listener = Listener(self._app, [sock], self._close)
+        self.listener = Listener(self._app, [sock])
         self.listener.start(UP_S)
 
-    async def _app(self) -> ASGIApp:
+    @asynccontextmanager
+    async def _app(self) -> AsyncIterator[ASGIApp]:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await (await self._answer(Request(scope, receive)))(scope, receive, send)
 
-        return app
-
-    async def _close(self) -> None:
-        pass
+        yield app
 
     async def _answer(self, request: Request) -> Response:
         message = json.loads(await request.body() or b"{}")

@@ -7,14 +7,15 @@ import base64
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from aenv_ray.runtime.public import requests as public_requests
@@ -35,10 +36,11 @@ class Server:
         self._sock = listen("127.0.0.1", 0, shared=False)
         self._began = threading.Event()
         """An answer, since the latest connection of `told`."""
-        self._listener = Listener(self._make, [self._sock], self._close)
+        self._listener = Listener(self._app, [self._sock])
         self._listener.start(LONG_S)
 
-    async def _make(self):  # type: ignore[no-untyped-def]
+    @asynccontextmanager
+    async def _app(self) -> AsyncIterator[ASGIApp]:
         self._loop = asyncio.get_running_loop()
         routes = [
             Route("/", self._answer),
@@ -47,10 +49,7 @@ class Server:
             Route("/door", BodyLimit(self._read_as_door, 10**6), methods=["POST"]),
             WebSocketRoute("/echo", self._echo),
         ]
-        return Starlette(routes=routes)
-
-    async def _close(self) -> None:
-        pass
+        yield Starlette(routes=routes)
 
     async def _answer(self, request: Request) -> Response:
         self._began.set()

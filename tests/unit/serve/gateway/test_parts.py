@@ -17,7 +17,7 @@ from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Lease, Role, TokenRecord
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate, bearer_of
-from aenv_ray.serve.gateway.metrics import MOST_ENVIRONMENTS, Metrics
+from aenv_ray.serve.gateway.metrics import MAX_ENVIRONMENTS, Metrics
 from aenv_ray.serve.gateway.routes.routing import parse_json_object, validated
 from aenv_ray.serve.gateway.routes.schemas import CreateManyRequest, CreateRequest
 
@@ -130,11 +130,11 @@ def test_environments_beyond_the_first_are_counted_together() -> None:
             id=f"e{n}-x", reference=f"e{n}@1", digest="d", owner="o", created_at=0.0,
             deadline=1.0, capability=f"c{n}",
         )
-        for n in range(MOST_ENVIRONMENTS + 7)
+        for n in range(MAX_ENVIRONMENTS + 7)
     ]  # fmt: skip
     metrics.live(leases)
     text = metrics.text().decode()
-    assert text.count("aenv_gateway_instances{") == MOST_ENVIRONMENTS + 1
+    assert text.count("aenv_gateway_instances{") == MAX_ENVIRONMENTS + 1
     assert 'aenv_gateway_instances{environment="other"} 7.0' in text
     metrics.live([])
     assert 'aenv_gateway_instances{environment="e0"} 0.0' in metrics.text().decode()
