@@ -1,7 +1,7 @@
-"""Brings up hub and gateway in the Ray that starts on this node, again at every start of a head.
+"""Starts the hub and the gateway in the Ray cluster whose head runs on this node.
 
-``python -m aenv_ray.serve.gateway.bring_up`` is begun beside ``ray start`` in the head's container.
-It waits for that Ray, does what is missing, and ends: what lives on from an earlier head stays.
+``python -m aenv_ray.serve.gateway.bring_up`` runs beside ``ray start`` in the head's container, at
+every start of the head. It waits for Ray, starts what is missing, and exits.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ logger = logging.getLogger("aenv_ray.bring_up")
 _PAUSE_S: Final = 5.0
 _CONNECT_S: Final = 5.0
 _LONGEST_S: Final = 3600.0
-_LEAST_SECRET: Final = 32
+_MIN_SECRET: Final = 32
 _OWNER: Final = "admin"
 _KIND: Final = "deployed"
 _NAME: Final = "gateway"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Bring up hub and gateway, trying again until it works; return the exit code.
+    """Start the hub and the gateway, with retries; return the exit code.
 
     Args:
-        arguments: Those of the program. None: this process's.
+        arguments: Of the command line; None: this process's.
     """
     parser = argparse.ArgumentParser(
         prog="python -m aenv_ray.serve.gateway.bring_up", description=__doc__
     )
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
-    parser.add_argument("--port", type=int, default=CONTROL_PORT, help="control")
-    parser.add_argument("--mcp-port", type=int, default=MCP_PORT, help="data")
+    parser.add_argument("--port", type=int, default=CONTROL_PORT, help="control port")
+    parser.add_argument("--mcp-port", type=int, default=MCP_PORT, help="data port")
     parser.add_argument("--replicas", type=int, default=1, help="processes, all on the head")
-    parser.add_argument("--admin-token-file", type=Path, help="holds the token of an admin")
-    parser.add_argument("--ray-port", type=int, default=6379, help="of Ray on this node")
-    parser.add_argument("--timeout", type=float, default=_LONGEST_S, help="seconds to try at most")
+    parser.add_argument("--admin-token-file", type=Path, help="file with the administrator token")
+    parser.add_argument("--ray-port", type=int, default=6379, help="port of Ray on this node")
+    parser.add_argument("--timeout", type=float, default=_LONGEST_S, help="seconds to keep trying")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     settings = GatewaySettings(
@@ -66,19 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def persist(attempt: Callable[[], None], timeout_s: float) -> bool:
-    """Try something until it works; return whether it did in time."""
+    """Repeat `attempt` until it succeeds; return False if it did not in time."""
     end = time.monotonic() + timeout_s
     while True:
         try:
             attempt()
         except AenvError as exc:
-            logger.warning("hub and gateway are not up yet: %s", exc.message)
+            logger.warning("the hub and the gateway are not up yet: %s", exc.message)
             if time.monotonic() + _PAUSE_S > end:
-                logger.exception("hub and gateway did not come up in %g s", timeout_s)
+                logger.exception("the hub and the gateway did not start within %g s", timeout_s)
                 return False
             time.sleep(_PAUSE_S)
             continue
-        logger.info("hub and gateway are up")
+        logger.info("the hub and the gateway are up")
         return True
 
 
@@ -86,30 +86,33 @@ def read_secret(path: Path) -> str:
     """Return the token in a file.
 
     Raises:
-        ConfigError: There is none, or one that could be guessed.
+        ConfigError: The file cannot be read, or the token is too short.
     """
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"the admin's token cannot be read: {exc}") from exc
-    if len(secret) < _LEAST_SECRET:
+        raise ConfigError(f"cannot read the administrator token: {exc}") from exc
+    if len(secret) < _MIN_SECRET:
         raise ConfigError(
-            f"the admin's token in {path} has {len(secret)} characters",
-            hint=f"make one of {_LEAST_SECRET} or more at random",
+            f"the administrator token in {path} has {len(secret)} characters, fewer than "
+            f"{_MIN_SECRET}",
+            hint="create one with `openssl rand -hex 32`",
         )
     return secret
 
 
 def bring_up(settings: GatewaySettings, secret: str | None) -> None:
-    """Do what is missing of hub, admin's token and gateway in the Ray on this node; then leave it.
+    """Start what is missing of the hub, the administrator token and the gateway.
+
+    Disconnects from Ray afterwards.
 
     Args:
-        settings: The gateway's. Where one runs with others, it is replaced.
-        secret: Of the admin's token. None: none is made.
+        settings: The gateway's; a gateway that runs with other settings is replaced.
+        secret: The administrator token; None: none is created.
 
     Raises:
-        ConfigError: Redis refuses us, or a port is taken.
-        FabricUnavailable: Ray, Redis, hub or gateway does not come up.
+        ConfigError: Redis refuses the connection, or a port is in use.
+        FabricUnavailable: Ray, Redis, the hub or the gateway does not start.
     """
     from aenv_ray.actors.fabric import entrance
     from aenv_ray.actors.ray_shell import ray_api
@@ -123,7 +126,7 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
             asyncio.run(keep_token(hub, secret))
         wanted = settings.model_dump(mode="json")
         known = asyncio.run(hub.documents(_KIND)).get(_NAME)
-        # Deployed again, even unchanged, all replicas would be replaced.
+        # Deploying it again would replace all replicas, even without a change.
         if known == wanted and deployment.is_deployed():
             return
         deployment.deploy(settings)
@@ -134,29 +137,32 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
 
 
 async def keep_token(hub: HubClient, secret: str) -> None:
-    """Have the hub know an admin's token by its secret; again changes nothing.
+    """Register an administrator token in the hub; does nothing if it is registered.
 
     Raises:
-        ConfigError: The secret is that of a token that is none of an admin.
+        ConfigError: The token has another role.
         FabricUnavailable: The hub does not answer.
     """
     known = await hub.check_token(secret)
     if known is not None and known.role is not Role.ADMIN:
-        raise ConfigError(f"the admin's token is one of role {known.role.value}")
+        raise ConfigError(
+            f"the administrator token is registered with the role {known.role.value}",
+            hint="use another token, or revoke this one",
+        )
     if known is None:
         await hub.adopt_token(secret, Role.ADMIN, _OWNER, note="of the cluster")
 
 
 def _await_port(port: int) -> None:
-    """Return once Ray listens here, before the costly import of Ray.
+    """Check that Ray listens on this node, before importing Ray, which is slow.
 
     Raises:
-        FabricUnavailable: It does not.
+        FabricUnavailable: It does not listen.
     """
     try:
         socket.create_connection(("127.0.0.1", port), _CONNECT_S).close()
     except OSError as exc:
-        raise FabricUnavailable(f"no Ray on port {port} of this node: {exc}") from exc
+        raise FabricUnavailable(f"Ray does not listen on port {port} of this node: {exc}") from exc
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How instances come to be through the gateway: accounted for, made, told, or undone.
+"""Creates instances for clients: admits them to the hub, starts them, and undoes what fails.
 
-A lease is admitted before anything is made and ends after what it stands for has ended. So what a
-dead replica leaves is always in the hub, where the sweep of another finds it.
+A lease exists before its instance does, and ends after it. So whatever a dead replica leaves behind
+is in the hub, where another replica's sweep finds it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
-from aenv_ray.serve.gateway.idempotency import CreateKeys
+from aenv_ray.serve.gateway.idempotency import IdempotencyKeys
 from aenv_ray.serve.gateway.instances import Instances, Made
 from aenv_ray.serve.gateway.membership import Replicas
 
 logger = logging.getLogger(__name__)
 
-_TRIES: Final = 2
-"""A host may have filled up or died since it was looked at."""
-_KEY_TRIES: Final = 20
+_ATTEMPTS: Final = 2
+"""A host may have filled up or died since its state was read."""
+_KEY_ATTEMPTS: Final = 20
 _UNDO_S: Final = 2.0
-"""What failed is undone within this time, or behind the answer's back: the hub may be away."""
+"""An answer waits this long for a failed create to be undone; the undoing continues after it."""
 
-Phase = Callable[[str, float], None]
-"""Told how long a phase of a create took: its name, seconds."""
+NotePhase = Callable[[str, float], None]
+"""Called with the name of a phase of a create, and its duration in seconds."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,22 @@ class Creation:
     owner: str
 
     def fingerprint(self) -> str:
-        """Return what tells this wish from another under the same key, without its secrets."""
+        """Return a hash that differs for a different request; it reveals no secret."""
         options = {key: repr(value) for key, value in sorted(vars(self.options).items())}
         text = json.dumps([self.reference, self.count, self.owner, options])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Creator:
-    """Makes instances with leases.
+    """Creates instances with leases.
 
     Args:
-        hub: Which accounts for them.
-        fabric: Which makes them.
+        hub: Stores the leases.
+        fabric: Starts the instances.
         resolve: Finds projects.
         clock: For deadlines.
-        replicas: This process, by whose name its unfinished creates are known, among the others.
-        note_phase: Told how long each phase took.
+        replicas: This replica, whose name marks its leases, and the others.
+        note_phase: Called after each phase.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Creator:
         resolve: Resolver,
         clock: Clock,
         replicas: Replicas,
-        note_phase: Phase,
+        note_phase: NotePhase,
     ) -> None:
         self._hub = hub
         self._fabric = fabric
@@ -91,137 +91,144 @@ class Creator:
         self._replicas = replicas
         self._note_phase = note_phase
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._under_way: set[str] = set()
-        self.keys = CreateKeys(hub, clock, replicas)
+        self._in_progress: set[str] = set()
+        self.keys = IdempotencyKeys(hub, clock, replicas)
 
     @property
-    def under_way(self) -> frozenset[str]:
-        """Ids of the instances that this process is making."""
-        return frozenset(self._under_way)
+    def in_progress(self) -> frozenset[str]:
+        """Ids of the instances that this process is creating."""
+        return frozenset(self._in_progress)
 
-    async def create(self, wish: Creation, patience_s: float) -> list[Lease]:
-        """Make what a wish asks for, all or none; tried again where a host turned out to be full.
+    async def create(self, creation: Creation, wait_s: float) -> list[Lease]:
+        """Create instances, all or none; try again if a host turned out to be full or dead.
 
-        Cancelling it leaves nothing behind.
+        A cancelled create leaves nothing behind.
 
         Args:
-            wish: What to make.
-            patience_s: After this long the leases are returned as they are, Pending, and become
-                Running or Failed later.
+            creation: What to create.
+            wait_s: After this time the leases are returned Pending; they become Running or Failed
+                later.
 
         Raises:
-            AenvError: It could not be made; nothing is left.
+            AenvError: The create failed, and nothing is left.
         """
-        for attempt in range(_TRIES):
-            source, specs = await self._prepared(wish)
-            leases = await self._admitted(wish, specs)
+        for attempt in range(_ATTEMPTS):
+            source, specs = await self._prepare(creation)
+            leases = await self._admit(creation, specs)
             try:
-                return await self._made(wish, source, specs, leases, patience_s)
+                return await self._start(creation, source, specs, leases, wait_s)
             except BaseException as exc:
                 await self._finish(self.undo([lease.id for lease in leases]))
-                is_worth_it = isinstance(exc, CapacityExceeded | FabricUnavailable)
-                if not is_worth_it or attempt == _TRIES - 1:
+                is_retryable = isinstance(exc, CapacityExceeded | FabricUnavailable)
+                if not is_retryable or attempt == _ATTEMPTS - 1:
                     raise
         raise AssertionError
 
     async def undo(self, ids: Sequence[str]) -> None:
-        """End instances, and then their leases; what cannot be ended now is left to the sweep."""
-        self._under_way.difference_update(ids)
+        """End instances, and then their leases; the sweep ends what cannot be ended now."""
+        self._in_progress.difference_update(ids)
         try:
             await self._fabric.release(ids)
             await self._hub.end_leases(ids)
         except AenvError as exc:
-            logger.warning("%d instances are left to the sweep: %s", len(ids), exc)
+            logger.warning("the sweep will end %d instances: %s", len(ids), exc)
 
-    async def _finish(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Let what was begun be undone to the end, but keep its caller only for a moment."""
-        task = asyncio.create_task(ending)
+    async def _finish(self, undoing: Coroutine[Any, Any, None]) -> None:
+        """Undo a create to the end, but make the caller wait for at most `_UNDO_S`."""
+        task = asyncio.create_task(undoing)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.wait({task}, timeout=_UNDO_S)
 
-    # --- repeated creates ---------------------------------------------------------------------
+    # --- idempotent creates -------------------------------------------------------------------
 
-    async def create_once(self, wish: Creation, key: str, patience_s: float) -> list[Lease]:
-        """Make what a wish asks for, or return what an earlier one with the same key made.
+    async def create_once(self, creation: Creation, key: str, wait_s: float) -> list[Lease]:
+        """Create instances, or return those of an earlier create with the same key.
 
         Args:
-            wish: Repeated as it was.
-            key: The client's; another owner's equal key is another key.
-            patience_s: As in `create`.
+            creation: The same as in the earlier create.
+            key: Of the client; keys of different owners are independent.
+            wait_s: As for `create`.
 
         Raises:
-            ConfigError: The key came with another wish.
-            InstanceReleased: What was made under the key has ended.
-            FabricUnavailable: The first is still under way.
-            AenvError: It could not be made; the key is free again.
+            ConfigError: The key was used for another create.
+            InstanceReleased: The instances of the earlier create have ended.
+            FabricUnavailable: The earlier create is still in progress.
+            AenvError: The create failed; the key is free again.
         """
-        scope = hashlib.sha256(f"{wish.owner}\0{key}".encode()).hexdigest()
-        fingerprint = wish.fingerprint()
-        name = wish.reference.partition("@")[0]
-        for attempt in range(_KEY_TRIES):
-            ids = [new_instance_id(name) for _ in range(wish.count)]
-            async with self.keys.claimed(f"{scope}:{attempt}", fingerprint, ids) as claim:
+        scope = hashlib.sha256(f"{creation.owner}\0{key}".encode()).hexdigest()
+        fingerprint = creation.fingerprint()
+        name = creation.reference.partition("@")[0]
+        for attempt in range(_KEY_ATTEMPTS):
+            ids = [new_instance_id(name) for _ in range(creation.count)]
+            async with self.keys.claim(f"{scope}:{attempt}", fingerprint, ids) as claim:
                 if claim.ids == ids:
-                    return await self._first(wish, ids, patience_s)
-            if claim.wish != fingerprint:
+                    return await self._create_claimed(creation, ids, wait_s)
+            if claim.fingerprint != fingerprint:
                 raise ConfigError(
                     "the Idempotency-Key was used for another request",
-                    hint="use a new key for each new request, the same only to repeat one",
+                    hint="use the same key only to repeat a request, and a new key for a new one",
                 )
-            leases = await self.keys.made(claim, patience_s)
+            leases = await self.keys.wait(claim, wait_s)
             if leases is not None:
                 return leases
-        raise FabricUnavailable(f"{_KEY_TRIES} creates under the Idempotency-Key came to nothing")
+        raise FabricUnavailable(
+            f"{_KEY_ATTEMPTS} creates with this Idempotency-Key failed", hint="use a new key"
+        )
 
-    async def _first(self, wish: Creation, ids: list[InstanceId], patience_s: float) -> list[Lease]:
-        """Make instances under ids that others may wait for."""
+    async def _create_claimed(
+        self, creation: Creation, ids: list[InstanceId], wait_s: float
+    ) -> list[Lease]:
+        """Create instances under the ids of a claim, for which other requests may wait."""
         try:
-            source, fresh = await self._prepared(wish)
+            source, fresh = await self._prepare(creation)
             specs = [
                 spec.model_copy(update={"instance_id": instance_id})
                 for spec, instance_id in zip(fresh, ids, strict=True)
             ]
-            leases = await self._admitted(wish, specs)
-            if not await self.keys.admit(ids[0]):
-                raise FabricUnavailable("the create took too long to be admitted")
-            return await self._made(wish, source, specs, leases, patience_s, is_keyed=True)
+            leases = await self._admit(creation, specs)
+            if not await self.keys.mark_admitted(ids[0]):
+                raise FabricUnavailable(
+                    "the create took so long to be admitted that a repeated request replaced it",
+                    hint="repeat the request with the same key",
+                )
+            return await self._start(creation, source, specs, leases, wait_s, is_keyed=True)
         except BaseException:
-            await self._finish(self._give_up(ids))
+            await self._finish(self._fail_claim(ids))
             raise
 
-    async def _give_up(self, ids: Sequence[str]) -> None:
+    async def _fail_claim(self, ids: Sequence[str]) -> None:
         try:
-            await self.keys.void(ids[0])
+            await self.keys.mark_failed(ids[0])
         except AenvError as exc:
-            # Were the leases to end before that, who repeats the create would be told that what it
-            # made has ended.
-            logger.warning("a create of %d is left to the sweep: %s", len(ids), exc)
-            self._under_way.difference_update(ids)
+            # The leases stay: if they ended first, a repeated request would be told that the
+            # instances have ended.
+            logger.warning("the sweep will undo a create of %d instances: %s", len(ids), exc)
+            self._in_progress.difference_update(ids)
         else:
             await self.undo(ids)
 
-    # --- making -------------------------------------------------------------------------------
+    # --- phases -------------------------------------------------------------------------------
 
-    async def _prepared(self, wish: Creation) -> tuple[Project, list[InstanceSpec]]:
+    async def _prepare(self, creation: Creation) -> tuple[Project, list[InstanceSpec]]:
         began = self._clock.now()
-        source = await self._resolve(wish.reference)
-        specs = wish.options.specs(source, wish.count, job_id=None)
+        source = await self._resolve(creation.reference)
+        specs = creation.options.specs(source, creation.count, job_id=None)
         self._note_phase("resolve", self._clock.now() - began)
         return source, specs
 
-    async def _admitted(self, wish: Creation, specs: Sequence[InstanceSpec]) -> list[Lease]:
+    async def _admit(self, creation: Creation, specs: Sequence[InstanceSpec]) -> list[Lease]:
         began = self._clock.now()
         leases = [
             Lease(
                 id=spec.instance_id,
                 reference=spec.reference,
                 digest=spec.digest,
-                owner=wish.owner,
+                owner=creation.owner,
                 labels=spec.labels,
                 engine=spec.engine,
                 created_at=began,
-                # Its time begins when it runs.
+                # The TTL starts when the instance runs.
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
                 ttl_s=spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
@@ -230,57 +237,58 @@ class Creator:
             for spec in specs
         ]
         ids = [lease.id for lease in leases]
-        self._under_way.update(ids)  # from before the sweep can see them
+        self._in_progress.update(ids)  # before the sweep can see the leases
         try:
             await self._hub.admit(leases)
         except BaseException:
-            self._under_way.difference_update(ids)
+            self._in_progress.difference_update(ids)
             raise
         self._note_phase("admit", self._clock.now() - began)
         return leases
 
-    async def _made(
+    async def _start(
         self,
-        wish: Creation,
+        creation: Creation,
         source: Project,
         specs: Sequence[InstanceSpec],
         leases: list[Lease],
-        patience_s: float,
+        wait_s: float,
         *,
         is_keyed: bool = False,
     ) -> list[Lease]:
-        """Return leases once their instances run, or as they are when that takes too long."""
+        """Return the leases once the instances run, or Pending after `wait_s`."""
         ids = [lease.id for lease in leases]
-        task = asyncio.create_task(self._make(wish, source, specs, is_keyed))
+        task = asyncio.create_task(self._start_to_end(creation, source, specs, is_keyed))
         self._tasks.add(task)
 
         def forget(task: asyncio.Task[list[Lease]]) -> None:
             self._tasks.discard(task)
-            self._under_way.difference_update(ids)
+            self._in_progress.difference_update(ids)
             if not task.cancelled() and task.exception() is not None:
-                logger.info("create of %s: %s", ids[0], task.exception())
+                logger.info("create of %s failed: %s", ids[0], task.exception())
 
         task.add_done_callback(forget)
         try:
-            done, _ = await asyncio.wait({task}, timeout=patience_s)
+            done, _ = await asyncio.wait({task}, timeout=wait_s)
         except asyncio.CancelledError:
             task.cancel()
             raise
         return task.result() if done else leases
 
-    async def _make(
-        self, wish: Creation, source: Project, specs: Sequence[InstanceSpec], is_keyed: bool
+    async def _start_to_end(
+        self, creation: Creation, source: Project, specs: Sequence[InstanceSpec], is_keyed: bool
     ) -> list[Lease]:
+        """Start instances and note that they run, or that they failed."""
         began = self._clock.now()
         try:
-            made = await self._fabric.create(source, specs, wish.options.actor)
+            made = await self._fabric.create(source, specs, creation.options.actor)
             self._note_phase("start", self._clock.now() - began)
             return await self._note_running(made)
         except AenvError as exc:
             ids = [spec.instance_id for spec in specs]
-            with contextlib.suppress(AenvError):  # what stays Pending, the sweep ends
+            with contextlib.suppress(AenvError):  # the sweep ends leases that stay Pending
                 if is_keyed:
-                    await self.keys.void(ids[0])
+                    await self.keys.mark_failed(ids[0])
                 for instance_id in ids:
                     await self._hub.update_lease(
                         instance_id, status=InstanceStatus.FAILED, reason=exc.message[:2000]
@@ -307,7 +315,7 @@ class Creator:
         return [task.result() for task in tasks]
 
     async def close(self) -> None:
-        """Stop making what is under way; the sweep of another replica ends it."""
+        """Cancel the creates in progress; another replica's sweep ends what they started."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -1,8 +1,13 @@
-"""What the hub remembers of creates that may be repeated, by their idempotency keys.
+"""Idempotency keys of creates: a repeated request finds the instances of the first one.
 
-Who begins a create claims its key; who repeats it finds the claim, and in it the ids of what is
-being made. A claim is settled once and for good: admitted, or void, and the key is then free again.
-Nobody's death leaves one unsettled for long, for those who repeat the create settle it.
+The hub remembers three things for a key, each set once:
+
+- ``create:KEY``: the claim of the first request, with the ids of the instances that it creates.
+- ``admission:ID`` (ID is the first instance's): ``admitted`` when the instances have leases, or
+  ``void`` when the create failed before that. A void create can no longer be admitted.
+- ``void:ID``: ``yes`` when the create failed, before or after its admission. The key is then free.
+
+If the replica of the first request dies, whoever repeats the request sets what is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from aenv_ray.clock import Clock
@@ -23,138 +28,187 @@ from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.membership import Replicas
 
 KEY_TTL_S: Final = 24 * 3600.0
-"""An idempotency key is known for so long."""
-_LOOK_S: Final = 0.2
-_KEY_DEADLINE_S: Final = 60.0
-"""How long a repeated create waits for the first one's instances."""
-_OPEN: Final = "open"
-"""What a look at a state that nobody settled leaves there for a moment."""
-_OPEN_S: Final = 0.05
-_SETTLE_TRIES: Final = 100
+"""How long an idempotency key is remembered."""
+_POLL_S: Final = 0.2
+_MAX_WAIT_S: Final = 60.0
+"""How long a repeated create waits for the instances of the first one."""
+_ADMITTED: Final = "admitted"
+_VOID: Final = "void"
+_YES: Final = "yes"
+_UNSET: Final = "open"
+"""Reading a value that is not set leaves this placeholder in the hub …"""
+_UNSET_S: Final = 0.05
+"""… for this long, because the hub offers no plain read."""
+_SET_ATTEMPTS: Final = 100
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the hub remembers of the first create under a key.
+    """The first create under a key.
 
     Attributes:
-        wish: Fingerprint of what is made.
+        fingerprint: Of what is created.
         ids: Of the instances.
-        by: The replica that makes them.
-        at: When it began, seconds since 1970.
+        replica: The replica that creates them.
+        claimed_at: Seconds since the epoch.
     """
 
-    wish: str
+    fingerprint: str
     ids: list[InstanceId]
-    by: str
-    at: float
+    replica: str
+    claimed_at: float
+
+    def to_json(self) -> str:
+        """Return the claim as the hub stores it."""
+        return json.dumps(
+            {
+                "wish": self.fingerprint,
+                "ids": self.ids,
+                "by": self.replica,
+                "at": self.claimed_at,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Claim:
+        """Return a stored claim."""
+        found = json.loads(text)
+        return cls(found["wish"], found["ids"], found["by"], found["at"])
 
 
-class CreateKeys:
-    """The keys of a gateway's creates, as one of its replicas sees them.
+class IdempotencyKeys:
+    """The idempotency keys of creates, as one replica sees them.
 
     Args:
-        hub: Which remembers.
+        hub: Remembers them.
         clock: For the age of claims.
-        replicas: The others may die with claims.
+        replicas: To notice that the replica of a claim died.
     """
 
     def __init__(self, hub: Hub, clock: Clock, replicas: Replicas) -> None:
         self._hub = hub
         self._clock = clock
         self._replicas = replicas
-        self._open: set[str] = set()
+        self._active: set[str] = set()
+        """First ids of the claims of this process that are being worked on."""
 
     @contextlib.asynccontextmanager
-    async def claimed(self, key: str, wish: str, ids: Sequence[InstanceId]) -> AsyncIterator[Claim]:
-        """Claim a key, and give the claim that the hub has: this one or an earlier one.
+    async def claim(
+        self, key: str, fingerprint: str, ids: Sequence[InstanceId]
+    ) -> AsyncIterator[Claim]:
+        """Claim a key, and yield the claim that the hub has: this one or an earlier one.
 
-        While the block runs, whoever repeats the create waits for what it makes.
+        Requests that repeat the create wait for it while the block runs.
         """
-        claim = Claim(wish, list(ids), self._replicas.name, self._clock.now())
-        self._open.add(ids[0])
+        claim = Claim(fingerprint, list(ids), self._replicas.name, self._clock.now())
+        self._active.add(ids[0])
         try:
-            kept = await self._hub.remember(f"create:{key}", json.dumps(asdict(claim)), KEY_TTL_S)
-            yield Claim(**json.loads(kept))
+            stored = await self._hub.remember(f"create:{key}", claim.to_json(), KEY_TTL_S)
+            yield Claim.from_json(stored)
         finally:
-            # Should the hub have taken it without our hearing so, it is nobody's from now on.
-            self._open.discard(ids[0])
+            # If the hub stored the claim but its answer was lost, the claim is abandoned now.
+            self._active.discard(ids[0])
 
-    async def admit(self, first_id: str) -> bool:
-        """Settle that what began with this id is made; False when somebody settled otherwise.
-
-        Raises:
-            FabricUnavailable: The hub does not answer.
-        """
-        return await self._settle(f"admission:{first_id}", "admitted")
-
-    async def void(self, first_id: str) -> None:
-        """Let later creates under the same key try anew: what began with this id came to nothing.
+    async def mark_admitted(self, first_id: str) -> bool:
+        """Note that the instances have leases; False: the create was marked as failed before.
 
         Raises:
             FabricUnavailable: The hub does not answer.
         """
-        await self._settle(f"admission:{first_id}", "void")
-        await self._settle(f"void:{first_id}", "yes")
+        return await self._set(f"admission:{first_id}", _ADMITTED)
 
-    async def made(self, claim: Claim, patience_s: float) -> list[Lease] | None:
-        """Return the leases that an earlier create made; None when it came to nothing.
+    async def mark_failed(self, first_id: str) -> None:
+        """Free the key of a create that failed.
+
+        Raises:
+            FabricUnavailable: The hub does not answer.
+        """
+        await self._set(f"admission:{first_id}", _VOID)
+        await self._set(f"void:{first_id}", _YES)
+
+    async def wait(self, claim: Claim, wait_s: float) -> list[Lease] | None:
+        """Return the leases of an earlier create; None: it failed, and the key is free.
 
         Args:
             claim: The earlier create's.
-            patience_s: After this long, leases are returned as they are.
+            wait_s: The leases are returned as they are after this time, Running or not.
 
         Raises:
-            InstanceReleased: What was made has ended.
-            FabricUnavailable: It is still under way, or the hub does not answer.
+            InstanceReleased: The instances have ended.
+            FabricUnavailable: There are no leases yet, or the hub does not answer.
         """
-        ids = claim.ids
-        until = self._clock.now() + min(patience_s, _KEY_DEADLINE_S)
+        until = self._clock.now() + min(wait_s, _MAX_WAIT_S)
         while True:
-            leases = await self._leases(ids)
+            leases = await self._leases(claim.ids)
             if not leases:
-                if await self._hub.remember(f"void:{ids[0]}", _OPEN, _OPEN_S) == "yes":
+                if await self._get(f"void:{claim.ids[0]}") == _YES:
                     return None
-                if await self._hub.remember(f"admission:{ids[0]}", _OPEN, _OPEN_S) == "admitted":
-                    leases = await self._leases(ids)  # it may have been so only since the last look
-                    if not leases:
-                        raise InstanceReleased(
-                            "what was made under the Idempotency-Key has ended", instance_id=ids[0]
-                        )
+                leases = await self._admitted_leases(claim)
             is_late = self._clock.now() >= until
-            if leases and (is_late or all(o.status is InstanceStatus.RUNNING for o in leases)):
-                return leases
-            if not leases and await self._is_abandoned(claim):
-                # Should whoever began it live after all, it now finds that it may not go on.
-                if await self._settle(f"admission:{ids[0]}", "void"):
-                    await self._settle(f"void:{ids[0]}", "yes")
+            if leases:
+                is_running = all(lease.status is InstanceStatus.RUNNING for lease in leases)
+                if is_late or is_running:
+                    return leases
+            elif await self._is_abandoned(claim):
+                # If its replica is alive after all, this stops it: `mark_admitted` returns False.
+                if await self._set(f"admission:{claim.ids[0]}", _VOID):
+                    await self._set(f"void:{claim.ids[0]}", _YES)
                     return None
             elif is_late:
-                raise FabricUnavailable("the first request with this key is still under way")
-            await asyncio.sleep(_LOOK_S)
+                raise FabricUnavailable(
+                    "the first create with this Idempotency-Key is still in progress",
+                    hint="repeat the request with the same key",
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _admitted_leases(self, claim: Claim) -> list[Lease]:
+        """Return the leases of an admitted create, or none if it is not admitted yet.
+
+        Raises:
+            InstanceReleased: It was admitted, and the leases have ended.
+        """
+        if await self._get(f"admission:{claim.ids[0]}") != _ADMITTED:
+            return []
+        leases = await self._leases(claim.ids)  # it may have been admitted a moment ago
+        if not leases:
+            raise InstanceReleased(
+                "the instances created under this Idempotency-Key have ended",
+                instance_id=claim.ids[0],
+                hint="use a new key for a new create",
+            )
+        return leases
 
     async def _is_abandoned(self, claim: Claim) -> bool:
-        """Whether nobody is about to admit what was claimed.
+        """Whether nobody is working on a claim any more.
 
-        Its replica died before, or gave up when the hub took the claim and could not answer.
+        Its replica died, or lost the hub's answer to the claim and gave up.
         """
-        if claim.by == self._replicas.name:
-            return claim.ids[0] not in self._open
-        age_s = self._clock.now() - claim.at
-        return age_s > self._replicas.silence_s and claim.by not in await self._replicas.alive()
+        if claim.replica == self._replicas.name:
+            return claim.ids[0] not in self._active
+        age_s = self._clock.now() - claim.claimed_at
+        if age_s <= self._replicas.silence_s:
+            return False
+        return claim.replica not in await self._replicas.alive()
 
     async def _leases(self, ids: Sequence[str]) -> list[Lease]:
-        """Return the leases of instances that are admitted together; none if one has no lease."""
+        """Return the leases of instances; none if any of them has no lease."""
         try:
-            return [await self._hub.lease(i) for i in ids]
+            return [await self._hub.lease(instance_id) for instance_id in ids]
         except InstanceNotFound:
             return []
 
-    async def _settle(self, name: str, value: str) -> bool:
-        """Keep a value for good under a name; False when another was settled before."""
-        for _ in range(_SETTLE_TRIES):
-            kept = await self._hub.remember(name, value, KEY_TTL_S)
-            if kept != _OPEN:
-                return kept == value
-            await asyncio.sleep(_OPEN_S)  # somebody looked: what looking leaves is soon gone
-        raise FabricUnavailable("the hub does not take the state of a create")
+    # --- values in the hub, set once --------------------------------------------------------------
+
+    async def _get(self, name: str) -> str | None:
+        """Return a value; None: it is not set."""
+        value = await self._hub.remember(name, _UNSET, _UNSET_S)
+        return None if value == _UNSET else value
+
+    async def _set(self, name: str, value: str) -> bool:
+        """Set a value; False: another one was set before."""
+        for _ in range(_SET_ATTEMPTS):
+            stored = await self._hub.remember(name, value, KEY_TTL_S)
+            if stored != _UNSET:
+                return stored == value
+            await asyncio.sleep(_UNSET_S)  # until the placeholder of a concurrent `_get` expires
+        raise FabricUnavailable(f"the hub did not store {name} in {_SET_ATTEMPTS} attempts")

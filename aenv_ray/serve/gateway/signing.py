@@ -1,4 +1,4 @@
-"""Signed URLs: a right to one upload or download, for some minutes, without a token."""
+"""Signed URLs: they allow one upload or download without a token, for some minutes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aenv_ray.errors import Forbidden
 from aenv_ray.hub.api import Hub
 
 SIGNED_S: Final = 900.0
-"""How long a signed URL holds."""
+"""How long a signed URL is valid."""
 _KEY_TTL_S: Final = 10 * 365 * 86_400.0
 _KEY_NAME: Final = "gateway:signing-key"
 
@@ -31,11 +31,11 @@ class Signature(BaseModel):
 
 
 class Signer:
-    """Signs and checks, with a key that all replicas share.
+    """Signs URLs and checks signatures, with a key that all replicas share.
 
     Args:
-        hub: Keeps the key.
-        clock: For the end of a signature.
+        hub: Stores the key.
+        clock: For the expiry of signatures.
     """
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
@@ -44,21 +44,23 @@ class Signer:
         self._key: bytes | None = None
 
     async def sign(self, method: str, path: str, owner: str) -> str:
-        """Return path and query that allow one method for `SIGNED_S`."""
+        """Return a path and query that allow one method for `SIGNED_S`."""
         expires = int(self._clock.now() + SIGNED_S)
         signature = await self._signature(method, path, owner, expires)
         return f"{path}?expires={expires}&owner={quote(owner, safe='')}&signature={signature}"
 
     async def check(self, method: str, path: str, given: Signature) -> None:
-        """Do nothing if a request is signed.
+        """Check the signature of a request.
 
         Raises:
-            Forbidden: The signature is not ours, is of something else, or has ended.
+            Forbidden: It is wrong, signs another request, or has expired.
         """
         expected = await self._signature(method, path, given.owner, given.expires)
         is_ours = hmac.compare_digest(expected.encode(), given.signature.encode())
         if not is_ours or given.expires < self._clock.now():
-            raise Forbidden("the signed URL is wrong or has ended", hint="ask for a new one")
+            raise Forbidden(
+                "the signature of the URL is wrong or has expired", hint="request a new signed URL"
+            )
 
     async def _signature(self, method: str, path: str, owner: str, expires: int) -> str:
         if self._key is None:

@@ -1,4 +1,4 @@
-"""Compares what the hub accounts for with what runs, so that neither outlives the other."""
+"""Compares leases with running instances, so that neither outlives the other."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 class Sweep:
-    """Ends leases whose instance is gone, and instances whose replica died while it made them.
+    """Ends leases without an instance, and instances whose replica died while creating them.
 
-    All replicas run it; for each round the hub chooses one.
+    All replicas run it; the hub elects one of them for each round.
 
     Args:
-        hub: With the leases.
-        fabric: With the instances.
-        creator: What this replica makes is its own affair.
-        clock: For whose turn it is.
-        replicas: This one among the others.
+        hub: Stores the leases.
+        fabric: Lists the instances.
+        creator: Undoes creates; the sweep skips those in progress.
+        clock: For the number of a round.
+        replicas: This replica and the others.
         every_s: Seconds between rounds.
-        note_live: Told of the running instances in each round of this replica.
-        note_pools: Told of the sandboxes that are ready, likewise.
+        note_live: Called with the running leases after each round of this replica.
+        note_pools: Called with the number of ready sandboxes of each environment.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Sweep:
         self._note_pools = note_pools
 
     async def run(self) -> None:
-        """Sweep for ever; a round that fails is tried again with the next."""
+        """Run until cancelled; a failed round is logged, and the next one repeats its work."""
         async with asyncio.TaskGroup() as group:
-            # Apart: a round may take longer than this replica may be silent.
-            group.create_task(self._repeat(self._replicas.beat))
+            # Separate tasks: a round may take longer than heartbeats may be missing.
+            group.create_task(self._repeat(self._replicas.heartbeat))
             group.create_task(self._repeat(self._round))
 
     async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -66,44 +66,44 @@ class Sweep:
             try:
                 await act()
             except AenvError as exc:
-                logger.warning("sweep: %s", exc)
+                logger.warning("a sweep failed: %s", exc)
             except Exception:
-                logger.exception("sweep")
+                logger.exception("a sweep failed")
             await asyncio.sleep(self._every_s)
 
     async def _round(self) -> None:
-        if await self._is_mine():
+        if await self._is_elected():
             await self.once()
 
-    async def _is_mine(self) -> bool:
+    async def _is_elected(self) -> bool:
         number = int(self._clock.now() / self._every_s)
         name = f"sweep:{number}"
         mine = self._replicas.name
         return await self._hub.remember(name, mine, 10 * self._every_s) == mine
 
     async def once(self) -> None:
-        """Compare and mend once.
+        """Run one round.
 
         Raises:
-            FabricUnavailable: The hub or the fabric does not answer; nothing was ended for that.
+            FabricUnavailable: The hub or the fabric does not answer; no instance ends for that.
         """
-        leases = await self._leases()  # before the instances: what is made meanwhile is in neither
+        leases = await self._leases()  # before the instances: a lease is older than its instance
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}
         alive = await self._replicas.alive()
         running = []
         for lease in leases:
             if not lease.made_by:
-                continue  # Ray code's: it ends with the instance's owner or deadline
+                continue  # made by Ray code: it ends with the instance's owner or deadline
             if lease.status is InstanceStatus.PENDING:
-                await self._look_at_pending(lease, alive)
+                await self._check_pending(lease, alive)
             elif lease.status is not InstanceStatus.RUNNING:
-                continue  # it has ended, and the hub says for a while why
+                continue  # it has ended; the hub keeps the reason for a while
             elif lease.id in live:
                 running.append(lease)
-                await self._adjust(lease, live[lease.id])
+                await self._update_deadline(lease, live[lease.id])
             else:
-                await self._look_at_unlisted(lease)
+                await self._check_unlisted(lease)
         self._note_live(running)
         self._note_pools(await self._fabric.pools())
 
@@ -117,34 +117,34 @@ class Sweep:
             if cursor is None:
                 return found
 
-    async def _look_at_pending(self, lease: Lease, alive: set[str]) -> None:
+    async def _check_pending(self, lease: Lease, alive: set[str]) -> None:
         is_own = lease.made_by == self._replicas.name
-        if (lease.id in self._creator.under_way) if is_own else (lease.made_by in alive):
+        if (lease.id in self._creator.in_progress) if is_own else (lease.made_by in alive):
             return
-        # It may have become Running since it was listed, as its replica's last deed too.
+        # It may have become Running since it was listed, even if its replica died right after.
         try:
             if (await self._hub.lease(lease.id)).status is not InstanceStatus.PENDING:
                 return
         except InstanceNotFound:
             return
-        logger.warning("%s was being made by %s, which is gone", lease.id, lease.made_by)
-        await self._creator.keys.void(lease.id)
+        logger.warning("%s was being created by %s, which died", lease.id, lease.made_by)
+        await self._creator.keys.mark_failed(lease.id)
         await self._creator.undo([lease.id])
 
-    async def _adjust(self, lease: Lease, info: InstanceInfo) -> None:
+    async def _update_deadline(self, lease: Lease, info: InstanceInfo) -> None:
         if abs(info.deadline - lease.deadline) > 1.0:  # Ray code renewed it
             await self._hub.update_lease(lease.id, deadline=info.deadline)
 
-    async def _look_at_unlisted(self, lease: Lease) -> None:
-        """End a lease whose instance no host has: one host may just be restarting."""
+    async def _check_unlisted(self, lease: Lease) -> None:
+        """End a lease whose instance no host listed, unless a host is only restarting."""
         self._fabric.forget(lease.id)
         try:
             status = (await self._fabric.info(lease.id)).status
         except InstanceNotFound:
             status = InstanceStatus.TERMINATED
         except FabricUnavailable as exc:
-            # Its host lives and does not say: what it may have is in use, for all that is known.
-            logger.warning("%s is not known to have ended: %s", lease.id, exc)
+            # Its host is alive but does not answer, so the instance may be in use.
+            logger.warning("the state of %s is unknown: %s", lease.id, exc)
             return
         if status is InstanceStatus.FAILED:
             reason = "its sandbox, its host or its node died"

@@ -72,7 +72,7 @@ async def test_a_key_that_a_replica_took_to_its_grave_is_free_again(
 ) -> None:
     """It died after its claim and before the hub admitted anything, so there is nothing to undo."""
     keys = bench.gateway.creator.keys
-    monkeypatch.setattr(replicas, "LEAST_SILENCE_S", 0.0)
+    monkeypatch.setattr(replicas, "MIN_SILENCE_S", 0.0)
     dead = replicas.Replicas(bench.hub, SystemClock(), "dead", 0.0)
     monkeypatch.setattr(keys, "_replicas", dead)
     claim: dict[str, Any] = {}

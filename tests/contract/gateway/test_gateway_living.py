@@ -86,7 +86,7 @@ async def test_no_lease_outlives_its_instance(bench: Bench, ann: httpx.AsyncClie
 async def test_what_a_dead_replica_was_making_ends(root: Path) -> None:
     """Its client has no answer, and may ask again with its key."""
     async with a_gateway(root, GatewaySettings(create_wait_s=0, sweep_s=60)) as bench:
-        await bench.gateway.replicas.beat()
+        await bench.gateway.replicas.heartbeat()
         async with bench.owner("ann") as http:
             made = await created(http)
             lease = await bench.hub.lease(made["id"])

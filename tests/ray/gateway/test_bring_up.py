@@ -73,7 +73,7 @@ def head(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_a_head_has_hub_gateway_and_the_operators_token_and_its_successor_keeps_them(
     head: Head,
 ) -> None:
-    assert "hub and gateway are up" in head.bring_up()
+    assert "the hub and the gateway are up" in head.bring_up()
     assert is_deployed()
     tokens = head.get("/tokens").json()["data"]
     # Modules before this one made tokens too.

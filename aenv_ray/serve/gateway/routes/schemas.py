@@ -1,6 +1,6 @@
-"""The JSON of the control routes: what clients send and what they get.
+"""The JSON of the control routes: requests and answers.
 
-Names and spellings are AEnvironment's where it has them, so that its client and CLI read them.
+Fields that AEnvironment has keep its names and spelling, so that its client and CLI read them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class _Asked(BaseModel):
-    """Unknown fields are ignored, as AEnvironment's server does."""
+class _Request(BaseModel):
+    """Unknown fields are ignored, as in AEnvironment's server."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class _Query(BaseModel):
-    """Unknown parameters are refused: a filter that does nothing would mislead."""
+    """Unknown parameters are refused: a filter without an effect would mislead."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,7 +48,7 @@ class _Query(BaseModel):
 
 
 class EnvironmentObject(_Answer):
-    """An environment version as EnvHub writes it, and what ours has beyond that."""
+    """An environment version as AEnvironment's EnvHub writes it, with our own fields."""
 
     id: str
     name: str
@@ -69,11 +69,11 @@ class EnvironmentObject(_Answer):
     archive_bytes: int
     owner: str | None
     functions: list[FunctionSchema] = Field(default_factory=list)
-    """Only where one version was asked for."""
+    """Only in answers about a single version."""
 
     @classmethod
     def of(cls, entry: EnvironmentVersion, *, is_whole: bool = False) -> EnvironmentObject:
-        """Return the object of a version."""
+        """Return a version as JSON; `is_whole`: with its functions."""
         config = entry.config
         return cls(
             id=f"{entry.name}-{entry.version}",
@@ -119,13 +119,13 @@ class EnvironmentFilter(_Query):
     latest: bool = False
     limit: int = Field(default=100, ge=1, le=1000)
     offset: int = Field(
-        default=0, ge=0, le=100_000, description="Rows left out; a cursor is cheaper."
+        default=0, ge=0, le=100_000, description="Rows to skip; a cursor is faster."
     )
     cursor: str | None = None
 
 
 class ExistsObject(_Answer):
-    """Whether a version is there."""
+    """Whether a version exists."""
 
     exists: bool
     status: int | None = None
@@ -137,22 +137,22 @@ class StatusObject(_Answer):
     status: str
 
 
-class StatusChange(_Asked):
-    """Where a version goes."""
+class StatusChange(_Request):
+    """A new status for a version."""
 
     status: str
 
 
-class PublishRequest(_Asked):
-    """A source archive that was uploaded, to be published."""
+class PublishRequest(_Request):
+    """Publishes an uploaded source archive."""
 
     archive: str = Field(pattern="^[0-9a-f]{64}$")
     allow_secrets: list[str] = Field(default_factory=list, max_length=1000)
-    """Files, or patterns of them, that are published although they look like secrets."""
+    """Files, or patterns, to publish although they look like secrets."""
 
 
 class ArtifactObject(_Answer):
-    """An artifact that is kept."""
+    """A stored artifact."""
 
     digest: str
     size_bytes: int
@@ -168,7 +168,7 @@ class SignStyle(_Query):
 
 
 class InstanceObject(_Answer):
-    """An instance as AEnvironment's api-service writes it, and what ours has beyond that."""
+    """An instance as AEnvironment's api-service writes it, with our own fields."""
 
     id: str
     env: dict[str, Any]
@@ -176,7 +176,7 @@ class InstanceObject(_Answer):
     created_at: str
     updated_at: str
     ip: str
-    """The name that stands for it on the data routes; empty in lists."""
+    """The capability: names the instance on the data routes. Empty in lists."""
     ttl: str
     owner: str
     labels: dict[str, str]
@@ -186,8 +186,8 @@ class InstanceObject(_Answer):
     mcp_url: str
 
 
-class CreateRequest(_Asked):
-    """A new instance, as AEnvironment's client asks for it."""
+class CreateRequest(_Request):
+    """Creates an instance, as AEnvironment's client requests it."""
 
     env_name: Annotated[str, Field(alias="envName", min_length=1, max_length=200)]
     datasource: str = Field(default="", max_length=1000)
@@ -204,14 +204,14 @@ class CreateRequest(_Asked):
 
 
 class CreateManyRequest(CreateRequest):
-    """New instances, all or none."""
+    """Creates instances, all or none."""
 
     count: int = Field(default=1, ge=1, le=1000)
     engine: str | None = None
     idle_timeout: Duration | None = None
     actor: Literal["shared", "dedicated"] = "shared"
     wait: bool = True
-    """Answer when they run; else at once, while they are Pending."""
+    """Answer when they run; false: at once, while they are Pending."""
 
     @field_validator("idle_timeout", mode="after")
     @classmethod
@@ -225,7 +225,7 @@ def _duration(value: Duration | None, what: str) -> Duration | None:
     try:
         parse_duration_s(value, what=what)
     except ConfigError as exc:
-        # An answer has one hint for all that is wrong with a request: this is its field's.
+        # An answer has one hint for all invalid fields, so this field's hint goes into its message.
         raise ValueError(f"{exc.message}: {exc.hint}") from None
     return value
 
@@ -242,27 +242,27 @@ class InstanceFilter(_Query):
 
 
 class ReferenceFilter(_Query):
-    """Paging of a list that AEnvironment's clients ask for."""
+    """Paging of AEnvironment's list of instances."""
 
     limit: int = Field(default=1000, ge=1, le=1000)
     cursor: str | None = None
 
 
 class WaitQuery(_Query):
-    """How long to wait for a change."""
+    """How long to wait for a Pending instance."""
 
     wait_s: float = Field(default=0, ge=0, le=60)
-    """Answer when the instance is no longer Pending, or after this long."""
+    """Answer when the instance is no longer Pending, or after this time."""
 
 
-class RenewRequest(_Asked):
-    """More time."""
+class RenewRequest(_Request):
+    """Extends the lifetime of an instance to this time from now."""
 
     ttl: Duration = "30m"
 
 
-class ExecRequest(_Asked):
-    """A command to run in an instance."""
+class ExecRequest(_Request):
+    """Runs a command in an instance."""
 
     command: str | list[str]
     cwd: str | None = None
@@ -270,18 +270,18 @@ class ExecRequest(_Asked):
     stdin: str | None = Field(default=None, repr=False)
     """Base64."""
     encoding: Literal["utf-8", "base64"] = "utf-8"
-    """How to answer outputs; those that are no UTF-8 are base64 anyway."""
+    """Encoding of the outputs; outputs that are not UTF-8 are always base64."""
     timeout: float = Field(default=60, gt=0, le=86_400)
 
 
 class ExecObject(_Answer):
-    """How a command ended."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
     stderr: str
     encoding: Literal["utf-8", "base64"]
-    """Of both outputs; base64 where one is no UTF-8."""
+    """Of both outputs; base64 if one is not UTF-8."""
     truncated: bool
     duration_s: float
 
@@ -296,8 +296,8 @@ class LogsQuery(_Query):
 # --- tokens, quotas, pools -----------------------------------------------------------------------
 
 
-class TokenRequest(_Asked):
-    """A new token."""
+class TokenRequest(_Request):
+    """Creates a token."""
 
     role: Role
     owner: str = Field(min_length=1, max_length=200)
@@ -306,21 +306,21 @@ class TokenRequest(_Asked):
     note: str = Field(default="", max_length=500)
 
 
-class AgentTokenRequest(_Asked):
-    """A token for the agent of one instance."""
+class AgentTokenRequest(_Request):
+    """Creates an agent token for an instance."""
 
     ttl: Duration | None = None
     note: str = Field(default="", max_length=500)
 
 
 class TokenObject(TokenRecord):
-    """A new token; its secret is told this once."""
+    """A new token, with its secret."""
 
     token: str
 
 
-class QuotaRequest(_Asked):
-    """How many instances a subject may have."""
+class QuotaRequest(_Request):
+    """Sets how many instances a subject may have."""
 
     max_instances: int = Field(ge=0)
 
@@ -333,33 +333,33 @@ class QuotaObject(_Answer):
     max_instances: int
 
 
-class PoolRequest(_Asked):
-    """Sandboxes to keep ready."""
+class PoolRequest(_Request):
+    """Sets how many sandboxes to keep ready."""
 
     environment: str = Field(min_length=1, max_length=200)
     count: int = Field(ge=0, le=4096)
 
 
 class PoolObject(_Answer):
-    """Sandboxes that are kept ready."""
+    """The sandboxes that are kept ready for an environment."""
 
     environment: str
     count: int
-    """How many were asked for here; 0: Ray code asked, or recent demand keeps them."""
+    """As set by PUT /pools; 0: Ray code or recent demand keeps them ready."""
     ready: int
-    """How many there are now."""
+    """Sandboxes that are ready now."""
 
 
 def instance_object(
     lease: Lease, *, mcp_url: str, entry: EnvironmentVersion | None, is_private: bool
 ) -> InstanceObject:
-    """Return the object of an instance.
+    """Return an instance as JSON.
 
     Args:
-        lease: The hub's.
-        mcp_url: Where MCP clients reach it.
-        entry: Its environment, where it is at hand.
-        is_private: The answer goes to its owner alone, and may carry the capability.
+        lease: From the hub.
+        mcp_url: Its MCP endpoint.
+        entry: Its environment; None: not published.
+        is_private: Only its owner sees the answer, which may contain the capability.
     """
     name, _, version = lease.reference.partition("@")
     entry = entry or EnvironmentVersion(

@@ -1,4 +1,4 @@
-"""The JSON of the service routes, in AEnvironment's spelling where it has one."""
+"""The JSON of the service routes; fields that AEnvironment has keep its spelling."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from aenv_ray.serve.services.service import masked
 _Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 
-class _Asked(BaseModel):
-    """Unknown fields are ignored, as AEnvironment's server does."""
+class _Request(BaseModel):
+    """Unknown fields are ignored, as in AEnvironment's server."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class _Resources(_Asked):
-    """What the sandboxes of a service have otherwise than the environment says."""
+class _Resources(_Request):
+    """What a service overrides of its environment."""
 
     image: str | None = Field(default=None, max_length=500)
-    """Where they are containers."""
+    """Of containers and pods."""
     cpu: str | float | None = None
-    """Cores: ``"500m"``. A request of AEnvironment's is a limit here, and its limit goes first."""
+    """Cores: ``"500m"``. AEnvironment's limit sets it, or else its request."""
     cpu_request: str | float | None = None
     cpu_limit: str | float | None = None
     memory: str | None = None
@@ -36,18 +36,18 @@ class _Resources(_Asked):
     memory_request: str | None = None
     memory_limit: str | None = None
     ephemeral_storage: str | None = None
-    """Of the work directory, which ends with its sandbox."""
+    """Size of the work directory, which ends with its sandbox."""
     ephemeral_storage_request: str | None = None
     ephemeral_storage_limit: str | None = None
     port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """Of a server inside, reached at ``/services/{name}/ports/{port}/``; 0: none."""
+    """Of a server in the sandbox, at ``/services/{name}/ports/{port}/``; 0: none."""
     storage_size: str | None = None
-    """``"10Gi"``; it may grow."""
+    """``"10Gi"``; an update may only increase it."""
     mount_path: str | None = None
-    """Where its code sees the storage."""
+    """Path of the storage in the sandbox."""
 
     def changes(self) -> dict[str, Any]:
-        """Return what is named, as fields of `DeployChanges`; "" is what the environment says."""
+        """Return the overrides as fields of `DeployChanges`; "" means the environment's value."""
         found = {
             "image": self.image,
             "cpu": _first(self.cpu_limit, self.cpu, self.cpu_request),
@@ -61,7 +61,7 @@ class _Resources(_Asked):
 
 
 class ServiceCreateRequest(_Resources):
-    """A new service."""
+    """Creates a service."""
 
     env_name: Annotated[str, Field(alias="envName", min_length=1, max_length=200)]
     service_name: str | None = None
@@ -73,28 +73,28 @@ class ServiceCreateRequest(_Resources):
     engine: str | None = None
     owner: str | None = None
     enable_storage: bool | None = None
-    """None: as ``deployConfig.service`` says, or where a size or name of it is given."""
+    """None: as ``deployConfig.service`` says, or true if `storage_size` or `pvc_name` is given."""
     pvc_name: str | None = None
-    """Tells storages of this service apart; those of others it never names."""
+    """Distinguishes storages of this service; it cannot name another service's storage."""
 
 
 class ServiceUpdateRequest(_Resources):
-    """What changes; what is not named stays, and "" is what the environment says."""
+    """Changes a service: omitted fields stay, and "" means the environment's value."""
 
     replicas: _Replicas | None = None
     autoscale: str | None = None
-    """``min:max``; empty: none any more."""
+    """``min:max``; empty: no autoscaling."""
     env_name: Annotated[str | None, Field(alias="envName", max_length=200)] = None
-    """Another version of its environment."""
+    """Another version of the same environment."""
     environment_variables: dict[str, str] | None = Field(default=None, repr=False)
     engine: str | None = None
-    """A storage stays what it is: a directory, or a claim of Kubernetes."""
+    """Does not convert the storage: a directory stays one, a Kubernetes claim too."""
     enable_storage: bool | None = None
-    """True gives a storage to one that has none."""
+    """True adds a storage to a service without one."""
 
 
 class ServiceFilter(BaseModel):
-    """Parameters of the list; none."""
+    """Parameters of the list: none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -105,7 +105,7 @@ class ServiceDeletion(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delete_storage: bool = Field(default=False, alias="deleteStorage")
-    """What it kept is deleted once its sandboxes are gone; else its next of this name has it."""
+    """Delete the storage after its sandboxes; else a service of the same name gets it."""
 
 
 class ServiceLogs(BaseModel):
@@ -117,7 +117,7 @@ class ServiceLogs(BaseModel):
 
 
 class ServiceObject(BaseModel):
-    """A service as AEnvironment's api-service writes it, and what ours has beyond that."""
+    """A service as AEnvironment's api-service writes it, with our own fields."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -129,16 +129,16 @@ class ServiceObject(BaseModel):
     replicas: int
     available_replicas: int
     service_url: str
-    """Where its MCP and function routes are."""
+    """Base URL of its MCP and function routes."""
     owner: str
     environment_variables: dict[str, str]
-    """Names; the values are secrets and masked."""
+    """Values are secrets, so they are masked."""
     pvc_name: str
-    """Of its storage; empty: it has none."""
+    """Name of its storage; empty: it has none."""
     storage_size: str
     mount_path: str
     image: str
-    """Like `cpu`, `memory` and `port`: empty where they are the environment's."""
+    """Empty: the environment's; the same holds for `cpu`, `memory` and `port`."""
     cpu: str
     memory: str
     ephemeral_storage: str
@@ -147,20 +147,20 @@ class ServiceObject(BaseModel):
     """``min:max``, or empty."""
     engine: str
     reason: str
-    """Why it is not as it should be."""
+    """Why it does not run as it should."""
     mcp_url: str
 
 
 def service_object(
     record: ServiceRecord, state: ServiceState, url: str, entry: EnvironmentVersion | None
 ) -> ServiceObject:
-    """Return the object of a service.
+    """Return a service as JSON.
 
     Args:
-        record: The hub's.
-        state: Serve's.
-        url: Where its routes are.
-        entry: Its environment, where the hub knows it.
+        record: From the hub.
+        state: From Ray Serve.
+        url: Base URL of its routes.
+        entry: Its environment; None: not published.
     """
     name, _, version = record.reference.rpartition("/")[2].partition("@")
     entry = entry or EnvironmentVersion(

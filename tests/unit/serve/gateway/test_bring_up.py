@@ -38,8 +38,8 @@ def test_a_token_that_could_be_guessed_is_refused(text, tmp_path):
         bring_up.read_secret(path)
 
 
-def test_a_token_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+def test_a_missing_token_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the administrator token"):
         bring_up.read_secret(tmp_path / "none")
 
 
