@@ -39,6 +39,7 @@ def test_alone_it_starts_a_ray_and_ends_it(root: Path) -> None:
     done = quickstart(root, "--rollouts", "8", "--concurrency", "4")
     assert done.returncode == 0, done.stderr
     assert "on a local Ray, started for this run" in done.stderr
+    assert "Token authentication" not in done.stderr
     rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
     assert {n: rows[n].strip() for n in ("rollouts", "reward mean", "instances left")} == {
         "rollouts": "8", "reward mean": "1.000", "instances left": "0",

@@ -38,11 +38,17 @@ from aenv_ray.errors import (
 )
 
 T = TypeVar("T")
+logger = logging.getLogger("aenv_ray")
 
 NAMESPACE: Final = "aenv"
 """Ray namespace of every actor of ours."""
 CONTROLLER_NAME: Final = "aenv-controller"
 HUB_NAME: Final = "aenv-hub"
+_ROUTINE_WARNINGS: Final = {
+    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
+    "ray._private.worker": "SIGTERM handler is not set",
+}
+"""Loggers of Ray, with the beginning of a warning that each start of Ray logs."""
 _HEAD: Final = "node:__internal_head__"
 """Resource by which Ray marks its head."""
 _SHARE_OF_HEAD: Final = 0.001
@@ -102,16 +108,38 @@ def ensure_ray(address: str | None = None) -> bool:
 
 
 def _init_ray(address: str | None) -> None:
-    ray.init(
-        address=address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        configure_logging=False,
-        include_dashboard=False if address is None else None,
-        _system_config=dict(SYSTEM_CONFIG) if address is None else None,
-        _temp_dir=short_directory() if address is None else None,
-    )
+    with quiet_start():
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+            include_dashboard=False if address is None else None,
+            _system_config=dict(SYSTEM_CONFIG) if address is None else None,
+            _temp_dir=short_directory() if address is None else None,
+        )
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Log Ray's routine start-up warnings at level INFO, through our own logger."""
+    loggers = [logging.getLogger(name) for name in _ROUTINE_WARNINGS]
+    for ray_logger in loggers:
+        ray_logger.addFilter(_demote_routine)
+    try:
+        yield
+    finally:
+        for ray_logger in loggers:
+            ray_logger.removeFilter(_demote_routine)
+
+
+def _demote_routine(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    if not message.startswith(_ROUTINE_WARNINGS[record.name]):
+        return True
+    logger.info("Ray: %s", message)
+    return False
 
 
 def start_local(num_cpus: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -114,3 +115,22 @@ def test_a_long_directory_for_temporary_files_does_not_stop_a_local_ray(
     assert ray_address.short_directory() == "/tmp/ray"
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert ray_address.short_directory() is None
+
+
+def test_routine_warnings_of_a_starting_ray_are_logged_as_info(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A user who starts Ray through us sees its routine notices only with --verbose."""
+    token = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    worker = logging.getLogger("ray._private.worker")
+    with caplog.at_level(logging.INFO, logger="aenv_ray"), ray_api.quiet_start():
+        token.warning("Token authentication is enabled for this Ray cluster.")
+        token.warning("Token authentication is disabled for this Ray cluster.")
+        worker.warning("SIGTERM handler is not set because of the thread.")
+    worker.warning("SIGTERM handler is not set because of the thread.")
+    assert [(r.name.partition(".")[0], r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("aenv_ray", "INFO", "Ray: Token authentication is enabled for this Ray cluster."),
+        ("ray", "WARNING", "Token authentication is disabled for this Ray cluster."),
+        ("aenv_ray", "INFO", "Ray: SIGTERM handler is not set because of the thread."),
+        ("ray", "WARNING", "SIGTERM handler is not set because of the thread."),
+    ]
