@@ -1,14 +1,12 @@
-"""What ``aenv up`` wrote down about the fabric that it brought up on this machine.
+"""The record of the fabric that ``aenv up`` started on this machine.
 
-The file is there from before the first process starts until after the last one has ended, so that
-``aenv down`` finds everything, whatever was killed in between.
+The file exists from before the first process starts until after the last one has ended, so that
+``aenv down`` finds every process, even if ``aenv up`` was killed.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -16,53 +14,54 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 
 FILE_NAME: Final = "up.json"
 MARK: Final = "AENV_UP_ID"
-"""Environment variable by which every process of a fabric is known; they all inherit it."""
+"""Environment variable that identifies the processes of a fabric; they all inherit it."""
 _CONNECT_S: Final = 2.0
 
 
 class Phase(StrEnum):
-    """How far a fabric is."""
+    """State of a local fabric."""
 
     STARTING = "starting"
-    """Some of it may run; whoever finds it so, and no ``aenv up`` at work, takes it down."""
+    """Some processes may run. If no ``aenv up`` is running, it failed and is to be taken down."""
     UP = "up"
-    """All of it was seen running."""
+    """Everything was running once."""
 
 
 class LocalFabric(BaseModel):
-    """One fabric of this machine: where it is, what is its own, and how to speak to it."""
+    """A fabric on this machine: addresses, token, and the processes that belong to it."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
-    """Value of `MARK` in its processes."""
+    """Value of the variable `MARK` in its processes."""
     phase: Phase
     url: str
-    """Of the gateway's control side."""
+    """Address of the gateway's REST API."""
     mcp_url: str
-    """Of the gateway's data side."""
+    """Address of the gateway's MCP side."""
     token: str = Field(default="", repr=False)
-    """An admin's token."""
+    """A token with role admin."""
     ray_address: str = ""
     """Empty until Ray runs."""
     owns_ray: bool
-    """Whether Ray was started for it, and ends with it."""
+    """Whether Ray was started for the fabric and ends with it."""
     ray_temp_dir: Path | None = None
-    """Of a Ray of its own."""
+    """Temporary directory of its own Ray; None if Ray is not its own."""
     sessions: frozenset[int] = frozenset()
-    """Of the operating system, in which the processes of its Ray are, whatever they are called."""
+    """Operating system sessions of its Ray's processes, which may hide their environment."""
     node_dir: Path | None = None
-    """Of its node's launcher; None until Ray runs, or where Ray is not its own."""
+    """Directory of the node's launcher; None until Ray runs, or if Ray is not its own."""
     started_at: float
     """Seconds since the epoch."""
     user: str
-    """Who started it."""
+    """The user who started it."""
 
     def ray_answers(self) -> bool:
-        """Return whether something listens at its Ray's address."""
+        """Return whether something listens at the Ray address."""
         host, _, port = self.ray_address.rpartition(":")
         if not (host and port.isdecimal()):
             return False
@@ -74,15 +73,15 @@ class LocalFabric(BaseModel):
 
 
 def path_in(data_dir: Path) -> Path:
-    """Return where the file is."""
+    """Return the path of the record."""
     return data_dir / FILE_NAME
 
 
 def read(data_dir: Path) -> LocalFabric | None:
-    """Return what is written down; None: no fabric was brought up here.
+    """Return the record; None if no fabric was started here.
 
     Raises:
-        ConfigError: The file cannot be read, or is none of ours.
+        ConfigError: The file cannot be read or is not a record.
     """
     path = path_in(data_dir)
     try:
@@ -90,12 +89,12 @@ def read(data_dir: Path) -> LocalFabric | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as exc:
-        what = exc.strerror if isinstance(exc, OSError) else "it is not what `aenv up` writes"
+        what = exc.strerror if isinstance(exc, OSError) else "its content is not from `aenv up`"
         raise ConfigError(f"{path} cannot be read: {what}", hint=f"remove it: rm {path}") from None
 
 
 def write(data_dir: Path, fabric: LocalFabric) -> None:
-    """Write it down: whole or not at all, and for this user alone, since it holds a token.
+    """Replace the record atomically; readable only by this user, since it holds a token.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -104,28 +103,19 @@ def write(data_dir: Path, fabric: LocalFabric) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file, or what a link leads to, with one of mode 0600 in a single step.
+    """Replace a file atomically with one of mode 0600; a symlink is followed.
 
     Raises:
-        ConfigError: It cannot be written; what was there is unchanged.
+        ConfigError: The file cannot be written; it is unchanged.
     """
     try:
         path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        write_atomically(path, text, durable=True)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc
 
 
 def forget(data_dir: Path) -> None:
-    """Remove the file; nothing when there is none."""
+    """Remove the record, if there is one."""
     path_in(data_dir).unlink(missing_ok=True)

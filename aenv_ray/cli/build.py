@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import Output, ProjectPath, WorkDir
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 
@@ -24,9 +24,8 @@ _PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
-    work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="The project's directory.")
-    ] = Path(),
+    path: ProjectPath = Path(),
+    work_dir: WorkDir = Path(),
     image_name: Annotated[
         str | None,
         typer.Option(
@@ -70,14 +69,14 @@ def build(
     Log in to registries with `docker login`.
 
     Example:
-      aenv build -w todo
-      aenv build -w todo -t 1.0.0 -t latest --push
+      aenv build ./todo
+      aenv build ./todo -t 1.0.0 -t latest --push
     """
     from aenv_ray.cli import artifacts
     from aenv_ray.cli.terminal import config_file
     from aenv_ray.project import project
 
-    loaded = project.load(work_dir)
+    loaded = project.load(work_dir / path)
     ours = config_file.find().values.build_config.registry
     registry = ours.host if registry is None else registry
     namespace = ours.namespace if namespace is None else namespace

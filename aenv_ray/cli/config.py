@@ -1,4 +1,4 @@
-"""``aenv config``: the command line's own settings."""
+"""``aenv config``: the settings of the command line."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from aenv_ray.errors import ConfigError
 
 config = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Look at and change the settings of aenv itself.\n\n"
-    "The first file that exists is used: ~/.aenv/cli_config.json,\n"
+    help="Show and change the settings of the command line.\n\n"
+    "The first existing file is used: ~/.aenv/cli_config.json,\n"
     "./.aenv/cli_config.json, /etc/aenv/cli_config.json.\n\n"
     "Example:\n  aenv config set system_url https://gateway.example.com",
 )  # fmt: skip
 
-Secrets = Annotated[
-    bool, typer.Option("--show-secrets", help="Show tokens and passwords, which are masked else.")
-]
+Secrets = Annotated[bool, typer.Option("--show-secrets", help="Do not mask tokens and passwords.")]
 
 
 @config.command("show")
 def show_all(
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Only this one.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only this setting.")] = None,
     show_secrets: Secrets = False,
     output: Output = None,
     format_: FormatAlias = None,
 ) -> None:
-    """Show all settings, with defaults for what the file lacks.
+    """Show all settings, including defaults.
 
     Example:
       aenv config show -o json
@@ -53,7 +51,7 @@ def get(
     show_secrets: Secrets = False,
     output: Output = None,
 ) -> None:
-    """Print one setting; exits with 3 when there is none.
+    """Print one setting; exits with 3 if it does not exist.
 
     Example:
       aenv config get system_url
@@ -70,10 +68,10 @@ def get(
 @config.command("set")
 def set_(
     key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text as it is.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON or text.")],
     output: Output = None,
 ) -> None:
-    """Change one setting; the others stay as they are.
+    """Change one setting.
 
     Example:
       aenv config set owner alice
@@ -95,7 +93,7 @@ def init(
     ] = None,
     output: Output = None,
 ) -> None:
-    """Write a config file with the defaults and print its path.
+    """Create a config file with the defaults and print its path.
 
     Example:
       aenv config init
@@ -116,7 +114,7 @@ def reset(
     yes: Yes = False,
     output: Output = None,
 ) -> None:
-    """Set everything back to the defaults; the old file is kept.
+    """Reset all settings to the defaults; the old file is backed up.
 
     Example:
       aenv config reset --yes
@@ -126,11 +124,11 @@ def reset(
     from aenv_ray.local_fabric import write_private
 
     path = config_file.path_in_use()
-    confirm(f"Set {path} back to the defaults?", yes or force)
+    confirm(f"Reset {path} to the defaults?", yes or force)
     if path.is_file():
-        kept = path.with_name(f"{path.name}.bak")
-        write_private(kept, path.read_text(encoding="utf-8", errors="replace"))
-        console.say(f"the old one is kept as {kept}")
+        backup = path.with_name(f"{path.name}.bak")
+        write_private(backup, path.read_text(encoding="utf-8", errors="replace"))
+        console.say(f"the old file was saved as {backup}")
     ConfigFile(path, {}).write(config_file.defaults())
     console.say(f"reset {path}")
     show_done({"path": str(path)}, output)
@@ -138,10 +136,10 @@ def reset(
 
 @config.command()
 def load(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON file with settings.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON file with settings.")],
     output: Output = None,
 ) -> None:
-    """Take over the settings of a file; others stay as they are.
+    """Import the settings of a file; other settings are unchanged.
 
     Example:
       aenv config load team.json
@@ -164,12 +162,12 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     form: Annotated[
         Format | None,
-        typer.Option("--format", "-f", "-o", help="Of what is printed: the path, or settings."),
+        typer.Option("--format", "-f", "-o", help="Format of what is printed."),
     ] = None,
 ) -> None:
     """Write all settings to a file for `aenv config load`.
 
-    Tokens and passwords are left out, unless asked for.
+    Tokens and passwords are left out unless --show-secrets is given.
 
     Example:
       aenv config export --output team.json
@@ -192,7 +190,7 @@ def export(
 
 @config.command("path")
 def path_(output: Output = None) -> None:
-    """Print where the settings are read from.
+    """Print the path of the config file.
 
     Example:
       aenv config path
@@ -201,12 +199,12 @@ def path_(output: Output = None) -> None:
 
     path = config_file.path_in_use()
     if not path.is_file():
-        console.say("there is no such file yet; make it with: aenv config init")
+        console.say("the file does not exist yet; create it with: aenv config init")
     _show_path(path, output)
 
 
 def _show_path(path: Path, output: Format | None) -> None:
-    """Print a path; as data only where the option asks, for scripts take it as it is."""
+    """Print a path; as data only if -o asks for it, since scripts read the plain path."""
     if output in (None, Format.TABLE):
         print(path.absolute())
     else:

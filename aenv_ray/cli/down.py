@@ -1,4 +1,4 @@
-"""``aenv down``: the end of what ``aenv up`` started, and of nothing else."""
+"""``aenv down``: end what ``aenv up`` started, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aenv_ray.cli.terminal.output import show
 
 
 def down(output: Output = None) -> None:
-    """Take down what `aenv up` brought up, with its instances.
+    """End what `aenv up` started, with its instances.
 
-    What the hub keeps stays on disk. Works on what is half up, too.
+    The hub's data stays on disk. Also works if `aenv up` failed halfway.
 
     Example:
       aenv down
@@ -28,7 +28,7 @@ def down(output: Output = None) -> None:
         if fabric is None:
             console.say("nothing is up")
         else:
-            console.say("taking down gateway, hub and instances …")
+            console.say("ending gateway, hub and instances …")
             take_down(fabric)
     ended = {"ended": fabric is not None, "url": fabric.url if fabric else None}
     show(ended, output, "down")

@@ -1,4 +1,4 @@
-"""``aenv list, search, get, release, delete``: the environments that the hub keeps."""
+"""``aenv list, search, get, release, delete``: published environments."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environ
 Version = Annotated[
     str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
 ]
-Limit = Annotated[int, typer.Option("--limit", "-l", min=1, help="Rows at most.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Rows left out at the start.")]
-Tag = Annotated[str | None, typer.Option("--tag", "--tags", help="Only those with this tag.")]
+Limit = Annotated[int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Rows to skip.")]
+Tag = Annotated[str | None, typer.Option("--tag", "--tags", help="Only with this tag.")]
 
 _COLUMNS: Final[Columns] = {
     "NAME": lambda e: e["name"],
@@ -53,14 +53,14 @@ _COLUMNS: Final[Columns] = {
 
 
 def list_(
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
     tag: Tag = None,
     status: Annotated[
         str | None,
         typer.Option("--status", metavar="STATUS", help="For example Ready."),
     ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Of each name the highest version alone.")
+        bool, typer.Option("--latest", help="Only the highest version of each environment.")
     ] = False,
     limit: Limit = 100,
     offset: Offset = 0,
@@ -70,9 +70,7 @@ def list_(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """List the published environments.
-
-    By name; of each name the highest version first.
+    """List the published environments, by name and descending version.
 
     Example:
       aenv list --latest --tag linux
@@ -86,11 +84,11 @@ def list_(
 
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="WORD...", help="All are in name, text or tags.")
+        list[str], typer.Argument(metavar="WORD...", help="All must occur in name, text or tags.")
     ],
     tag: Tag = None,
     every_version: Annotated[
-        bool, typer.Option("--all", "-a", help="All versions, not only the highest of a name.")
+        bool, typer.Option("--all", "-a", help="All versions, not only the highest.")
     ] = False,
     limit: Limit = 100,
     offset: Offset = 0,
@@ -101,7 +99,7 @@ def search(
 ) -> None:
     """Search the published environments.
 
-    Words are looked for in names, descriptions and tags; case does not matter.
+    Searches names, descriptions and tags, ignoring case.
 
     Example:
       aenv search terminal bash
@@ -116,10 +114,10 @@ def get(
     name: Name,
     version: Version = None,
     versions: Annotated[
-        bool, typer.Option("--versions", help="All versions of the name, the highest first.")
+        bool, typer.Option("--versions", help="List all versions, the highest first.")
     ] = False,
     functions: Annotated[
-        bool, typer.Option("--functions", help="Its tools, functions and rewards alone.")
+        bool, typer.Option("--functions", help="Only its tools, functions and rewards.")
     ] = False,
     output: Output = None,
     format_: FormatAlias = None,
@@ -129,7 +127,7 @@ def get(
 ) -> None:
     """Show a published environment.
 
-    As text on a terminal, as JSON elsewhere.
+    Prints text on a terminal, else JSON.
 
     Example:
       aenv get todo
@@ -146,7 +144,7 @@ def get(
         found = door.environment(bare, version)
         registered = found.functions or door.functions(found.name, found.version)
     if functions:
-        show_rows(registered, form, _FUNCTION_COLUMNS, empty="it registers nothing")
+        show_rows(registered, form, _FUNCTION_COLUMNS, empty="no tools, functions or rewards")
     else:
         show(_data(found) | {"functions": registered}, form, _lines(found, registered))
 
@@ -167,7 +165,7 @@ def release(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Mark a version as released; its status stays so.
+    """Set the status of a version to Released, for good.
 
     Example:
       aenv release todo@1.0.0
@@ -189,18 +187,18 @@ def delete(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Delete a published version that nothing uses.
+    """Delete a published version that is not in use.
 
-    Its number cannot be given to other content afterwards.
+    Its version number cannot be used for other content afterwards.
 
     Example:
       aenv delete todo@1.0.0 --yes
     """
     bare, version = reference(name, version)
     if version is None:
-        raise ConfigError(f"{name} names no version", hint=f"write it as {bare}@VERSION")
+        raise ConfigError(f"no version given for {name}", hint=f"write {bare}@VERSION")
     with gateway(system_url, api_key, timeout) as door:
-        confirm(f"Delete {bare}@{version} for good?", yes)
+        confirm(f"Delete {bare}@{version} permanently?", yes)
         door.delete_environment(bare, version)
     console.say(f"deleted {bare}@{version}")
     show({"name": bare, "version": version, "deleted": True}, output, f"{bare}@{version}")
@@ -215,7 +213,7 @@ def _data(found: EnvironmentAnswer) -> dict[str, Any]:
 
 
 def _lines(found: EnvironmentAnswer, registered: list[dict[str, Any]]) -> str:
-    """Return a version as people read it: facts, then what it registers."""
+    """Return a version as text: facts, then its tools, functions and rewards."""
     facts = pairs(
         {
             "environment": found.reference,

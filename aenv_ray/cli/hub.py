@@ -9,14 +9,14 @@ from aenv_ray.cli.terminal.output import show
 
 hub = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Look at the hub, which keeps environments, leases and tokens.\n\n"
+    help="Show the hub, which stores environments, leases and tokens.\n\n"
     "Example:\n  aenv hub status",
 )  # fmt: skip
 
 
 @hub.callback()
 def _noun() -> None:
-    """Keep the noun a group, however few commands it has."""
+    """Make this a group although it has a single command."""
 
 
 @hub.command()
@@ -26,7 +26,7 @@ def status(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show what the hub keeps, where, and since when it runs.
+    """Show the hub's contents, storage and start time.
 
     Example:
       aenv hub status -o json

@@ -1,7 +1,8 @@
-"""``aenv init``: a new environment project from a template, offline, that works as it is made."""
+"""``aenv init``: create an environment project from a template, offline."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import shutil
@@ -15,12 +16,13 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output
 from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 
 TEMPLATES: Final = Path(__file__).parent / "template"
 _CONFIG: Final = "config.json"
 
-# What the template's files are written with; each is valid where it stands, so that the template
-# is itself a project that loads, passes its tests and is checked by ruff.
+# Placeholders in the template's files. Each is valid in its place, so that the template itself is a
+# project that loads, passes its tests and is checked by ruff.
 _NAME: Final = "aenv-template-name"
 _MODULE: Final = "aenv_template_module"
 _VERSION: Final = "0.0.0-template"
@@ -28,24 +30,24 @@ _VERSION: Final = "0.0.0-template"
 
 def init(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the environment, for example my-env.")
+        str, typer.Argument(metavar="NAME", help="Environment name, for example my-env.")
     ],
-    version: Annotated[str, typer.Option("--version", "-v", help="Its first version.")] = "1.0.0",
-    template: Annotated[str, typer.Option("--template", "-t", help="What to copy.")] = "default",
+    version: Annotated[str, typer.Option("--version", "-v", help="Initial version.")] = "1.0.0",
+    template: Annotated[str, typer.Option("--template", "-t", help="Template.")] = "default",
     work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="Where the project directory is made.")
+        Path, typer.Option("--work-dir", "-w", help="Directory to create the project directory in.")
     ] = Path(),
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the template's own files, nothing else.")
+        bool, typer.Option("--force", help="Overwrite the template's files; keep others.")
     ] = False,
     config_only: Annotated[
         bool, typer.Option("--config-only", help="Write only WORK_DIR/config.json.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Make a new environment project and print its path.
+    """Create an environment project and print its path.
 
-    It is made in WORK_DIR/NAME, complete with tests that pass. No server is asked.
+    The project is created in WORK_DIR/NAME, with tests that pass.
 
     Example:
       aenv init todo
@@ -59,12 +61,12 @@ def init(
         if target.exists() and not force:
             raise ConfigError(f"{target} exists already", hint="overwrite it with --force")
         _write(work_dir, {_CONFIG: files[_CONFIG]})
-        console.say(f"wrote the config of {console.strong(f'{name}@{version}')}")
+        console.say(f"created the config of {console.strong(f'{name}@{version}')}")
         _show(name, version, target, output)
         return
     target = work_dir / name
     _make_project(target, files, force=force)
-    console.say(f"made environment {console.strong(f'{name}@{version}')}")
+    console.say(f"created environment {console.strong(f'{name}@{version}')}")
     _show(name, version, target, output)
     _say_next_steps(target)
 
@@ -75,7 +77,7 @@ def _show(name: str, version: str, target: Path, output: Format | None) -> None:
 
 
 def render(template: str, name: str, version: str) -> dict[str, str]:
-    """Return the files of a new project, content by relative path.
+    """Return the files of a new project: content by relative path.
 
     Raises:
         ConfigError: There is no such template.
@@ -97,10 +99,10 @@ def render(template: str, name: str, version: str) -> dict[str, str]:
 
 
 def module_name(name: str) -> str:
-    """Return the name of the project's module: `name` as an identifier that shadows no other.
+    """Return the name of the project's module: `name` as an identifier that shadows no module.
 
-    The suffix keeps ``json`` and ``random`` from hiding the standard library's, the prefix keeps
-    the loader and pytest from taking the module for a test.
+    The suffix prevents a project ``json`` from hiding the standard library's; the prefix prevents
+    the loader and pytest from treating the module as a test.
     """
     stem = name.replace("-", "_")
     if not stem.endswith("_env"):
@@ -119,16 +121,16 @@ def _filled(text: str, values: dict[str, str]) -> str:
 
 
 def _make_project(target: Path, files: dict[str, str], *, force: bool) -> None:
-    """Write the files: a new directory appears complete or not at all.
+    """Write the files; a new directory is created completely or not at all.
 
     Raises:
-        ConfigError: The directory has content and `force` is not set, or cannot be written.
+        ConfigError: The directory is not empty and `force` is not set, or cannot be written.
     """
     if target.is_dir() and any(target.iterdir()):
         if not force:
             raise ConfigError(
                 f"directory {target} is not empty",
-                hint="--force overwrites the template's own files in it and keeps all others",
+                hint="overwrite the template's files in it with --force; others are kept",
             )
         _write(target, files)
         return
@@ -145,20 +147,19 @@ def _make_project(target: Path, files: dict[str, str], *, force: bool) -> None:
 
 
 def _write(directory: Path, files: dict[str, str]) -> None:
-    """Write each file beside its place and rename it there; what else lies there stays.
+    """Replace each file atomically; other files are kept.
 
     Raises:
-        ConfigError: A file cannot be written; those before it are.
+        ConfigError: A file cannot be written; earlier ones were.
     """
+    umask = os.umask(0)
+    os.umask(umask)
     for relative, content in files.items():
         path = directory / relative
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(content, encoding="utf-8")
-            partial.replace(path)
+            write_atomically(path, content, mode=0o666 & ~umask)
         except OSError as exc:
-            partial.unlink(missing_ok=True)
             raise _unwritable(path, exc) from exc
 
 

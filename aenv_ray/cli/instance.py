@@ -1,45 +1,57 @@
-"""``aenv instance``: what is done with instances that run."""
+"""``aenv instance``: create, inspect, use and end instances."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli.instance_create import create
+from aenv_ray.cli.local.signals import interrupts, uninterrupted
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
     ApiKey,
     AsData,
+    Engine,
+    EnvironmentHere,
     Output,
     SystemUrl,
     Timeout,
     Yes,
     confirm,
     gateway,
+    reference_here,
     variables,
 )
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, show_rows
-from aenv_ray.errors import FabricUnavailable
+from aenv_ray.errors import (
+    AenvError,
+    DeadlineExceeded,
+    FabricUnavailable,
+    SandboxStartFailed,
+)
 
 if TYPE_CHECKING:
     from aenv_ray.actors.fabric.fabric import Fabric
+    from aenv_ray.client.gateway import Gateway
     from aenv_ray.client.gateway_records import InstanceAnswer
 
 instance = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Make, use and end instances.\n\n"
+    help="Create, use and end instances.\n\n"
     "Example:\n  aenv instance create mini-terminal",
 )  # fmt: skip
 
-instance.command()(create)
+InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
 
-InstanceId = Annotated[str, typer.Argument(metavar="ID", help="The instance's id.")]
-
+_PAUSE_S: Final = 2.0
+"""Before a gateway that did not answer is asked again."""
+_HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -51,22 +63,108 @@ _COLUMNS: Final[Columns] = {
 }
 
 
+@instance.command()
+def create(  # noqa: PLR0913, PLR0917  # each is an option
+    environment: EnvironmentHere = None,
+    datasource: Annotated[
+        str, typer.Option("--datasource", "-d", help="Set in the instance as AENV_DATASOURCE.")
+    ] = "",
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", "-t", help="30m, 2h. Default: the project's, else 30m.")
+    ] = None,
+    idle_timeout: Annotated[
+        str | None, typer.Option("--idle-timeout", help="End it after this long without a call.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "-a", help="Argument for its code, repeatable.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE, repeatable.")
+    ] = None,
+    engine: Engine = None,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Create this many, or none on failure.")
+    ] = 1,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Default: config file, else the token's owner.")
+    ] = None,
+    keep_alive: Annotated[
+        bool, typer.Option("--keep-alive", help="Keep it running when this command ends.")
+    ] = False,
+    skip_health: Annotated[
+        bool, typer.Option("--skip-health", help="Skip the health check.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds for one response.")
+    ] = 60.0,
+    startup_timeout: Annotated[
+        float, typer.Option("--startup-timeout", min=0.1, help="Seconds until it must be running.")
+    ] = 500.0,
+    max_retries: Annotated[
+        int,
+        typer.Option("--max-retries", min=0, help="If the fabric is full or unreachable."),
+    ] = 10,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Create an instance and keep it until Ctrl-C or its TTL.
+
+    Prints the instance once it runs. With --keep-alive it continues to run
+    after this command, until its TTL or `aenv instance delete`.
+
+    Example:
+      aenv instance create mini-terminal --ttl 10m
+      aenv instance create todo@1.0.0 --keep-alive -o json
+    """
+    from aenv_ray.cli.terminal import config_file
+
+    options = {
+        "ttl": ttl or "",
+        "idle_timeout": idle_timeout,
+        "environment_variables": variables(env or [], "--env"),
+        "arguments": list(arg or []),
+        "labels": variables(label or [], "--label"),
+        "owner": owner or config_file.find().values.owner,
+        "engine": engine,
+        "datasource": datasource,
+        "count": count,
+    }
+    wanted = {key: value for key, value in options.items() if value is not None}
+    name = environment or reference_here("instance")
+    with gateway(system_url, api_key, timeout) as door, interrupts():
+        create_request = _CreateRequest(door, name, wanted, startup_timeout, max_retries)
+        made = create_request.send(None if skip_health else _expect_healthy)
+        # Once the instance is shown, Ctrl-C is the regular way to end the command.
+        end = contextlib.nullcontext() if keep_alive else contextlib.suppress(KeyboardInterrupt)
+        with _released(door, [] if keep_alive else made), end:
+            shown = [one.shown() for one in made]
+            if count == 1:
+                show(shown[0], output, made[0].id)
+            else:
+                show(shown, output, "\n".join(one.id for one in made))
+            if not keep_alive:
+                console.say("running until Ctrl-C or its TTL; use --keep-alive to leave it running")
+                _follow_all(door, made)
+
+
 @instance.command("list")
 def list_(
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Only of this environment.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
     version: Annotated[
-        str | None, typer.Option("--version", help="Only of this version; needs --name.")
+        str | None, typer.Option("--version", help="Only this version; requires --name.")
     ] = None,
-    owner: Annotated[str | None, typer.Option("--owner", help="Only of this owner.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only this owner.")] = None,
     label: Annotated[
         str | None, typer.Option("--label", "-l", help="Only with this KEY=VALUE.")
     ] = None,
     status: Annotated[
-        str | None, typer.Option("--status", help="Only with this status, such as Running.")
+        str | None, typer.Option("--status", help="Only this status, for example Running.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows at most.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = 1000,
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
@@ -79,14 +177,14 @@ def list_(
       aenv instance list -o json
     """
     if version is not None and name is None:
-        raise typer.BadParameter("it needs --name", param_hint="--version")
+        raise typer.BadParameter("requires --name", param_hint="--version")
     variables([label] if label else [], "--label")
     env = f"{name}@{version}" if version else name
     filters = {"env": env, "owner": owner, "label": label, "status": status}
     with gateway(system_url, api_key, timeout) as door:
         found = door.instances(limit, **filters)
     of = f" of {env}" if env else ""
-    show_rows([_data(one) for one in found], output, _COLUMNS, empty=f"no instances{of} run")
+    show_rows([_data(one) for one in found], output, _COLUMNS, empty=f"no instances{of}")
 
 
 @instance.command()
@@ -115,7 +213,7 @@ def info(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show one instance, its health and what can be called.
+    """Show one instance with its health, tools and functions.
 
     Example:
       aenv instance info mini-terminal-abc12345
@@ -135,7 +233,7 @@ def info(
 
 @instance.command()
 def delete(
-    instance_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Their ids.")],
+    instance_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Instance ids.")],
     yes: Yes = False,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -161,23 +259,23 @@ def exec(
     instance_id: InstanceId,
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="One word is a line for the shell."),
+        typer.Argument(metavar="COMMAND...", help="A single word is run by the shell."),
     ],
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds; then it is stopped.")
+        float, typer.Option("--timeout", min=0.1, help="Seconds until the command is stopped.")
     ] = 60.0,
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Run a command in an instance; exits as the command does.
+    """Run a command in an instance and exit with its exit code.
 
-    Options come before ID. With -o json or yaml the result is printed as data,
-    and the exit code is 0.
+    Options of aenv go before ID; everything after ID belongs to the command.
+    With -o json or yaml the result is printed as data, and the exit code is 0.
 
     Example:
       aenv instance exec mini-terminal-abc12345 ls /
-      aenv instance exec mini-terminal-abc12345 "ls | wc -l"
+      aenv instance exec mini-terminal-abc12345 -- sh -c "ls | wc -l"
     """
     if command[0] == "--":  # as for ssh, docker exec and kubectl exec
         command = command[1:]
@@ -192,20 +290,20 @@ def exec(
         stream.buffer.write(_output(done, name))
         stream.flush()
     if done.get("truncated"):
-        console.say("aenv: output beyond the limit was cut")
+        console.say("aenv: the output exceeds the limit and was truncated")
     raise typer.Exit(int(done.get("exit_code", 1)))
 
 
 @instance.command()
 def renew(
     instance_id: InstanceId,
-    ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now on: 30m, 2h.")],
+    ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now, for example 30m or 2h.")],
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Let an instance live TTL from now on.
+    """Move the deadline of an instance to TTL from now.
 
     Example:
       aenv instance renew mini-terminal-abc12345 2h
@@ -219,20 +317,20 @@ def renew(
 def logs(
     instance_id: InstanceId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it ends, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
     ] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Last lines only. Default: all kept.")
+        int | None, typer.Option("--tail", min=0, help="Only the last lines. Default: all stored.")
     ] = None,
     output: AsData = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Print what an instance printed.
+    """Print the output of an instance.
 
-    Where no gateway is known it is looked for on the Ray that RAY_ADDRESS
-    names, or that runs on this machine.
+    Without a gateway, the instance is looked up on the Ray cluster that
+    RAY_ADDRESS names, or on the Ray that runs on this machine.
 
     Example:
       aenv instance logs mini-terminal-abc12345
@@ -242,7 +340,7 @@ def logs(
 
     as_data = None if output is Format.TABLE else output
     if follow and as_data is not None:
-        raise typer.BadParameter("what goes on has no end to write", param_hint="--follow with -o")
+        raise typer.BadParameter("cannot be combined with -o", param_hint="--follow")
     if not knows_gateway(system_url):
         _print(_logs_over_ray(instance_id, tail, follow), instance_id, as_data)
         return
@@ -251,7 +349,7 @@ def logs(
 
 
 def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> None:
-    with contextlib.closing(pieces):  # type: ignore[type-var]  # all are generators
+    with contextlib.closing(pieces):  # type: ignore[type-var]  # both are generators
         if as_data is not None:
             show({"id": instance_id, "text": "".join(pieces)}, as_data)
             return
@@ -264,7 +362,7 @@ def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator
     from aenv_ray.actors.fabric import entrance
     from aenv_ray.actors.ray_shell import ray_api
 
-    # Ray prints its warnings on standard output, which is for the log.
+    # Ray prints warnings on standard output, which is for the log.
     with contextlib.redirect_stdout(sys.stderr):
         connection = _join()
     try:
@@ -279,7 +377,7 @@ def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator
 
 
 def _join() -> Fabric:
-    """Connect to the Ray that runs; starting one would find no instances."""
+    """Connect to a running Ray; a new one would have no instances."""
     from aenv_ray.actors.fabric import entrance
     from aenv_ray.config import settings
 
@@ -290,7 +388,7 @@ def _join() -> Fabric:
         if address is not None:
             raise
         raise FabricUnavailable(
-            "no Ray runs on this machine", hint="name the cluster with RAY_ADDRESS"
+            "no Ray runs on this machine", hint="set RAY_ADDRESS to the cluster's address"
         ) from exc
 
 
@@ -318,3 +416,144 @@ def _output(done: dict[str, Any], name: str) -> bytes:
     if done.get("encoding") == "base64":
         return base64.b64decode(text)
     return text.encode(errors="surrogateescape")
+
+
+# --- create ---------------------------------------------------------------------------------------
+
+
+class _CreateRequest:
+    """Creates instances exactly once, even if a response is lost.
+
+    Args:
+        door: The gateway.
+        environment: ``name@version`` or ``name``.
+        options: Options of the create.
+        deadline_s: Seconds until the instances must run.
+        retries: Attempts beyond the first, if the fabric is full or unreachable.
+    """
+
+    def __init__(
+        self,
+        door: Gateway,
+        environment: str,
+        options: dict[str, Any],
+        deadline_s: float,
+        retries: int,
+    ) -> None:
+        self._door = door
+        self._environment = environment
+        self._options = options
+        self._deadline_s = deadline_s
+        self._retries = retries
+        self._key = secrets.token_hex(16)
+
+    def send(self, check: Callable[[Gateway, InstanceAnswer], None] | None) -> list[InstanceAnswer]:
+        """Return the instances once they run and `check` passed; otherwise none is left.
+
+        Raises:
+            AenvError: The gateway's error.
+        """
+        try:
+            made = self._attempt(self._retries + 1)
+        except (KeyboardInterrupt, DeadlineExceeded):
+            # They may exist. A request with the same key returns the same instances.
+            console.say("undoing the create …")
+            with uninterrupted():
+                _end(self._door, self._attempt(1))
+            raise
+        try:
+            for one in made:
+                if check is not None:
+                    check(self._door, one)
+        except BaseException:
+            with uninterrupted():
+                _end(self._door, made)
+            raise
+        return made
+
+    def _attempt(self, attempts: int) -> list[InstanceAnswer]:
+        ends = time.monotonic() + self._deadline_s
+        pause_s = 0.2
+        while True:
+            attempts -= 1
+            left_s = max(ends - time.monotonic(), 1.0)
+            try:
+                return self._door.create(
+                    self._environment, self._options, key=self._key, timeout_s=left_s, attempts=1
+                )
+            except AenvError as exc:
+                retry_s = max(pause_s, getattr(exc, "retry_after_s", 0.0))
+                if not exc.retryable or not attempts or time.monotonic() + retry_s > ends:
+                    raise
+            time.sleep(retry_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+
+def _expect_healthy(door: Gateway, made: InstanceAnswer) -> None:
+    found = door.check_health(made.id)
+    if str(found.get("status")) not in _HEALTHY:
+        raise SandboxStartFailed(
+            f"{made.id} is {found.get('status')}: {found.get('message', '')}",
+            instance_id=made.id,
+            hint="fix its health check, or skip it with --skip-health",
+        )
+
+
+def _follow_all(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
+    """Return when all instances have ended."""
+    for one in made:
+        while (last := _followed(door, one.id)) is None:
+            time.sleep(_PAUSE_S)
+        console.say(f"{one.id} ended{f': {last}' if last else ''}")
+
+
+def _followed(door: Gateway, instance_id: str) -> str | None:
+    """Wait for the end of an instance and return its reason; None if the connection broke."""
+    from aenv_ray.client.gateway import GONE
+
+    reason = ""
+    try:
+        for now in door.follow(instance_id):
+            reason = now.reason or ""
+    except GONE as exc:
+        return exc.message
+    except (FabricUnavailable, DeadlineExceeded) as exc:
+        console.say(f"{exc.message}; trying again")
+        return None
+    return reason
+
+
+@contextlib.contextmanager
+def _released(door: Gateway, made: Sequence[InstanceAnswer]) -> Iterator[None]:
+    """End instances when the block is left."""
+    try:
+        yield
+    finally:
+        if made:
+            with uninterrupted():
+                _end(door, made)
+            _say("released " + ", ".join(one.id for one in made))
+
+
+def _end(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
+    """End instances; ignore those that have ended.
+
+    Raises:
+        FabricUnavailable: The gateway does not answer; the TTL will end the instances.
+    """
+    from aenv_ray.client.gateway import GONE
+
+    for one in made:
+        try:
+            door.delete(one.id)
+        except GONE:
+            continue
+        except FabricUnavailable as exc:
+            raise FabricUnavailable(
+                f"{one.id} could not be released: {exc.message}", hint="its TTL will end it"
+            ) from exc
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        console.say(text)

@@ -1,14 +1,14 @@
-"""The ``aenv`` entry point: the table of commands, and the one place where errors become output.
+"""The ``aenv`` entry point: the table of commands, and the only place that prints errors.
 
     exit code   meaning
-    0           it worked
-    1           it failed
-    2           wrong usage: unknown command or option, malformed value
-    3           the settings, arguments or project files are wrong (`ConfigError`)
+    0           success
+    1           failure
+    2           wrong usage: unknown command or option, invalid value
+    3           wrong settings, arguments or project files (`ConfigError`)
     130         Ctrl-C
 
-A command is a function, or a Typer application with sub-commands, in its own module. It is named in
-`COMMANDS` and imported when it is used, so that ``aenv version`` does not pay for Ray.
+Each command is a function, or a Typer application with sub-commands, in its own module. `COMMANDS`
+names it, and it is imported when it is used, so that ``aenv version`` does not load Ray.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ _LOG_FORMAT: Final = "%(levelname)s %(name)s: %(message)s"
 
 
 @dataclass
-class Talk:
-    """How much the user wants to hear; the root context's ``obj``, for every command to read."""
+class Verbosity:
+    """The verbosity that the user chose; ``obj`` of the root context."""
 
     verbose: bool = False
     debug: bool = False
 
     @property
     def tracebacks(self) -> bool:
-        """Whether errors are shown with their traceback."""
+        """Whether errors are printed with their traceback."""
         return self.verbose or self.debug
 
 
 class CommandTable(TyperGroup):
-    """The root group: imports a command's module when the command is used or listed."""
+    """The root group; imports the module of a command when it is used or listed."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: D102
         return list(COMMANDS)
@@ -102,7 +102,7 @@ class CommandTable(TyperGroup):
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             close = difflib.get_close_matches(name, COMMANDS, n=1)
             suggestion = f", did you mean {close[0]!r}?" if close else ""
-            ctx.fail(f"there is no command {name!r}{suggestion}")
+            ctx.fail(f"no such command {name!r}{suggestion}")
         return super().resolve_command(ctx, args)
 
 
@@ -121,7 +121,7 @@ def load_command(name: str, target: str) -> Any:
 
 
 def _keep_examples(command: Any) -> None:
-    """Mark the examples of a command's help as preformatted: a wrapped one cannot be pasted."""
+    """Mark the examples in a command's help as preformatted, so that they can be copied."""
     command.help = _EXAMPLE.sub("\b\n\\1", command.help or "")
     for nested in getattr(command, "commands", {}).values():
         _keep_examples(nested)
@@ -140,22 +140,22 @@ app = typer.Typer(
 def root(
     context: typer.Context,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")
+        bool, typer.Option("--verbose", "-v", help="Print more, with tracebacks.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Log everything; show tracebacks.")
+        bool, typer.Option("--debug", help="Log everything, with tracebacks.")
     ] = False,
 ) -> None:
-    """Make, test and run environments for agentic reinforcement learning.
+    """Create, test and run environments for agentic reinforcement learning.
 
     Example:
       aenv init todo
       aenv test todo
       aenv run todo
     """
-    talk = context.ensure_object(Talk)
-    talk.verbose, talk.debug = verbose, debug
-    if talk.tracebacks:
+    verbosity = context.ensure_object(Verbosity)
+    verbosity.verbose, verbosity.debug = verbose, debug
+    if verbosity.tracebacks:
         level = logging.DEBUG if debug else logging.INFO
         logging.basicConfig(level=level, format=_LOG_FORMAT, stream=sys.stderr)
 
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``aenv`` and return its exit code.
 
     Args:
-        argv: The arguments after the program's name. None: those of this process.
+        argv: Arguments after the program name. None: those of this process.
     """
     _open_closed_streams()
     try:
@@ -176,17 +176,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a command and make output and an exit code of whatever it raises.
+    """Run a command, print its errors, and return an exit code.
 
     Raises:
-        BrokenPipeError: Nobody reads our output any more.
+        BrokenPipeError: The reader of the output has ended.
     """
-    talk = Talk()
+    verbosity = Verbosity()
     command = get_command(app)
     _keep_examples(command)
     try:
         code = command.main(
-            arguments or ["--help"], prog_name="aenv", standalone_mode=False, obj=talk
+            arguments or ["--help"], prog_name="aenv", standalone_mode=False, obj=verbosity
         )
     except BrokenPipeError:
         raise
@@ -199,18 +199,18 @@ def _run(arguments: list[str]) -> int:
         return _usage_error(exc)
     except AenvError as exc:
         console.error(exc.message, exc.hint)
-        if talk.tracebacks:
+        if verbosity.tracebacks:
             traceback.print_exception(exc)
         return 3 if isinstance(exc, ConfigError) else 1
-    except Exception as exc:  # noqa: BLE001  # the last line of defence: nothing passes it
-        return _unexpected(exc, talk)
+    except Exception as exc:  # noqa: BLE001  # the last handler
+        return _unexpected(exc, verbosity)
     if code == _INTERRUPTED:
         console.say("interrupted")
     return code if isinstance(code, int) else 0
 
 
 def _usage_error(exc: typer.TyperException) -> int:
-    """Show what Typer refused, in our two lines; a noun without a sub-command shows its help."""
+    """Print a usage error, or the help of a noun without a sub-command."""
     context = getattr(exc, "ctx", None)
     if type(exc).__name__ == "NoArgsIsHelpError":
         console.say(exc.format_message())
@@ -221,32 +221,32 @@ def _usage_error(exc: typer.TyperException) -> int:
     return exc.exit_code
 
 
-def _unexpected(exc: Exception, talk: Talk) -> int:
+def _unexpected(exc: Exception, verbosity: Verbosity) -> int:
     summary = " ".join(f"{type(exc).__name__}: {exc}".split())
-    if len(summary) > _SUMMARY_LENGTH and not talk.tracebacks:
-        # Ray's own errors carry a whole remote traceback as their message.
+    if len(summary) > _SUMMARY_LENGTH and not verbosity.tracebacks:
+        # The message of a Ray error has a whole remote traceback.
         summary = f"{summary[:_SUMMARY_LENGTH]} …"
-    if talk.tracebacks:
+    if verbosity.tracebacks:
         traceback.print_exception(exc)
-        console.error(f"unexpected {summary}, please report it")
+        console.error(f"unexpected {summary}; please report it")
     else:
         console.error(
-            f"unexpected {summary}, please report it",
-            "see the traceback with: aenv --verbose COMMAND …",
+            f"unexpected {summary}; please report it",
+            "for the traceback run: aenv --verbose COMMAND …",
         )
     return 1
 
 
 def _open_closed_streams() -> None:
-    """Put nothing where the caller closed a stream (``aenv … >&-``), before a file is put there."""
+    """Replace closed standard streams (``aenv … >&-``), so that no file gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # for good
+            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # stays open
             setattr(sys, name, nothing)
 
 
 def _leave_broken_pipe() -> int:
-    """Let the interpreter flush its streams at exit into nothing: the reader has gone."""
+    """Discard what the interpreter flushes at exit: the reader of the output has ended."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nothing, stream.fileno())

@@ -1,4 +1,4 @@
-"""``aenv pool``: sandboxes that are kept ready."""
+"""``aenv pool``: warm pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aenv_ray.cli.terminal.output import Columns, show, show_rows
 
 pool = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Keep sandboxes ready, so that creates take milliseconds.\n\n"
+    help="Manage warm pools: sandboxes kept ready, so that creates take milliseconds.\n\n"
     "Example:\n  aenv pool set mini-terminal 8",
 )  # fmt: skip
 
@@ -29,25 +29,25 @@ def list_(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """List what is kept ready.
+    """List the warm pools.
 
     Example:
       aenv pool list
     """
     with gateway(system_url, api_key, timeout) as door:
-        show_rows(door.pools(), output, _COLUMNS, empty="no pools; make one with: aenv pool set")
+        show_rows(door.pools(), output, _COLUMNS, empty="no pools; create one with: aenv pool set")
 
 
 @pool.command("set")
 def set_(
     environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
-    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 keeps none.")],
+    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Keep COUNT sandboxes of an environment ready; 0 ends it.
+    """Keep COUNT sandboxes of an environment ready.
 
     Example:
       aenv pool set mini-terminal 8

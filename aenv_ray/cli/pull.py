@@ -1,4 +1,4 @@
-"""``aenv pull``: a published environment's project, back on disk."""
+"""``aenv pull``: download the project of a published environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, reference
-from aenv_ray.cli.terminal.output import show
+from aenv_ray.cli.terminal.output import progress, show
 from aenv_ray.errors import ConfigError
 
 
@@ -22,10 +22,10 @@ def pull(
         str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
     ] = None,
     work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="Where the project directory is made.")
+        Path, typer.Option("--work-dir", "-w", help="Directory to create the project directory in.")
     ] = Path(),
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the project's files, keep all others.")
+        bool, typer.Option("--force", help="Overwrite the project's files; keep others.")
     ] = False,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -34,7 +34,8 @@ def pull(
 ) -> None:
     """Download an environment's project and print its path.
 
-    It is made in WORK_DIR/NAME, whole and checked against its digest.
+    The project is checked against its digest and written to WORK_DIR/NAME,
+    completely or not at all.
 
     Example:
       aenv pull mini-terminal@1.0.0
@@ -43,31 +44,29 @@ def pull(
     target = work_dir / bare
     if target.exists() and not (target.is_dir() and (force or not any(target.iterdir()))):
         raise ConfigError(
-            f"{target} is there already",
-            hint="--force overwrites the project's files in it; --work-dir names another place",
+            f"{target} exists already",
+            hint="overwrite its files with --force, or choose another --work-dir",
         )
     with gateway(system_url, api_key, timeout) as door:
         found = door.environment(bare, version)
         if not found.archive:
             raise ConfigError(
-                f"{found.reference} has no source in the hub",
-                hint="it was registered by a client that keeps its archive elsewhere",
+                f"the hub has no source archive of {found.reference}",
+                hint="it was registered by another client; ask its publisher to run: aenv push",
             )
-        from aenv_ray.cli.terminal.transfer import progress
-
         with progress(found.reference, found.archive_bytes) as on_bytes:
             archive = door.download(found.archive, on_bytes)
-    _put(archive, found.digest, target)
+    _unpack(archive, found.digest, target)
     console.say(f"pulled {found.reference}")
     shown = {"name": bare, "version": found.version, "digest": found.digest}
     show(shown | {"path": str(target.resolve())}, output, str(target.resolve()))
 
 
-def _put(archive: bytes, digest: str, target: Path) -> None:
-    """Unpack an archive; a new directory appears whole or not at all.
+def _unpack(archive: bytes, digest: str, target: Path) -> None:
+    """Unpack an archive; a new directory is created completely or not at all.
 
     Raises:
-        ConfigError: It is not what its digest says, or the place cannot be written.
+        ConfigError: The archive has another digest, or the directory cannot be written.
     """
     from aenv_ray.project import project
 

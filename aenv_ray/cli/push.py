@@ -1,4 +1,4 @@
-"""``aenv push``: a project, published under its name and version."""
+"""``aenv push``: publish a project under its name and version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
-from aenv_ray.cli.terminal.output import Format, show, size
+from aenv_ray.cli.terminal.options import (
+    ApiKey,
+    Output,
+    ProjectPath,
+    SystemUrl,
+    Timeout,
+    WorkDir,
+    gateway,
+)
+from aenv_ray.cli.terminal.output import Format, progress, show, size
 
 if TYPE_CHECKING:
     from aenv_ray.hub.packing import Package
@@ -23,22 +31,20 @@ if TYPE_CHECKING:
 
 
 def push(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
-    work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
-    ] = Path(),
+    path: ProjectPath = Path(),
+    work_dir: WorkDir = Path(),
     version: Annotated[
-        str | None, typer.Option("--version", "-v", help="In place of that of config.json.")
+        str | None, typer.Option("--version", "-v", help="Default: that of config.json.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Pack and look; send and change nothing.")
+        bool, typer.Option("--dry-run", help="Pack and load the project; publish nothing.")
     ] = False,
     allow_secret: Annotated[
         list[str] | None,
-        typer.Option("--allow-secret", help="A file, or pattern, that may look like a secret."),
+        typer.Option("--allow-secret", help="File or pattern that may look like a secret."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="No effect: a version never changes.")
+        bool, typer.Option("--force", help="No effect: a published version never changes.")
     ] = False,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -47,9 +53,9 @@ def push(
 ) -> None:
     """Publish a project.
 
-    The gateway loads it in a sandbox and keeps what it registers. The same
-    content again changes nothing; other content needs another version. Files
-    that .gitignore or .aenvignore name are left out.
+    The gateway loads it in a sandbox to list its tools. Publishing the same
+    content again has no effect; other content needs a new version. Files that
+    .gitignore or .aenvignore match are left out.
 
     Example:
       aenv push ./todo
@@ -65,8 +71,6 @@ def push(
         if dry_run:
             _show_dry(package, output)
             return
-    from aenv_ray.cli.terminal.transfer import progress
-
     with gateway(system_url, api_key, timeout) as door:
         if not door.has_artifact(package.sha256):
             with progress(source.reference, len(package.data)) as on_bytes:
@@ -79,7 +83,7 @@ def push(
 
 @contextlib.contextmanager
 def _versioned(source: Project, version: str | None) -> Iterator[Project]:
-    """Yield a project under another version: a copy, since the version is part of its content."""
+    """Yield a project with another version: a copy, since the version is part of its content."""
     from aenv_ray import ids
     from aenv_ray.project import project
 
@@ -92,13 +96,13 @@ def _versioned(source: Project, version: str | None) -> Iterator[Project]:
         config = copy / project.CONFIG_NAME
         data = json.loads(config.read_text(encoding="utf-8"))
         text = json.dumps(data | {"version": version}, indent=2, ensure_ascii=False)
-        config.unlink()  # it may be one name of a file with several
+        config.unlink()  # it may be a hard link
         config.write_text(text + "\n", encoding="utf-8")
         yield project.load(copy)
 
 
 def _show_dry(package: Package, output: Format | None) -> None:
-    """Show what would be published, and what loading it in a sandbox shows."""
+    """Show what would be published, after loading it in a sandbox."""
     import asyncio
 
     from aenv_ray.actors.fabric.publishing import inspect
@@ -113,7 +117,7 @@ def _show_dry(package: Package, output: Format | None) -> None:
         "note": found.note,
     }
     show(facts, output, lines)
-    console.say("nothing was sent")
+    console.say("dry run: nothing was published")
 
 
 def _facts(package: Package) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``aenv quickstart``: real rollouts of the built-in environment, from nothing to a summary."""
+"""``aenv quickstart``: rollouts of a built-in environment, and their summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import Engine, Output
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
@@ -26,36 +26,34 @@ class PolicyName(StrEnum):
     """The scripted policies."""
 
     REFERENCE = "reference"
-    """Each task's own solution."""
+    """The solution of each task."""
     WRONG = "wrong"
-    """Each task's plausible wrong solution."""
+    """A plausible wrong solution of each task."""
     RANDOM = "random"
-    """One of the two by a fair, seeded coin, after some looking around."""
+    """One of the two at random, with a seed, after another command."""
 
 
 def quickstart(
     policy: Annotated[
-        PolicyName, typer.Option("--policy", help="Who acts in the episodes.")
+        PolicyName, typer.Option("--policy", help="Scripted policy.")
     ] = PolicyName.REFERENCE,
     rollouts: Annotated[
-        int, typer.Option("--rollouts", "-n", min=1, help="Episodes in total.")
+        int, typer.Option("--rollouts", "-n", min=1, help="Number of episodes.")
     ] = 64,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="Instances at a time.")
+        int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
     ] = 16,
-    out: Annotated[Path, typer.Option("--out", help="File for one JSON line an episode.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")] = Path(
         "quickstart.jsonl"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Same as -o json: a summary, no progress bar.")
+        bool, typer.Option("--json", help="Same as -o json: a summary without progress bar.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy.")] = 0,
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="process, docker, kubernetes.")
-    ] = None,
+    engine: Engine = None,
     output: Output = None,
 ) -> None:
-    """Run rollouts of mini-terminal on a local or running Ray.
+    """Run rollouts of mini-terminal on a running or a new local Ray.
 
     Example:
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32
@@ -82,7 +80,7 @@ def quickstart(
     if sampling.output_failure is not None:
         raise sampling.output_failure
     if not quiet:
-        console.say(f"one JSON line for each episode: {out}")
+        console.say(f"episodes written to {out}")
     if finished.infra_failed or left:
         raise typer.Exit(1)
 
@@ -109,12 +107,12 @@ def _prepare(
 
 
 def _scripted(policy: PolicyName, seed: int) -> Any:
-    """Return the policy: it replays a script through the environment's real tools."""
+    """Return a policy that calls the environment's tools as a script says."""
 
     async def act(env: Any, task: Task) -> str:
         name = policy
         if policy is PolicyName.RANDOM:
-            # A generator for each task: the order in which episodes run changes nothing.
+            # One generator per task: the result does not depend on the order of episodes.
             dice = random.Random(f"{seed}/{task.id}")
             await env.call_tool("execute_command", {"command": dice.choice(_EXPLORING)})
             name = dice.choice([PolicyName.REFERENCE, PolicyName.WRONG])
@@ -134,5 +132,5 @@ def _connected(wanted: str | None) -> str:
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
     connection = entrance.init()
-    kind = "a local Ray, started for this run" if connection.owns_ray else "the Ray that runs"
-    return f"on {kind}, up after {time.monotonic() - started:.1f} s; engine: {engine}"
+    kind = "a local Ray, started for this run" if connection.owns_ray else "the running Ray"
+    return f"on {kind}, ready after {time.monotonic() - started:.1f} s; engine: {engine}"

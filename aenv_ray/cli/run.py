@@ -1,25 +1,23 @@
-"""``aenv run``: a project's public door on this machine, for its author."""
+"""``aenv run``: serve a project on this machine, for its author."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData
+from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, variables
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,42 +26,40 @@ if TYPE_CHECKING:
     from aenv_ray.project.project import Project
 
 _POLL_S: Final = 0.5
-"""How often a project is looked at for changes."""
+"""How often the project is checked for changes."""
 
 
 def run(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
-    work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
-    ] = Path(),
+    path: ProjectPath = Path(),
+    work_dir: WorkDir = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any free one.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="0 chooses a free port.")
     ] = 8081,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a file of the project changes.")
     ] = False,
     inspector: Annotated[
-        bool, typer.Option("--inspector/--no-inspector", help="Start the MCP inspector (npx) too.")
+        bool, typer.Option("--inspector/--no-inspector", help="Also start the MCP inspector (npx).")
     ] = False,
     inspector_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where the inspector listens.")
+        int, typer.Option(min=1, max=65535, help="Port of the inspector.")
     ] = 6274,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable; may be repeated."),
+        typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment variable, repeatable."),
     ] = None,
     output: AsData = None,
 ) -> None:
     """Serve a project on this machine until Ctrl-C.
 
-    With -o json or yaml it prints where, once it answers; all else is on standard error.
-
-    It answers as an instance does: /mcp for tools, /task/reward, /functions/* and /health, but
-    without Ray and without isolation. Its variables are those of config.json, then -e. It runs in
-    the project's directory; with --reload a file that it writes there restarts it too.
+    The server has the routes of an instance: /mcp for tools, /task/reward, /functions/* and
+    /health, but runs without Ray and without isolation. Its variables are those of config.json and
+    of -e. It runs in the project's directory; with --reload, files that it writes there also
+    restart it. With -o json or yaml, its address is printed once it answers; everything else goes
+    to standard error.
 
     Example:
       aenv run ./todo --reload
@@ -71,7 +67,7 @@ def run(
     """
     from aenv_ray.project import project
 
-    variables = dict(_variable(item) for item in env or [])
+    extra = variables(env or [], "--env")
     loaded = project.load(work_dir / path)
     npx = _find_npx() if inspector else None
     runner = _Runner(
@@ -82,11 +78,11 @@ def run(
         reload=reload,
         npx=npx,
         inspector_port=inspector_port,
-        variables=variables,
+        variables=extra,
         log_level="DEBUG" if context.obj.debug else "INFO",
         output=output,
     )
-    with _interrupts():
+    with interrupts():
         try:
             code = runner.run()
         except KeyboardInterrupt:
@@ -98,46 +94,19 @@ def run(
     raise typer.Exit(code)
 
 
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        # Not shown: it may be a secret whose name was forgotten.
-        raise typer.BadParameter("write it as KEY=VALUE", param_hint="--env")
-    return name, value
-
-
 def _find_npx() -> str:
     npx = shutil.which("npx")
     if npx is None:
         raise ConfigError(
             "--inspector needs npx, which is not on PATH",
-            hint="install Node.js, or leave --inspector out and point any MCP client at /mcp",
+            hint="install Node.js, or run without --inspector and connect an MCP client to /mcp",
         )
     return npx
 
 
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Make every signal that asks us to end a KeyboardInterrupt."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup wants us to stay
-        numbers.append(signal.SIGHUP)
-    before = [(number, signal.signal(number, interrupt)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
 @dataclass
 class _Runner:
-    """Keeps the server of one project up, and its author informed."""
+    """Runs the server of one project, restarts it, and reports to its author."""
 
     project: Project
     host: str
@@ -149,20 +118,19 @@ class _Runner:
     variables: dict[str, str]
     log_level: str
     output: Format | None = None
-    """How it is told on standard output where the project is served; None: not there."""
+    """Format for the address on standard output; None prints none."""
     _server: LocalServer | None = None
     _announced: bool = False
     _inspector: subprocess.Popen[bytes] | None = None
     _seen: str = ""
-    """What the project looked like when the server was started: its digest, or its error."""
+    """The project when the server was started: its digest, or the error of loading it."""
     _looked_at: float = 0.0
 
     def run(self) -> int:
         """Serve until the server ends; with `reload` until KeyboardInterrupt.
 
         Returns:
-            The exit code for ``aenv run``: the server's, but 1 for a server that ended by itself
-            with 0.
+            The exit code of ``aenv run``: the server's, or 1 if the server ended with 0.
         """
         self._seen = self.project.digest
         self._start()
@@ -173,12 +141,12 @@ class _Runner:
                 if not self.reload:
                     return abs(code) + 128 if code < 0 else code or 1
                 self._end_server()
-                console.say("waiting for a change of the project")
+                console.say("waiting for the project to change")
             if self.reload:
                 self._restart_if_changed()
 
     def stop(self) -> None:
-        """End what runs."""
+        """Stop the server and the inspector."""
         try:
             self._end_server()
         finally:
@@ -208,20 +176,20 @@ class _Runner:
             self._server = None
 
     def _pump(self) -> int | None:
-        """Let half a second of the server's life pass; return its exit code when it ended."""
+        """Pass on output for half a second; return the server's exit code if it ended."""
         if self._server is None:
             time.sleep(_POLL_S)
             return None
         code = self._server.pump(_POLL_S)
         if self._server.url is not None and not self._announced:
             self._announced = True
-            self.port = self._server.port  # a restart keeps the one that was free
+            self.port = self._server.port  # a restart uses the same port
             self._announce(self._server, self._server.url)
-            self._tell(self._server, self._server.url)
+            self._print_address(self._server, self._server.url)
         return code
 
-    def _tell(self, server: LocalServer, url: str) -> None:
-        """Print once, for programs, where the project is served; a restart keeps the place."""
+    def _print_address(self, server: LocalServer, url: str) -> None:
+        """Print the address as data, once: a restart keeps it."""
         from aenv_ray.cli.terminal.output import Format, show
 
         if self.output not in {None, Format.TABLE}:
@@ -241,7 +209,7 @@ class _Runner:
             for name, value in rows:
                 console.say(f"  {name:<8}{value}")
             if not _is_loopback(self.host):
-                console.say("  anyone who reaches this machine can call it, without a token")
+                console.say("  anyone who can reach this machine can call it without a token")
         if self.npx is not None and self._inspector is None:
             self._start_inspector(self.npx)
 
@@ -266,8 +234,8 @@ class _Runner:
             sys.stderr.write(output)
         hint = None
         if "cannot listen on" in output and not self._announced:
-            hint = "choose another port, for example --port 0 for any free one"
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            hint = "choose another port, or a free one with --port 0"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         console.error(f"the server of {self.project.reference} {how}", hint)
 
     def _restart_if_changed(self) -> None:
@@ -284,10 +252,10 @@ class _Runner:
                 self._seen = exc.message
                 self._end_server()
                 console.error(exc.message, exc.hint)
-                console.say("waiting for a change of the project")
+                console.say("waiting for the project to change")
             return
         except OSError:
-            return  # a file went away while it was read: look again
+            return  # a file was removed while it was read; check again later
         if loaded.digest != self._seen:
             self.project, self._seen = loaded, loaded.digest
             self._say("the project changed")

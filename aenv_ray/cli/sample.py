@@ -1,4 +1,4 @@
-"""``aenv sample``: episodes of an environment with a policy of one's own, written to a file."""
+"""``aenv sample``: run episodes of an environment with your own policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output, variables
+from aenv_ray.cli.terminal.options import Engine, Output, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
 
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
 
 def sample(
     environment: Annotated[
-        str, typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or a project's path.")
+        str,
+        typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
     ],
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="module:function or file.py:function.")
     ],
     tasks: Annotated[
-        Path | None, typer.Option("--tasks", "-t", help="JSON Lines. Default: its tasks.jsonl.")
+        Path | None,
+        typer.Option("--tasks", "-t", help="JSON Lines. Default: the environment's tasks.jsonl."),
     ] = None,
     rollouts: Annotated[
         int | None,
-        typer.Option("--rollouts", "-n", min=1, help="In total. Default: one for each task."),
+        typer.Option("--rollouts", "-n", min=1, help="Number of episodes. Default: one per task."),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="Instances at a time.")
+        int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
     ] = 16,
-    out: Annotated[Path, typer.Option("--out", help="One JSON line for each episode.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")] = Path(
         "episodes.jsonl"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite that file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep its episodes, and run those that it lacks.")
+        bool, typer.Option("--resume", help="Continue: run the episodes that the file lacks.")
     ] = False,
     infra_retries: Annotated[
-        int, typer.Option("--infra-retries", min=0, help="After infrastructure failures.")
+        int, typer.Option("--infra-retries", min=0, help="Retries after infrastructure failures.")
     ] = 2,
     episode_timeout: Annotated[
         str | None,
-        typer.Option("--episode-timeout", help="What the policy gets: 90s, 30m. Default: the TTL."),
+        typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
     ] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Of an instance: 30m, 2h.")] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="process, docker, kubernetes.")
-    ] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
+    engine: Engine = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,
@@ -62,7 +62,8 @@ def sample(
     """Run episodes of an environment with your policy.
 
     The policy is `policy(env, task)`, sync or async; see docs/rollouts.md.
-    Infrastructure failures are in no mean. Exits with 1 when one is left.
+    Infrastructure failures are excluded from means. Exits with 1 if an episode
+    failed for such a reason.
 
     Example:
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
@@ -74,16 +75,16 @@ def sample(
 
     act = load_policy(policy)
     if resume and force:
-        raise typer.BadParameter("--force would overwrite what it keeps", param_hint="--resume")
+        raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
     if out.is_file() and out.stat().st_size and not (force or resume):
         raise ConfigError(
-            f"{out} has episodes already",
-            hint="go on with it by --resume, name another, or use --force",
+            f"{out} already has episodes",
+            hint="continue with --resume, overwrite with --force, or choose another --out",
         )
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
-        entrance.init()  # here: Ray wants to handle signals, which only a main thread may
+        entrance.init()  # on the main thread, the only one that can install Ray's signal handlers
         chosen_tasks = _tasks(environment, tasks)
         if rollouts is not None:
             chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
@@ -103,12 +104,12 @@ def sample(
         try:
             finished = shown.run_all(run, quiet=quiet)
         except KeyboardInterrupt:
-            console.say(f"what ended is in {out}; the same command with --resume goes on")
+            console.say(f"finished episodes are in {out}; continue with --resume")
             raise
     show(finished.model_dump(mode="json"), output, shown.table(finished))
     if run.output_failure is not None:
         raise run.output_failure
-    console.say(f"one JSON line for each episode: {out}")
+    console.say(f"episodes written to {out}")
     if finished.infra_failed:
         raise typer.Exit(1)
 
@@ -117,17 +118,18 @@ def load_policy(text: str) -> Any:
     """Return the function that ``module:function`` or ``file.py:function`` names.
 
     Raises:
-        ConfigError: There is none, or its module cannot be imported.
+        ConfigError: It does not exist, or its module cannot be imported.
     """
     where, colon, name = text.rpartition(":")
     if not (where and colon and name):
-        raise ConfigError(f"policy {text!r} names no function", hint="write it as module:function")
+        raise ConfigError(f"invalid policy {text!r}", hint="write it as module:function")
     try:
         module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where)
     except Exception as exc:
         raise ConfigError(
             f"policy {text!r} cannot be imported: {type(exc).__name__}: {exc}",
-            hint="it is looked for from this directory on; see more with: aenv --verbose sample …",
+            hint="modules are searched from the working directory; for the traceback run: "
+            "aenv --verbose sample …",
         ) from exc
     function = getattr(module, name, None)
     if not callable(function):
@@ -145,7 +147,7 @@ def _of_name(name: str) -> Any:
 def _of_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.absolute()))
@@ -154,11 +156,11 @@ def _of_file(path: Path) -> Any:
 
 
 def _tasks(environment: str, file: Path | None) -> list[Task]:
-    """Return the tasks of a file, or those that the environment's project carries.
+    """Return the tasks of a file, by default of the environment's tasks.jsonl.
 
     Raises:
-        ConfigError: There are none.
-        AenvError: The environment is not found.
+        ConfigError: There are no tasks.
+        AenvError: The environment does not exist.
     """
     from aenv_ray.actors.fabric import entrance, references
     from aenv_ray.sampling import load_tasks
@@ -167,9 +169,9 @@ def _tasks(environment: str, file: Path | None) -> list[Task]:
         file = references.resolve(environment, entrance.init).path / "tasks.jsonl"
         if not file.is_file():
             raise ConfigError(
-                f"{environment} carries no tasks.jsonl", hint="name tasks with --tasks"
+                f"{environment} has no tasks.jsonl", hint="give a task file with --tasks"
             )
     found = load_tasks(file)
     if not found:
-        raise ConfigError(f"{file} holds no task")
+        raise ConfigError(f"{file} has no tasks")
     return found

@@ -1,4 +1,4 @@
-"""``aenv service``: environments that run for long, with replicas."""
+"""``aenv service``: long-running environments with replicas."""
 
 from __future__ import annotations
 
@@ -31,44 +31,52 @@ if TYPE_CHECKING:
 
 service = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Run environments as services, with replicas.\n\n"
+    help="Run environments as services with replicas.\n\n"
     "Example:\n  aenv service create mini-terminal",
 )  # fmt: skip
 
-ServiceId = Annotated[str, typer.Argument(metavar="ID", help="The service's id, its name.")]
+ServiceId = Annotated[str, typer.Argument(metavar="ID", help="Service id.")]
 Replicas = Annotated[
-    int | None, typer.Option("--replicas", "-r", min=0, help="Sandboxes; 0 parks the service.")
+    int | None,
+    typer.Option("--replicas", "-r", min=0, help="Number of sandboxes; 0 pauses the service."),
 ]
-Scale = Annotated[str | None, typer.Option("--autoscale", help="MIN:MAX replicas, chosen by load.")]
-Variables = Annotated[
-    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for its code; repeatable.")
+Scale = Annotated[
+    str | None, typer.Option("--autoscale", help="MIN:MAX replicas, depending on load.")
 ]
+Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")]
 Wait = Annotated[
-    float, typer.Option("--wait", min=0, help="Seconds until it must be healthy; 0: no wait.")
+    float,
+    typer.Option("--wait", min=0, help="Seconds to wait until it is healthy; 0 does not wait."),
 ]
 Cpu = Annotated[
-    str | None, typer.Option("--cpu", help="Cores of each sandbox: 2, 500m; '' as the environment.")
+    str | None, typer.Option("--cpu", help="Cores of each sandbox: 2, 500m; '' for the default.")
 ]
 Memory = Annotated[
-    str | None, typer.Option("--memory", help="Of each sandbox: 4Gi; '' as the environment.")
+    str | None, typer.Option("--memory", help="Memory of each sandbox: 4Gi; '' for the default.")
 ]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help="process, docker or kubernetes; '' as the environment."),
+    typer.Option("--engine", help="process, docker or kubernetes; '' for the default."),
 ]
 Image = Annotated[
-    str | None, typer.Option("--image", help="Of sandboxes that are containers, else its own.")
+    str | None, typer.Option("--image", help="Container image. Default: the environment's.")
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", "-p", min=0, max=65535, help="Of a server inside, to be passed on to."),
+    typer.Option(
+        "--port", "-p", min=0, max=65535, help="Forward requests to this port inside the sandbox."
+    ),
 ]
 Storage = Annotated[
     bool | None,
-    typer.Option("--enable-storage/--no-storage", help="Keep a directory beyond its sandboxes."),
+    typer.Option("--enable-storage/--no-storage", help="Keep a directory when sandboxes end."),
 ]
-Size = Annotated[str | None, typer.Option("--storage-size", help="Of that: 10Gi; it may grow.")]
-Mount = Annotated[str | None, typer.Option("--mount-path", help="Where its code sees that.")]
+Size = Annotated[
+    str | None, typer.Option("--storage-size", help="Storage size: 10Gi; can be increased.")
+]
+Mount = Annotated[
+    str | None, typer.Option("--mount-path", help="Path of the storage in the sandbox.")
+]
 
 _COLUMNS: Final[Columns] = {
     "ID": lambda s: s["id"],
@@ -87,7 +95,9 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     environment: EnvironmentHere = None,
     service_name: Annotated[
         str | None,
-        typer.Option("--service-name", "-s", help="Its id: a-z, 0-9 and -. Else made up."),
+        typer.Option(
+            "--service-name", "-s", help="Service id: a-z, 0-9 and -. Default: generated."
+        ),
     ] = None,
     replicas: Replicas = None,
     autoscale: Scale = None,
@@ -101,7 +111,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     storage_size: Size = None,
     mount_path: Mount = None,
     owner: Annotated[
-        str | None, typer.Option("--owner", help="Default: the config file's, else the token's.")
+        str | None, typer.Option("--owner", help="Default: config file, else the token's owner.")
     ] = None,
     wait: Wait = 120.0,
     output: Output = None,
@@ -109,7 +119,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Make a service of a published environment.
+    """Create a service of a published environment.
 
     Example:
       aenv service create mini-terminal@1.0.1 --replicas 2
@@ -143,7 +153,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
 @service.command("list")
 def list_(
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Only of this NAME[@VERSION].")
+        str | None, typer.Option("--name", "-n", help="Only this NAME[@VERSION].")
     ] = None,
     output: Output = None,
     system_url: SystemUrl = None,
@@ -159,7 +169,7 @@ def list_(
     with gateway(system_url, api_key, timeout) as door:
         found = door.services.find(name)
     rows = [one.shown() | {"environment": one.environment} for one in found]
-    show_rows(rows, output, _COLUMNS, empty="no services; make one with: aenv service create")
+    show_rows(rows, output, _COLUMNS, empty="no services; create one with: aenv service create")
 
 
 @service.command()
@@ -185,7 +195,7 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     replicas: Replicas = None,
     autoscale: Annotated[
         str | None,
-        typer.Option("--autoscale", help="MIN:MAX replicas, chosen by load; '' ends it."),
+        typer.Option("--autoscale", help="MIN:MAX replicas, depending on load; '' disables it."),
     ] = None,
     env: Variables = None,
     to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
@@ -203,10 +213,10 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Change a service; new replicas are healthy before old go.
+    """Change a service; old replicas end when new ones are healthy.
 
-    Variables are added to those that it has. Of a storage with one writer the old replica lets go
-    first, and calls wait for the new one; it comes back when that does not get healthy.
+    Variables are added to the existing ones. If the storage allows one writer, the old replica ends
+    first and calls wait for the new one; if that does not become healthy, the old one is restored.
 
     Example:
       aenv service update helpdesk --replicas 3
@@ -227,7 +237,7 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
         "mount_path": mount_path,
     }
     if all(value is None for value in changes.values()):
-        raise typer.BadParameter("say what changes, for example --replicas, --to or --env")
+        raise typer.BadParameter("no change given, for example --replicas, --to or --env")
     with gateway(system_url, api_key, timeout) as door:
         changed = door.services.update(service_id, **changes)
         _show(_settled(door, changed, wait), output)
@@ -237,14 +247,14 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
 def logs(
     service_id: ServiceId,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="The last lines of each replica.")
+        int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")
     ] = None,
     output: AsData = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show what the replicas of a service printed.
+    """Print the output of a service's replicas.
 
     Example:
       aenv service logs helpdesk --tail 20
@@ -261,7 +271,7 @@ def logs(
 def delete(
     service_id: ServiceId,
     delete_storage: Annotated[
-        bool, typer.Option("--delete-storage", help="Delete what it kept, too.")
+        bool, typer.Option("--delete-storage", help="Also delete its storage.")
     ] = False,
     yes: Yes = False,
     output: Output = None,
@@ -269,10 +279,10 @@ def delete(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """End a service; calls under way end first.
+    """End a service after its running calls.
 
-    What it kept stays, and a service of the same name and owner finds it again, unless it is
-    deleted too.
+    Its storage is kept for a service with the same name and owner, unless --delete-storage is
+    given.
 
     Example:
       aenv service delete helpdesk --yes
@@ -286,11 +296,11 @@ def delete(
 
 
 def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswer:
-    """Return a service once it is as it should be.
+    """Return a service once all its replicas are available.
 
     Raises:
-        SandboxStartFailed: It cannot become so.
-        DeadlineExceeded: It did not become so in time.
+        SandboxStartFailed: The service failed.
+        DeadlineExceeded: The replicas were not available in time.
     """
     until = time.monotonic() + wait_s
     while wait_s:
@@ -301,14 +311,14 @@ def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswe
             answer = found.available_replicas
             raise SandboxStartFailed(
                 f"service {found.id} is Failed: {found.reason}",
-                hint=f"{answer} of its replicas answer all the same"
+                hint=f"{answer} of its replicas still answer"
                 if answer
                 else f"change it with: aenv service update {found.id}, or delete it",
             )
         if time.monotonic() > until:
             raise DeadlineExceeded(
                 f"service {found.id} is {found.status} after {wait_s:g} s",
-                hint=f"look again: aenv service get {found.id}",
+                hint=f"check it with: aenv service get {found.id}",
             )
         time.sleep(_LOOK_S)
     return found

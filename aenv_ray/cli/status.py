@@ -1,4 +1,4 @@
-"""``aenv status``: what runs on this machine, or behind the gateway that is known."""
+"""``aenv status``: the fabric on this machine, and the configured gateway."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aenv_ray.errors import AenvError
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
-_WAYS_OUT: Final = {
-    "starting": "unless an aenv up is at work: aenv up brings it up, aenv down ends what there is",
-    "broken": "aenv up brings it up again, aenv down ends it",
+_HINTS: Final = {
+    "starting": "if no aenv up is running, start it with: aenv up; or end it with: aenv down",
+    "broken": "repair it with: aenv up; or end it with: aenv down",
 }
 
 
@@ -27,10 +27,9 @@ def status(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show what runs; exits with 0 only when it is up.
+    """Show the fabric of `aenv up` and the configured gateway.
 
-    That is the fabric of `aenv up` on this machine, and the gateway that other
-    commands use.
+    Exits with 0 only if everything is up.
 
     Example:
       aenv status
@@ -50,14 +49,14 @@ def status(
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
         facts["state"] = "broken"
     show(facts, output, _lines(facts))
-    if facts["state"] in _WAYS_OUT:
-        console.say(_WAYS_OUT[facts["state"]])
+    if facts["state"] in _HINTS:
+        console.say(_HINTS[facts["state"]])
     if facts["state"] != "up":
         raise typer.Exit(1)
 
 
 def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what people see."""
+    """Return the facts with readable names and units."""
     lines = dict(facts)
     if "started" in facts:
         lines["started"] = moment(facts["started"])

@@ -9,25 +9,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData
+from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir
 from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
 
 _COMMAND_NOT_FOUND: Final = 127
 _GRACE_S: Final = 5.0
-"""After Ctrl-C, which the terminal sends to the script too."""
+"""Time for the script to end after Ctrl-C, which the terminal also sends to the script."""
 
 
 def run_tests(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The project's directory.")] = Path(),
-    work_dir: Annotated[
-        Path, typer.Option("--work-dir", "-w", help="What PATH is relative to.")
-    ] = Path(),
+    path: ProjectPath = Path(),
+    work_dir: WorkDir = Path(),
     check: Annotated[
         bool,
         typer.Option(
@@ -61,7 +59,7 @@ def run_tests(
     if not script:
         raise ConfigError(
             f"{loaded.path / project.CONFIG_NAME} has no testConfig.script",
-            hint='set it, for example: "testConfig": {"script": "python -m pytest -q tests"}',
+            hint='add one, for example: "testConfig": {"script": "python -m pytest -q tests"}',
         )
     as_data = output not in {None, Format.TABLE}
     code = _run_script(script, loaded.path, loaded.config.deploy.variables, is_quiet=as_data)
@@ -69,7 +67,7 @@ def run_tests(
         facts = {"environment": loaded.reference, "script": script, "exit_code": code}
         show(facts | {"passed": not code}, output)
     if code:
-        how = f"was ended by signal {-code}" if code < 0 else f"failed with code {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"failed with code {code}"
         console.error(f"test script {script!r} {how}", _hint(script, code))
         raise typer.Exit(1)
 
@@ -87,7 +85,7 @@ def _check(path: Path, output: Format | None) -> None:
 
 
 def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_quiet: bool) -> int:
-    """Run the script to its end; its input and output are those of this process.
+    """Run the script with this process's input and output; return its exit code.
 
     With `is_quiet` its output goes to standard error.
     """
@@ -105,7 +103,7 @@ def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_q
         if begin is not None:
             begin()
 
-    # Until the script can be waited for, a Ctrl-C stays pending here; the script gets it at once.
+    # Until the script can be waited for, Ctrl-C stays pending here; the script gets it at once.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = subprocess.Popen(
         script,
@@ -128,7 +126,7 @@ def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_q
 
 def _hint(script: str, code: int) -> str | None:
     if re.search(r"\bpytest\b", script) and importlib.util.find_spec("pytest") is None:
-        return f"pytest is not installed beside aenv: {sys.executable} -m pip install pytest"
+        return f"pytest is not installed; run: {sys.executable} -m pip install pytest"
     if code == _COMMAND_NOT_FOUND:
-        return "a command of the script is not on PATH; install it, or change testConfig.script"
+        return "a command of the script is not on PATH: install it, or change testConfig.script"
     return None

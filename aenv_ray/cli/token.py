@@ -1,4 +1,4 @@
-"""``aenv token``: who may use the gateway."""
+"""``aenv token``: tokens for the gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows
 
 token = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Make, list and revoke tokens of the gateway.\n\n"
+    help="Create, list and revoke tokens for the gateway.\n\n"
     "Example:\n  aenv token list",
 )  # fmt: skip
 
@@ -31,24 +31,25 @@ _COLUMNS: Final[Columns] = {
 def create(
     role: Annotated[str, typer.Option("--role", "-r", help="admin, owner or agent.")] = "owner",
     owner: Annotated[
-        str | None, typer.Option("--owner", help="Default: the config file's, else you.")
+        str | None, typer.Option("--owner", help="Default: config file, else your user name.")
     ] = None,
     instance: Annotated[
-        str | None, typer.Option("--instance", help="Of an agent: the one that it may use.")
+        str | None, typer.Option("--instance", help="For an agent: the instance it may use.")
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option("--ttl", "-t", help="It ends after this: 8h, 7d. Default: never.")
+        str | None,
+        typer.Option("--ttl", "-t", help="Lifetime, for example 8h or 7d. Default: no end."),
     ] = None,
-    note: Annotated[str | None, typer.Option("--note", help="For people.")] = None,
+    note: Annotated[str | None, typer.Option("--note", help="Shown in listings.")] = None,
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Make a token and print it; it is never shown again.
+    """Create a token and print it; it cannot be shown again.
 
-    An owner uses environments and its own instances; an agent lists and calls
-    the tools of one instance, nothing else; an admin does everything.
+    An owner may use environments and its own instances; an agent may only list
+    and call the tools of one instance; an admin may do everything.
 
     Example:
       aenv token create --role owner --owner alice --ttl 30d
@@ -61,7 +62,7 @@ def create(
         owner = config_file.find().values.owner or local_ray.user()
     with gateway(system_url, api_key, timeout) as door:
         made = door.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
-    console.say(f"made {made.role or role} token {made.id}; it is never shown again")
+    console.say(f"created {made.role or role} token {made.id}; it cannot be shown again")
     show(made.shown(), output, made.token or "")
 
 
@@ -84,14 +85,14 @@ def list_(
 
 @token.command()
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="From aenv token list.")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Token id, see: aenv token list.")],
     yes: Yes = False,
     output: Output = None,
     system_url: SystemUrl = None,
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """End a token; fails where there is none.
+    """Revoke a token; fails if it does not exist.
 
     Example:
       aenv token revoke tk-abc12345 --yes
@@ -100,7 +101,7 @@ def revoke(
         confirm(f"Revoke token {token_id}?", yes)
         was_there = door.revoke_token(token_id)
     if not was_there:
-        console.error(f"there is no token {token_id}", "see: aenv token list")
+        console.error(f"no such token {token_id}", "see: aenv token list")
         raise typer.Exit(1)
     console.say(f"revoked {token_id}")
     show({"id": token_id, "revoked": True}, output, token_id)

@@ -1,12 +1,10 @@
-"""``aenv up``: Ray, hub and gateway on this machine, which live on after the command."""
+"""``aenv up``: start Ray, hub and gateway on this machine; they keep running after the command."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,37 +14,41 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli.local import up_token
 from aenv_ray.cli.local.free_ports import free_port
+from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output
 from aenv_ray.cli.terminal.output import show
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
+from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.files import FileLock
 
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
 _LOCK: Final = "up.lock"
+_LOCK_S: Final = 600.0
 _HEALTH_S: Final = 10.0
+_TOKEN_OWNER: Final = "admin"
+_REVOKE_S: Final = 5.0
 _RAY_ATTEMPTS: Final = 3
 
 
 class Step(Enum):
-    """What has to be done for a fabric to be up."""
+    """What ``aenv up`` has to do."""
 
     NOTHING = "it is up"
-    REPAIR = "Ray runs, hub or gateway do not"
+    REPAIR = "Ray runs, but hub or gateway do not"
     START = "nothing runs"
-    CLEAN = "remains of an earlier one are in the way"
+    CLEAN = "an earlier fabric is broken and has to be removed first"
 
 
 def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) -> Step:
     """Return what has to be done.
 
     Args:
-        known: A fabric is written down.
-        ray_answers: Its Ray does.
-        is_up: It was up once.
+        known: There is a record of a fabric.
+        ray_answers: Its Ray can be reached.
+        is_up: Everything was running once.
         is_healthy: Its gateway answers.
     """
     if not known:
@@ -58,27 +60,27 @@ def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) 
 
 def up(
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Control; 0: any free one.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="REST; 0 chooses a free port.")
     ] = 8080,
     mcp_port: Annotated[
-        int, typer.Option("--mcp-port", min=0, max=65535, help="Data; 0: any free one.")
+        int, typer.Option("--mcp-port", min=0, max=65535, help="MCP; 0 chooses a free port.")
     ] = 8081,
     host: Annotated[
-        str, typer.Option("--host", help="To listen on; 0.0.0.0: all networks.")
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
     replicas: Annotated[
-        int, typer.Option("--replicas", min=1, max=100, help="Processes of the gateway.")
+        int, typer.Option("--replicas", min=1, max=100, help="Gateway processes.")
     ] = 1,
     num_cpus: Annotated[
-        int | None, typer.Option("--num-cpus", min=1, help="For Ray. Default: the machine's.")
+        int | None, typer.Option("--num-cpus", min=1, help="CPUs for Ray. Default: all.")
     ] = None,
     output: Output = None,
 ) -> None:
-    """Bring up Ray, hub and gateway on this machine.
+    """Start Ray, hub and gateway on this machine.
 
-    They live on until `aenv down`. A Ray that RAY_ADDRESS names is used and
-    not ended. Prints the addresses and an admin's token, which further commands
-    find by themselves.
+    They run until `aenv down`. If RAY_ADDRESS is set, that Ray is used and
+    continues to run afterwards. Prints the addresses and an admin token;
+    other commands find them without options.
 
     Example:
       aenv up
@@ -92,13 +94,13 @@ def up(
         found = local_fabric.read(data_dir)
         step = _look(found)
         if step is Step.CLEAN and found is not None:
-            console.say("taking down what is left of an earlier fabric")
+            console.say("removing a broken earlier fabric")
             take_down(found)
             step, found = Step.START, None
         if found is None:
             port, mcp_port = _free_ports(host, port, mcp_port)
         if step is Step.NOTHING and found is not None:
-            console.say(f"it is up already; started by {found.user}")
+            console.say(f"already up, started by {found.user}")
             fabric = found
         else:
             fabric = _bring_up(found, host, port, mcp_port, replicas, num_cpus)
@@ -119,7 +121,7 @@ def _look(found: LocalFabric | None) -> Step:
 
 
 def is_healthy(fabric: LocalFabric) -> bool:
-    """Return whether a fabric's gateway answers and knows its token."""
+    """Return whether a fabric's gateway answers and accepts its token."""
     from aenv_ray.client.gateway import Gateway
     from aenv_ray.client.gateway_http import GatewayHttp
 
@@ -141,14 +143,14 @@ def _bring_up(
     replicas: int,
     num_cpus: int | None,
 ) -> LocalFabric:
-    """Return the fabric once all of it runs; where it was started now and fails, none is left."""
+    """Start what is missing and return the fabric; if a new one fails, nothing is left."""
     from aenv_ray import local_fabric
     from aenv_ray.config import settings
     from aenv_ray.local_fabric import Phase
 
     data_dir = settings().data_dir
     fabric = found or _planned(host, port, mcp_port)
-    local_fabric.write(data_dir, fabric)  # first, so that `aenv down` finds the rest
+    local_fabric.write(data_dir, fabric)  # first, so that `aenv down` finds the processes
     try:
         with interrupts():
             if fabric.owns_ray and not fabric.ray_address:
@@ -158,7 +160,7 @@ def _bring_up(
             local_fabric.write(data_dir, fabric)
     except BaseException:
         if found is None:
-            console.say("taking down what was begun")
+            console.say("removing what was started")
             take_down(local_fabric.read(data_dir) or fabric)
         raise
     return fabric
@@ -201,7 +203,7 @@ def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> Loc
             if attempt == _RAY_ATTEMPTS:
                 raise
             attempt += 1
-            # Its processes give each other seconds, which on a busy machine are not enough.
+            # Its processes wait seconds for each other, which is too short on a busy machine.
             console.say(f"{exc.message}; trying again …")
             local_ray.end(fabric, console.say)
             fabric = fabric.model_copy(update={"ray_temp_dir": local_ray.new_temp_dir()})
@@ -214,7 +216,7 @@ def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> Loc
 
 def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric:
     """Return the fabric with a hub, a token and a gateway that answers."""
-    from aenv_ray.actors.fabric import entrance as connections
+    from aenv_ray.actors.fabric import entrance
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.config import settings
     from aenv_ray.engines.node.directory import node_path
@@ -222,11 +224,11 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     from aenv_ray.serve.gateway import deployment
     from aenv_ray.serve.gateway.settings import GatewaySettings
 
-    connections.init(fabric.ray_address)
+    entrance.init(fabric.ray_address)
     try:
         console.say("starting the hub …")
         hub = hub_actor.ensure_hub()
-        token = fabric.token or asyncio.run(up_token.renewed(hub))
+        token = fabric.token or asyncio.run(new_token(hub))
         console.say("starting the gateway …")
         deployment.deploy(
             GatewaySettings(
@@ -238,7 +240,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
         )
         scope = ray_api.session_scope()
     finally:
-        connections.shutdown()
+        entrance.shutdown()
         ray_api.leave()
     place = node_path(settings().runtime_dir, scope) if fabric.owns_ray else None
     fabric = fabric.model_copy(update={"token": token, "node_dir": place})
@@ -250,12 +252,12 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
 
 
 def take_down(fabric: LocalFabric) -> None:
-    """End what a fabric started, and forget it."""
+    """End everything that a fabric started, and remove its record."""
     from aenv_ray import local_fabric
     from aenv_ray.cli.local import local_ray
     from aenv_ray.config import settings
 
-    up_token.end(fabric)
+    revoke_token(fabric)
     if fabric.owns_ray:
         local_ray.end(fabric, console.say)
     elif fabric.ray_answers():
@@ -264,13 +266,13 @@ def take_down(fabric: LocalFabric) -> None:
 
 
 def _leave_ray(fabric: LocalFabric) -> None:
-    """End gateway, its instances and the hub on a Ray that goes on."""
-    from aenv_ray.actors.fabric import entrance as connections
+    """End the gateway, its instances and the hub on a Ray that continues to run."""
+    from aenv_ray.actors.fabric import entrance
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.hub import hub_actor
     from aenv_ray.serve.gateway import deployment
 
-    connection = connections.init(fabric.ray_address)
+    connection = entrance.init(fabric.ray_address)
     try:
         hub = hub_actor.find_hub()
         leased = _leased(hub) if hub is not None else []
@@ -279,12 +281,12 @@ def _leave_ray(fabric: LocalFabric) -> None:
             connection.release(leased)
         hub_actor.end_hub()
     finally:
-        connections.shutdown()
+        entrance.shutdown()
         ray_api.leave()
 
 
 def _leased(hub: Any) -> list[Any]:
-    """Return the ids of the instances that were made through the gateway."""
+    """Return the ids of the instances created through the gateway."""
     from aenv_ray.hub.records import LeaseQuery
 
     async def all_of_them() -> list[Any]:
@@ -305,10 +307,10 @@ def _port_of(url: str) -> int:
 
 
 def _free_ports(host: str, *wanted: int) -> list[int]:
-    """Return ports that nobody listens on, in place of 0 any.
+    """Return the ports, with a free one for each 0.
 
     Raises:
-        ConfigError: One is taken, or this machine has no such address.
+        ConfigError: A port is in use, or this machine does not have the address.
     """
     with contextlib.ExitStack() as stack:
         ports = []
@@ -320,8 +322,8 @@ def _free_ports(host: str, *wanted: int) -> list[int]:
                 sock.bind((host, port or free_port(host)))
             except OSError as exc:
                 raise ConfigError(
-                    f"port {port} of {host} cannot be listened on: {exc.strerror}",
-                    hint=f"choose another one with {option}, or 0 for any that is free",
+                    f"cannot listen on port {port} of {host}: {exc.strerror}",
+                    hint=f"choose another port with {option}; 0 chooses a free one",
                 ) from None
             ports.append(int(sock.getsockname()[1]))
     return ports
@@ -329,37 +331,74 @@ def _free_ports(host: str, *wanted: int) -> list[int]:
 
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Keep other ``aenv up`` and ``aenv down`` of this user waiting."""
+    """Wait for other ``aenv up`` and ``aenv down`` of this user, and exclude them.
+
+    Raises:
+        ConfigError: The data directory cannot be used.
+        DeadlineExceeded: Another one is still running after ten minutes.
+    """
+    path = data_dir / _LOCK
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        file = (data_dir / _LOCK).open("a")
+        lock = FileLock.try_acquire(path)
+        if lock is None:
+            console.say("waiting for another aenv up or aenv down …")
+            lock = FileLock.acquire(path, _LOCK_S)
+    except TimeoutError as exc:
+        raise DeadlineExceeded(
+            f"another aenv up or aenv down is running: {exc}", hint="end that process"
+        ) from None
     except OSError as exc:
         raise ConfigError(
             f"{data_dir} cannot be used: {exc.strerror}", hint="set AENV_DATA_DIR"
         ) from exc
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.say("waiting for another aenv up or aenv down …")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with lock:
         yield
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP a KeyboardInterrupt too: what was begun is then undone."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """Send to standard error what Ray writes to standard output, which is for data."""
+    """Redirect Ray's messages from standard output, which is for data, to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+# --- the token ------------------------------------------------------------------------------------
+
+
+async def new_token(hub: Any) -> str:
+    """Return a new admin token, and revoke those of earlier fabrics of this data directory.
+
+    Raises:
+        FabricUnavailable: The hub does not answer.
+    """
+    from aenv_ray.hub.records import Role
+
+    for record in await hub.tokens():
+        if record.note == _token_note():
+            await hub.revoke_token(record.id)
+    secret, _ = await hub.create_token(Role.ADMIN, _TOKEN_OWNER, note=_token_note())
+    return str(secret)
+
+
+def revoke_token(fabric: LocalFabric) -> None:
+    """Revoke a fabric's token, since the hub's data outlives the fabric.
+
+    If the gateway does not answer, the next `new_token` revokes it.
+    """
+    from aenv_ray.client.gateway_http import GatewayHttp
+
+    if not fabric.token:
+        return
+    http = GatewayHttp(fabric.url, fabric.token, timeout_s=_REVOKE_S)
+    with contextlib.closing(http), contextlib.suppress(AenvError):
+        for found in http.data("GET", "/tokens", attempts=1):
+            if found["note"] == _token_note():
+                http.data("DELETE", f"/tokens/{found['id']}", attempts=1)
+
+
+def _token_note() -> str:
+    """Return the note of a token, which identifies this data directory."""
+    from aenv_ray.config import settings
+
+    return f"aenv up on {socket.gethostname()}, {settings().data_dir.absolute()}"

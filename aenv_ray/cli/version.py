@@ -1,4 +1,4 @@
-"""``aenv version``: what is installed, read from package metadata without importing anything."""
+"""``aenv version``: installed versions, from package metadata."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _PACKAGES: Final = ("ray", "fastmcp", "mcp")
 
 
 def version(
-    short: Annotated[bool, typer.Option("--short", "-s", help="Only aenv-ray's version.")] = False,
+    short: Annotated[
+        bool, typer.Option("--short", "-s", help="Only the version of aenv-ray.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", "-j", help="Same as -o json.")] = False,
     output: Output = None,
 ) -> None:
-    """Show the versions of aenv-ray and of what it runs on.
+    """Show the versions of aenv-ray and of the packages it runs on.
 
     Example:
       aenv version --json

@@ -183,7 +183,7 @@ def test_a_missing_command_has_a_hint(make_project):
 def test_a_script_ended_by_a_signal_says_so(make_project):
     ran = aenv("test", make_project("kill -9 $$"))
     assert ran.returncode == 1
-    assert "was ended by signal 9" in ran.stderr
+    assert "was killed by signal 9" in ran.stderr
 
 
 def test_ctrl_c_reaches_the_script_and_exits_with_130(make_project):

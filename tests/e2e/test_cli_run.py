@@ -245,7 +245,7 @@ def test_a_server_killed_from_outside_gives_the_signals_code(todo, aenv_run):
     running.wait_until_served()
     os.kill(running.server_pid(), signal.SIGKILL)
     assert running.finish() == 128 + signal.SIGKILL
-    assert "was ended by signal 9" in running.output
+    assert "was killed by signal 9" in running.output
 
 
 def test_variables_are_those_of_the_config_then_of_the_option(todo, aenv_run):
@@ -291,12 +291,12 @@ def test_reload_outlives_broken_code_and_a_broken_config(todo, aenv_run):
     good_source, good_config = source.read_text(), config.read_text()
     source.write_text("def broken(:\n")
     running.wait_for("SyntaxError")
-    running.wait_for("waiting for a change")
+    running.wait_for("waiting for the project to change")
     source.write_text(good_source)
     assert running.wait_until_served() == url
     config.write_text("{")
     running.wait_for("config.json, line 1")
-    running.wait_for("waiting for a change")
+    running.wait_for("waiting for the project to change")
     config.write_text(good_config)
     assert running.wait_until_served() == url
     running.process.send_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def test_the_random_policy_repeats_itself(root: Path, joined: dict[str, str]) ->
     options = ("--policy", "random", "--rollouts", "76", "--concurrency", "8")
     done = quickstart(root, *options, **joined)
     assert done.returncode == 0, done.stderr
-    assert "on the Ray that runs" in done.stderr
+    assert "on the running Ray" in done.stderr
     rewards: dict[str, list[float]] = {}
     for line in (root / "quickstart.jsonl").read_text().splitlines():
         episode = Episode.model_validate_json(line)

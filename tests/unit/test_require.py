@@ -7,10 +7,6 @@ import pytest
 from tests import conftest
 
 
-def test_what_is_there_is_no_reason_to_skip() -> None:
-    conftest.require("redis", True, "")
-
-
 def test_what_is_missing_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conftest, "REQUIRED", frozenset())
     with pytest.raises(pytest.skip.Exception, match="needs redis: none runs"):

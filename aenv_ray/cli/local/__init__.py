@@ -1,1 +1,1 @@
-"""Processes on this machine that commands start: a Ray, a server."""
+"""Processes that commands start on this machine: a Ray, a server."""

@@ -1,7 +1,7 @@
-"""Free ports that are still free when their program, seconds later, listens on them.
+"""Free ports that stay free until a program listens on them, seconds later.
 
-A port that the kernel names is one that it gives to any connection next; Ray, which starts
-meanwhile, makes hundreds. So it is one of those that are given to nobody who does not ask for it.
+A port from the kernel's ephemeral range may be taken by any new connection meanwhile, and a
+starting Ray makes hundreds. So ports are chosen below that range.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Final
 
 FIRST_PORT: Final = 20_000
-"""Ray's workers listen below: on 10002 to 19999 (``ray start --min-worker-port``)."""
+"""Above the ports of Ray's workers: 10002 to 19999 (``ray start --min-worker-port``)."""
 _TRIES: Final = 20
-_USUAL_FIRST_GIVEN: Final = 32_768
-_GIVEN: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUAL_FIRST_EPHEMERAL: Final = 32_768
+_EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port of this machine on which nobody listens.
 
     Args:
-        host: The address to listen on; empty: all.
+        host: Address to listen on; empty for all.
 
     Raises:
-        OSError: The address is not this machine's, or there is no port left.
+        OSError: This machine does not have the address, or no port is free.
     """
-    ours = range(FIRST_PORT, max(FIRST_PORT, _first_given()))
+    ours = range(FIRST_PORT, max(FIRST_PORT, _first_ephemeral()))
     for port in random.sample(ours, k=min(_TRIES, len(ours))):
         try:
             return _bound(host, port)
@@ -43,9 +43,9 @@ def _bound(host: str, port: int) -> int:
         return int(sock.getsockname()[1])
 
 
-def _first_given() -> int:
-    """Return the lowest port that the kernel gives to connections."""
+def _first_ephemeral() -> int:
+    """Return the lowest port of the kernel's ephemeral range."""
     try:
-        return int(_GIVEN.read_text().split()[0])
+        return int(_EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return _USUAL_FIRST_GIVEN
+        return _USUAL_FIRST_EPHEMERAL

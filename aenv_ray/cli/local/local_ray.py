@@ -1,4 +1,4 @@
-"""A Ray of ``aenv up``'s own: started beside this process, known by its mark, ended whole."""
+"""The Ray of ``aenv up``: its start, its processes (found by an environment variable), its end."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 from aenv_ray.local_fabric import MARK, LocalFabric
 
 START_S: Final = 180.0
-"""How long Ray may take to start on a busy machine."""
+"""Timeout for Ray's start, for a busy machine."""
 _LEAVE_S: Final = 5.0
-"""Some tenths of a second on an idle machine."""
+"""Timeout for the raylet's end, which takes tenths of a second on an idle machine."""
 _TERM_S: Final = 10.0
-"""Between SIGTERM and SIGKILL: Ray ends its workers, Redis writes what it has."""
+"""Time between SIGTERM and SIGKILL: Ray ends its workers, Redis writes its data."""
 _KILL_S: Final = 10.0
 _SANDBOXES_S: Final = 20.0
-"""A launcher or janitor ends what it keeps, after it saw the end of Ray."""
+"""Time for launcher and janitor to notice the end of Ray and end their sandboxes."""
 _LOOK_S: Final = 0.1
 _NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMMY_INSTANCE_IP")
-"""What steers or authorizes this command; nothing of the fabric needs it."""
+"""Variables that concern only this command, not the fabric's processes."""
 _NO_NODE: Final = {"node_dir": None}
 _LOG: Final = "start.log"
 _LOG_LINES: Final = 1
 
 
 def new_temp_dir() -> Path:
-    """Return a new directory for a Ray: on a short path, for its sockets, and private."""
+    """Return a new private directory for a Ray, on a short path for its sockets."""
     parent = os.environ.get("RAY_TMPDIR") or "/tmp"
     return Path(tempfile.mkdtemp(prefix="aenv-", dir=parent))
 
@@ -47,19 +47,19 @@ def user() -> str:
     """Return the name of this user."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container without a line for it in /etc/passwd
+    except (KeyError, OSError):  # in a container without an entry in /etc/passwd
         return str(os.getuid())
 
 
 def start(fabric: LocalFabric, num_cpus: int | None) -> str:
-    """Start a Ray that lives on after this process, and return its address.
+    """Start a Ray that outlives this process, and return its address.
 
     Args:
-        fabric: Its mark, and the directory of its Ray.
-        num_cpus: What Ray gives to tasks. None: the machine's.
+        fabric: The record, with the directory for Ray.
+        num_cpus: CPUs for Ray. None: all.
 
     Raises:
-        FabricUnavailable: It did not start; with the end of what it said.
+        FabricUnavailable: Ray did not start; the message has its last output.
     """
     from aenv_ray.actors.ray_shell.ray_api import SYSTEM_CONFIG
 
@@ -85,23 +85,23 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
             raise DeadlineExceeded(
-                f"Ray did not start within {START_S:g} s", hint=f"look into {directory}"
+                f"Ray did not start within {START_S:g} s", hint=f"see the logs in {directory}"
             ) from None
     address = directory / "ray_current_cluster"
     if code or not address.is_file():
         lines = log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
         raise FabricUnavailable(
             f"Ray did not start: {' | '.join(map(str.strip, lines)) or f'code {code}'}",
-            hint="see what is missing with: aenv doctor",
+            hint="check this machine with: aenv doctor",
         )
     return address.read_text().strip()
 
 
 def processes(fabric: LocalFabric) -> dict[int, str]:
-    """Return the live processes of a fabric, by pid with their commands.
+    """Return the commands of a fabric's live processes, by pid.
 
-    They are those that inherited its mark, those in a session with one of them (some of Ray's
-    overwrite their environment with a title), and those of its node's launcher.
+    These are the processes with the fabric's id in their environment, those in the same session
+    (some of Ray's processes overwrite their environment), and those of the node's launcher.
     """
     mark = f"{MARK}={fabric.id}".encode()
     place = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
@@ -118,7 +118,7 @@ def processes(fabric: LocalFabric) -> dict[int, str]:
 
 
 def sessions_of(pids: Iterable[int]) -> frozenset[int]:
-    """Return the sessions of processes, without our own."""
+    """Return the sessions of processes, without that of this process."""
     found = {_session(pid) for pid in pids} - {0, os.getsid(0)}
     return frozenset(found)
 
@@ -131,7 +131,7 @@ def _session(pid: int) -> int:
 
 
 def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
-    """End the Ray of a fabric, and what it started; whatever of it is still there.
+    """End the Ray of a fabric and everything it started.
 
     Raises:
         FabricUnavailable: A process does not end.
@@ -143,24 +143,24 @@ def end(fabric: LocalFabric, say: Callable[[str], None]) -> None:
     _signal(processes(marked), signal.SIGTERM)
     if not _are_gone(marked, _TERM_S):
         stubborn = sorted(map(_short, processes(marked).values()))
-        say(f"killing what does not end by itself: {', '.join(stubborn)}")
+        say(f"killing processes that did not end: {', '.join(stubborn)}")
         _signal(processes(marked), signal.SIGKILL)
         _are_gone(marked, _KILL_S)
-    # What is left are launchers and janitors: they end sandboxes and containers, then themselves.
+    # Launchers and janitors are left: they end sandboxes and containers, then themselves.
     if not _are_gone(fabric, _SANDBOXES_S):
         _signal(processes(fabric), signal.SIGKILL)
         if not _are_gone(fabric, _KILL_S):
             left = ", ".join(map(str, processes(fabric)))
-            raise FabricUnavailable(f"processes {left} do not end", hint="try again: aenv down")
+            raise FabricUnavailable(f"processes {left} did not end", hint="try again: aenv down")
     for directory in (fabric.ray_temp_dir, fabric.node_dir):
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def _end_raylets(fabric: LocalFabric) -> None:
-    """End Ray's own process for the node before Ray's head is asked to end.
+    """End the raylet before the head.
 
-    It takes its leave of the head and waits for the answer: asked together, neither ends.
+    It signs off at the head and waits for a response; if both are ended together, it hangs.
     """
 
     def raylets() -> list[int]:
@@ -192,7 +192,7 @@ def _are_gone(fabric: LocalFabric, deadline_s: float) -> bool:
 
 
 def _all_processes() -> Iterable[tuple[int, bytes, bytes]]:
-    """Yield pid, command and environment of the processes of this user, as far as one may look."""
+    """Yield pid, command and environment of each process that this user may inspect."""
     if not Path("/proc/self/environ").exists():
         yield from _all_processes_elsewhere()
         return
@@ -201,7 +201,7 @@ def _all_processes() -> Iterable[tuple[int, bytes, bytes]]:
             continue
         try:
             command = Path("/proc", name, "cmdline").read_bytes()
-            if command:  # else a zombie, or a thread of the kernel
+            if command:  # else a zombie or a kernel thread
                 yield int(name), command, Path("/proc", name, "environ").read_bytes()
         except OSError:
             continue

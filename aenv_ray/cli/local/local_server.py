@@ -1,4 +1,4 @@
-"""A project's public door as a child process that never outlives the command that started it."""
+"""A project's HTTP server as a child process that ends with the command that started it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 from aenv_ray.errors import ConfigError, boundary
 
 STOP_GRACE_S: Final = 1.5
-"""Between SIGTERM and SIGKILL; Ctrl-C is done within two seconds."""
+"""Time between SIGTERM and SIGKILL; keeps Ctrl-C below two seconds."""
 KEPT_LINES: Final = 200
-"""Of output that is not shown as it comes; shown when the process fails."""
+"""Lines of hidden output that are stored and shown if the process fails."""
 _LISTENING: Final = re.compile(rb"environment server listening on (http://\S+:(\d+))")
 _CHUNKS_AT_ONCE: Final = 64
-"""A server that writes without end does not keep us from looking after it."""
+"""Limit per read, so that a server that writes endlessly can still be supervised."""
 _LIST_TIMEOUT_S: Final = 5.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -34,19 +34,16 @@ _PR_SET_PDEATHSIG: Final = 1
 def spawn(
     command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, output: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, that is killed when this process dies.
-
-    Only Linux can promise the latter (``PR_SET_PDEATHSIG``); elsewhere a ``kill -9`` of this
-    process leaves it.
+    """Start a process in a new session; on Linux it is killed when this process dies.
 
     Args:
         command: Program and arguments.
-        environment: All of its variables.
-        cwd: Its working directory.
-        output: File descriptor, or `subprocess.PIPE`, for both of its outputs.
+        environment: All environment variables.
+        cwd: Working directory.
+        output: File descriptor, or `subprocess.PIPE`, for standard output and standard error.
 
     Raises:
-        ConfigError: It cannot be started, for example with these variables.
+        ConfigError: It cannot be started.
     """
     with boundary(ConfigError, f"{command[0]} cannot be started"):
         return subprocess.Popen(
@@ -56,20 +53,20 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only us; we end it with all that it started
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the child
             preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # we have one thread
         )
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that has the child sent `number` when this thread dies.
+    """Return a ``preexec_fn`` that sends the child `number` when this thread dies.
 
     Returns:
-        None where the system has no such thing; only Linux has.
+        None if the system does not support it; only Linux does.
     """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: little may happen between fork and exec
+    prctl = ctypes.CDLL(None).prctl  # looked up here: few calls are safe between fork and exec
     parent = os.getpid()
 
     def bind() -> None:
@@ -81,7 +78,7 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process of `spawn` and what it started, within `STOP_GRACE_S`; twice is harmless."""
+    """End a process of `spawn` and its children, within `STOP_GRACE_S`, any number of times."""
     try:
         if process.poll() is None:
             process.terminate()
@@ -94,17 +91,15 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class LocalServer:
-    """One run of ``python -m aenv_ray.runtime`` and its output.
-
-    Both outputs of the server go to our standard error as they come, except with `quiet`.
+    """A process ``python -m aenv_ray.runtime``; its output goes to our standard error.
 
     Args:
-        project: The project's directory; also the working directory, as in its image.
+        project: The project's directory; also the working directory, as in an image.
         host: Address to listen on.
-        port: 0 takes a free one.
-        environment: All variables of the server.
+        port: 0 chooses a free port.
+        environment: All environment variables of the server.
         log_level: ``DEBUG`` logs every request.
-        quiet: Keep the output, for `kept_output`.
+        quiet: Only store the output, for `kept_output`.
 
     Raises:
         ConfigError: The process cannot be started.
@@ -121,7 +116,7 @@ class LocalServer:
         quiet: bool,
     ) -> None:
         self.url: str | None = None
-        """Where it can be reached from this machine; None until it listens."""
+        """Its address on this machine; None until it listens."""
         self.port = port
         self._quiet = quiet
         self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
@@ -139,16 +134,16 @@ class LocalServer:
         os.set_blocking(self._pipe, False)
 
     def pump(self, timeout_s: float) -> int | None:
-        """Pass on output for up to `timeout_s`, less when there is some.
+        """Wait up to `timeout_s` for output and pass it on.
 
         Returns:
-            The exit code once the server has ended and all its output is passed on, else None.
+            The exit code once the server has ended and all output is passed on, else None.
         """
         ready, _, _ = select.select([self._pipe], [], [], timeout_s)
-        # Asked before the last read, so that nothing written before the end is missed.
+        # Checked before the last read, so that no output is missed.
         code = self._process.poll()
         if ready and not self._read() and code is None:
-            # End of output, and it still runs or is about to end.
+            # The output has ended, and the process is about to.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(timeout_s)
         if self._partial and (code is not None or not ready):
@@ -157,7 +152,7 @@ class LocalServer:
         return code
 
     def _read(self) -> bool:
-        """Pass on what is there now; return whether more may come."""
+        """Pass on the available output; return whether there may be more."""
         for _ in range(_CHUNKS_AT_ONCE):
             try:
                 chunk = os.read(self._pipe, 65536)
@@ -184,17 +179,13 @@ class LocalServer:
             sys.stderr.buffer.flush()
 
     def kept_output(self) -> str:
-        """Return the last lines of output, saying how many came before them."""
+        """Return the last lines of output, with the number of omitted ones."""
         text = b"".join(self._kept).decode(errors="replace")
         cut = self._lines_seen - len(self._kept)
-        return f"[{cut} earlier lines left out]\n{text}" if cut else text
+        return f"[{cut} earlier lines omitted]\n{text}" if cut else text
 
     def tools(self) -> list[str]:
-        """Ask the server for the names of its tools.
-
-        Returns:
-            The names; none when it does not answer, which its health then explains.
-        """
+        """Return the names of the server's tools; none if it does not answer."""
         address = urlsplit(self.url or "")
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         headers = {
@@ -213,7 +204,7 @@ class LocalServer:
             return []
 
     def stop(self) -> None:
-        """End it within `STOP_GRACE_S`; its last words are passed on."""
+        """End the server within `STOP_GRACE_S`, and pass on its last output."""
         stop(self._process)
         self.pump(0)
         if self._process.stdout is not None:
@@ -221,5 +212,5 @@ class LocalServer:
 
 
 def _reachable(url: str) -> str:
-    """Return `url` with a name for this machine where it listens on all its addresses."""
+    """Return `url` with a loopback address if the server listens on all addresses."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -1,7 +1,7 @@
-"""The command line's config file: AEnvironment's keys and ours, unknown ones kept, mode 0600.
+"""The command line's config file: AEnvironment's keys and ours; unknown keys are kept.
 
-The first that exists of ``~/.aenv/cli_config.json``, ``./.aenv/cli_config.json`` and
-``/etc/aenv/cli_config.json`` is read. Reading makes none; what is missing in it has its default.
+The first existing file of ``~/.aenv/cli_config.json``, ``./.aenv/cli_config.json`` and
+``/etc/aenv/cli_config.json`` is read. Missing keys have defaults. It is written with mode 0600.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM_FILE: Final = Path("/etc/aenv/cli_config.json")
 MASK: Final = "********"
 _SECRET: Final = ("password", "api_key", "token", "secret")
 _THEIR_DEFAULT_HUB: Final = "https://localhost:8080"
-"""AEnvironment writes this into every file; nobody chose it."""
+"""AEnvironment writes this default into every file, so it counts as not set."""
 
 
 class _Section(BaseModel):
@@ -32,7 +32,7 @@ class _Section(BaseModel):
 
 
 class Registry(_Section):
-    """``build_config.registry``: where ``aenv build`` pushes to."""
+    """``build_config.registry``: the registry that ``aenv build`` pushes to."""
 
     host: str = "docker.io"
     username: str = ""
@@ -47,41 +47,41 @@ class BuildSection(_Section):
 
 
 class HubSection(_Section):
-    """``hub_config``: the gateway, as AEnvironment's EnvHub client is told it."""
+    """``hub_config``: the gateway, under the keys of AEnvironment's EnvHub client."""
 
     hub_backend: str = ""
-    """Used where `Values.system_url` is not set."""
+    """Used if `Values.system_url` is not set."""
     api_key: str = Field(default="", repr=False)
     timeout: float = Field(default=30.0, gt=0)
-    """Seconds that one answer may take."""
+    """Timeout for one response, in seconds."""
 
 
 class Values(_Section):
-    """The values that commands use; the file may hold more."""
+    """The keys that commands use; the file may have more."""
 
     system_url: str | None = None
-    """The gateway."""
+    """Address of the gateway."""
     owner: str | None = None
-    """Of the instances that are made."""
+    """Default owner of new instances."""
     output: Literal["table", "json", "yaml"] = "table"
-    """How results are printed where ``-o`` says nothing."""
+    """Output format without ``-o``."""
     build_config: BuildSection = Field(default_factory=BuildSection)
     hub_config: HubSection = Field(default_factory=HubSection)
 
     @property
     def gateway(self) -> str | None:
-        """The gateway's address; None: the file names none."""
+        """The gateway's address; None if the file has none."""
         backend = self.hub_config.hub_backend
         return self.system_url or (backend if backend not in {"", _THEIR_DEFAULT_HUB} else None)
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config file as it is on disk.
+    """A config file on disk.
 
     Attributes:
-        path: Where it is, or would be written.
-        data: What it holds; empty when there is none.
+        path: Its path; the file may not exist yet.
+        data: Its content; empty if there is no file.
     """
 
     path: Path
@@ -89,36 +89,36 @@ class ConfigFile:
 
     @property
     def values(self) -> Values:
-        """What commands use of it.
+        """The content, validated.
 
         Raises:
-            ConfigError: A value is of the wrong kind.
+            ConfigError: A value has the wrong type.
         """
         return _checked(self.data, self.path)
 
     @property
     def effective(self) -> dict[str, Any]:
-        """What it holds, with defaults for what it does not."""
+        """The content, with defaults for missing keys."""
         return merged(defaults(), self.data)
 
     def write(self, data: Mapping[str, Any]) -> None:
-        """Replace what it holds, for its owner alone.
+        """Replace the file.
 
         Raises:
-            ConfigError: A value is of the wrong kind, or it cannot be written; nothing changed.
+            ConfigError: A value has the wrong type, or the file cannot be written; it is unchanged.
         """
         _checked(data, self.path)
         write_private(self.path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def with_value(self, key: str, text: str) -> dict[str, Any]:
-        """Return what it would hold with a key set.
+        """Return the content with one key changed.
 
         Args:
             key: Dotted path.
-            text: JSON, or else text as it is.
+            text: JSON, or else plain text.
 
         Raises:
-            ConfigError: No command and nothing in the file knows the key.
+            ConfigError: The key is neither known nor in the file.
         """
         known = dict(leaves(self.effective))
         section = any(name.startswith(f"{key}.") for name in known)
@@ -143,10 +143,10 @@ class ConfigFile:
         return data
 
     def value(self, key: str) -> Any:
-        """Return the value of a key, or a section.
+        """Return the value of a key or section.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: It does not exist.
         """
         place: Any = self.effective
         for name in key.split("."):
@@ -157,35 +157,35 @@ class ConfigFile:
 
 
 def find() -> ConfigFile:
-    """Return the config file in use; with no data where there is none.
+    """Return the config file in use; without data if there is none.
 
     Raises:
-        ConfigError: It cannot be read or is no JSON object; it is never overwritten then.
+        ConfigError: It cannot be read, or is not a JSON object.
     """
     path = path_in_use()
     return ConfigFile(path, _read(path) if path.is_file() else {})
 
 
 def path_in_use() -> Path:
-    """Return the path of the config file in use, or of the one that would be written."""
+    """Return the path of the config file in use, or of the one that would be created."""
     return next((p for p in places() if p.is_file()), places()[0])
 
 
 def places() -> tuple[Path, ...]:
-    """Return where a config file is looked for, first to last."""
+    """Return the paths of config files, in the order of precedence."""
     return (Path.home() / FILE, Path.cwd() / FILE, SYSTEM_FILE)
 
 
 def is_of_directory(path: Path) -> bool:
-    """Return whether a config file came with the working directory rather than from its user."""
+    """Return whether a config file is that of the working directory, not of the user."""
     return path == places()[1] != places()[0]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a config file holds.
+    """Return the content of a config file.
 
     Raises:
-        ConfigError: It cannot be read, is no JSON object, or a value is of the wrong kind.
+        ConfigError: It cannot be read, is not a JSON object, or a value has the wrong type.
     """
     data = _read(path)
     _checked(data, path)
@@ -199,20 +199,20 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from None
     except ValueError as exc:
         raise ConfigError(
-            f"{path} is no JSON: {exc}", hint="mend it by hand, or start over: aenv config reset"
+            f"{path} is not JSON: {exc}", hint="correct it, or reset it with: aenv config reset"
         ) from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds no JSON object", hint="start over: aenv config reset")
+        raise ConfigError(f"{path} is not a JSON object", hint="reset it with: aenv config reset")
     return data
 
 
 def defaults() -> dict[str, Any]:
-    """Return a file's content when nobody changed anything."""
+    """Return the default settings."""
     return Values().model_dump(mode="json")
 
 
 def merged(data: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, deeply; `more` wins."""
+    """Return both merged deeply; `more` wins."""
     result = dict(data)
     for key, value in more.items():
         old = result.get(key)
@@ -222,7 +222,7 @@ def merged(data: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def masked(data: Any, name: str = "") -> Any:
-    """Return data with its secrets replaced; one that is empty shows that it is."""
+    """Return data with non-empty secrets masked."""
     if isinstance(data, dict):
         return {key: masked(value, key) for key, value in data.items()}
     if isinstance(data, list):
@@ -231,7 +231,7 @@ def masked(data: Any, name: str = "") -> Any:
 
 
 def without_secrets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data without the keys that hold secrets."""
+    """Return data without secret keys."""
     return {
         key: _without(value)
         for key, value in data.items()
@@ -246,7 +246,7 @@ def _without(value: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a key holds a secret."""
+    """Return whether the value of a key is a secret."""
     return name.lower().endswith(_SECRET)
 
 
@@ -257,7 +257,7 @@ def _checked(data: Mapping[str, Any], path: Path) -> Values:
         first = exc.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: {key}: {first['msg']}",
-                          hint=f"mend it with: aenv config set {key} VALUE") from None  # fmt: skip
+                          hint=f"correct it: aenv config set {key} VALUE") from None  # fmt: skip
 
 
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -278,4 +278,4 @@ def _unknown(key: str, known: Mapping[str, Any]) -> ConfigError:
     close = [name for name in known if name.rpartition(".")[2] == last]
     close = close or difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"keys: {', '.join(sorted(known))}"
-    return ConfigError(f"there is no config key {key!r}", hint=hint)
+    return ConfigError(f"unknown config key {key!r}", hint=hint)

@@ -1,4 +1,4 @@
-"""What the commands say to people, on standard error, so that standard output stays data."""
+"""Messages for people, on standard error: standard output is for data."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ _RED, _BLUE, _BOLD, _OFF = "\033[1;31m", "\033[36m", "\033[1m", "\033[0m"
 
 
 def say(text: str = "") -> None:
-    """Write a line for people; flushed, because a server may run for hours after it."""
-    sys.stderr.write(f"{text}\n")  # at once: a signal would come between text and end of line
+    """Write a line and flush it."""
+    sys.stderr.write(f"{text}\n")  # one write: a signal cannot separate text and newline
     sys.stderr.flush()
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Write ``error: …`` and, when there is a way out, ``hint: …``."""
+    """Write ``error: …`` and, if there is one, ``hint: …``."""
     say(f"{_styled('error:', _RED)} {message}")
     if hint:
         say(f"{_styled('hint:', _BLUE)} {hint}")
 
 
 def strong(text: str) -> str:
-    """Return `text` in bold where standard error shows colours, else unchanged."""
+    """Return `text` in bold if standard error shows colours, else unchanged."""
     return _styled(text, _BOLD)
 
 
 def has_colour() -> bool:
-    """Return whether standard error is a terminal that wants colour."""
+    """Return whether messages are coloured."""
     return wants_colour() and sys.stderr.isatty()
 
 
 def wants_colour() -> bool:
-    """Return whether the user lets terminals show colour (https://no-color.org)."""
+    """Return whether the user allows colours (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

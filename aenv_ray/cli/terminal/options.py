@@ -1,4 +1,4 @@
-"""Options that many commands have, and what they lead to: a gateway, a reference, a question."""
+"""Options shared by many commands, and the values derived from them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
 FormatAlias = Annotated[
-    Format | None, typer.Option("--format", "-f", help="Same as -o, for AEnvironment's users.")
+    Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
 ]
 Output = Annotated[
     Format | None,
-    typer.Option("--output", "-o", help="Default: the config file's, else table."),
+    typer.Option("--output", "-o", help="Default: config file, else table."),
 ]
 AsData = Annotated[
-    Format | None, typer.Option("--output", "-o", help="json or yaml. Default: text, as it is.")
+    Format | None, typer.Option("--output", "-o", help="json or yaml. Default: plain text.")
 ]
 EnvironmentHere = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME[@VERSION]]", help="Default: that of ./config.json."),
+    typer.Argument(metavar="[NAME[@VERSION]]", help="Default: the environment of ./config.json."),
 ]
 SystemUrl = Annotated[
     str | None,
@@ -41,10 +41,17 @@ ApiKey = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", min=0.1, help="Seconds for one answer. Default: config file, 30."),
+    typer.Option("--timeout", min=0.1, help="Seconds for one response. Default: config file, 30."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-WorkDir = Annotated[Path, typer.Option("--work-dir", "-w", help="The project's directory.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ProjectPath = Annotated[Path, typer.Argument(metavar="PATH", help="Project directory.")]
+WorkDir = Annotated[
+    Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
+]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", help="process, docker or kubernetes. Default: the project's."),
+]
 
 
 def gateway(
@@ -52,10 +59,10 @@ def gateway(
 ) -> Gateway:
     """Return the gateway that options, environment, config file or ``aenv up`` name, in this order.
 
-    A token of the file or of ``aenv up`` goes nowhere but to the gateway that it is for.
+    A token from the config file or ``aenv up`` is sent only to the gateway it belongs to.
 
     Raises:
-        ConfigError: None of them names one, or one is malformed.
+        ConfigError: No gateway is configured, or its address is invalid.
     """
     from aenv_ray import local_fabric
     from aenv_ray.cli.terminal import config_file
@@ -69,16 +76,16 @@ def gateway(
     local = local_fabric.read(settings().data_dir)
     if named is None and local is None:
         raise ConfigError(
-            "no gateway is known",
-            hint="bring one up here with: aenv up; or name one with --system-url, AENV_SYSTEM_URL "
+            "no gateway is configured",
+            hint="start a local one with: aenv up; or name one with --system-url, AENV_SYSTEM_URL "
             "or: aenv config set system_url URL",
         )
     url = parse_url(named or _url_of(local))
     is_local = local is not None and parse_url(local.url) == url
     if named is not None and named == values.gateway and config_file.is_of_directory(file.path):
-        console.say(f"gateway {url}, named by {file.path}")
+        console.say(f"using gateway {url} from {file.path}")
     tokens = [api_key, settings().api_key, values.hub_config.api_key]
-    if is_local and local is not None:  # the file's token was given for the file's gateway
+    if is_local and local is not None:  # the file's token belongs to the file's gateway
         tokens[2:] = [local.token]
     http = GatewayHttp(
         url, next(filter(None, tokens), None), timeout_s=timeout_s or values.hub_config.timeout
@@ -101,10 +108,10 @@ def _url_of(local: LocalFabric | None) -> str:
 
 
 def reference(name: str, version: str | None) -> tuple[str, str | None]:
-    """Return name and version of ``NAME`` or ``NAME@VERSION`` and a ``--version`` option.
+    """Return name and version from ``NAME`` or ``NAME@VERSION`` and a ``--version`` option.
 
     Raises:
-        ConfigError: Malformed, or two versions that differ.
+        ConfigError: One is invalid, or the versions differ.
     """
     from aenv_ray import ids
 
@@ -118,49 +125,50 @@ def reference(name: str, version: str | None) -> tuple[str, str | None]:
 
 
 def reference_here(noun: str) -> str:
-    """Return the environment that the ``config.json`` of this directory names.
+    """Return the environment of the ``config.json`` in the working directory.
 
     Args:
-        noun: What is made of it, whose command the hint names.
+        noun: The command's noun, for the hint.
 
     Raises:
-        ConfigError: There is none, or it is malformed.
+        ConfigError: The file is missing or invalid.
     """
     from aenv_ray.project import project
 
     if not Path(project.CONFIG_NAME).is_file():
         raise ConfigError(
-            "name an environment: there is no config.json here",
-            hint=f"aenv {noun} create NAME@VERSION; aenv list shows what there is",
+            "no environment given, and the working directory has no config.json",
+            hint=f"run: aenv {noun} create NAME@VERSION; list environments with: aenv list",
         )
     return project.read_config(Path(project.CONFIG_NAME)).reference
 
 
 def variables(items: Iterable[str], option: str, *, what: str = "KEY=VALUE") -> dict[str, str]:
-    """Return ``KEY=VALUE`` options as a mapping; a later one wins.
+    """Return ``KEY=VALUE`` options as a mapping; later ones win.
 
     Raises:
-        typer.BadParameter: One has no key, or no ``=``.
+        typer.BadParameter: One has no key or no ``=``.
     """
     found = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not key or not equals:
-            # Not shown: it may be a secret whose name was forgotten.
-            raise typer.BadParameter(f"write it as {what}", param_hint=option)
+            # The text is not shown: it may be a secret without its name.
+            raise typer.BadParameter(f"expected {what}", param_hint=option)
         found[key] = value
     return found
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something that cannot be undone.
+    """Ask for confirmation.
 
     Raises:
-        typer.Abort: The answer is no, or nobody is there to answer.
+        typer.Abort: The answer is no.
+        ConfigError: There is no terminal to ask on.
     """
     if yes:
         return
     if not os.isatty(0):
-        raise ConfigError(f"{question} Nobody is here to answer", hint="say so with --yes")
+        raise ConfigError(f"{question} There is no terminal to ask on", hint="confirm with --yes")
     if not typer.confirm(question, err=True):
         raise typer.Abort

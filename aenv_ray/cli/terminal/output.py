@@ -1,11 +1,12 @@
-"""How results are printed on standard output: a table for people, JSON or YAML for programs."""
+"""Printing of results: a table for people, JSON or YAML for programs, and progress bars."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -14,11 +15,11 @@ from aenv_ray.cli.terminal import console
 
 _GAP: Final = "  "
 _LEAST: Final = 8
-"""Columns that a table's column keeps on a narrow terminal."""
+"""Minimum width of a column on a narrow terminal."""
 _BOLD, _OFF = "\033[1m", "\033[0m"
 
 Columns = Mapping[str, Callable[[Any], Any]]
-"""Heading → what a row shows under it."""
+"""Heading → function that returns a row's value."""
 
 
 class Format(StrEnum):
@@ -30,7 +31,7 @@ class Format(StrEnum):
 
 
 def chosen(given: Format | None) -> Format:
-    """Return the format: the option's, else the config file's, else a table.
+    """Return the format of the option, else of the config file, else a table.
 
     Raises:
         ConfigError: The config file cannot be read.
@@ -48,10 +49,10 @@ def show_rows(
     """Print a list.
 
     Args:
-        rows: JSON data each.
+        rows: JSON data.
         given: The ``-o`` option.
-        columns: Of the table.
-        empty: Said, on standard error, in place of a table without rows.
+        columns: Columns of the table.
+        empty: Printed on standard error instead of an empty table.
     """
     form = chosen(given)
     if form is not Format.TABLE:
@@ -70,7 +71,7 @@ def show(data: Any, given: Format | None, lines: Mapping[str, Any] | str | None 
     Args:
         data: JSON data.
         given: The ``-o`` option.
-        lines: What people see instead: a text, or names with values. None: `data` itself.
+        lines: Shown instead in a table: text, or names with values. None shows `data`.
     """
     form = chosen(given)
     if form is not Format.TABLE:
@@ -83,7 +84,7 @@ def show(data: Any, given: Format | None, lines: Mapping[str, Any] | str | None 
 
 
 def show_done(data: Any, given: Format | None) -> None:
-    """Print what was done, for programs; people were told."""
+    """Print the result of an action as data; in a table format, print nothing."""
     if chosen(given) is not Format.TABLE:
         show(data, given)
 
@@ -94,13 +95,13 @@ def as_text(data: Any, form: Format) -> str:
         import yaml
 
         dump: Any = yaml.safe_dump
-        plain = json.loads(json.dumps(data))  # YAML takes no member of an enum for the text it is
+        plain = json.loads(json.dumps(data))  # yaml.safe_dump refuses string enums
         return str(dump(plain, sort_keys=False, allow_unicode=True))
     return json.dumps(data, indent=2, ensure_ascii=not _can_write(data)) + "\n"
 
 
 def _can_write(data: Any) -> bool:
-    """Return whether standard output can carry the data as it is."""
+    """Return whether standard output can encode the data."""
     try:
         json.dumps(data, ensure_ascii=False).encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -109,7 +110,7 @@ def _can_write(data: Any) -> bool:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Return names and values as aligned lines; what is empty is left out."""
+    """Return names and values as aligned lines, without empty values."""
     from rich.cells import cell_len, set_cell_size
 
     known = {
@@ -120,7 +121,7 @@ def pairs(values: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
-    """Return aligned rows; on a terminal other columns than the first are cut to its width."""
+    """Return aligned rows; on a terminal all columns but the first are cut to its width."""
     from rich.cells import cell_len
 
     everything = [list(headings), *rows]
@@ -135,9 +136,9 @@ def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
 
 
 def fitted(widths: Sequence[int], available: int) -> list[int]:
-    """Return column widths that fit, the widest made narrower first, down to `_LEAST` each.
+    """Return column widths that fit: the widest are reduced first, to at least `_LEAST`.
 
-    The first column stays whole: it names the row, for further commands.
+    The first column keeps its width, as its names are used in further commands.
     """
     first, *result = widths
     over = first + sum(result) + len(_GAP) * len(result) - available
@@ -174,12 +175,12 @@ def _cell(value: Any) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return text without what would steer a terminal: it may be anybody's."""
+    """Return text without control characters, which could change the terminal's state."""
     return "".join(c if c.isprintable() or c in keep else "\ufffd" for c in text)
 
 
 def moment(value: Any) -> str:
-    """Return a time for people, in their zone: from seconds since the epoch or ISO 8601."""
+    """Return a local time, from seconds since the epoch or ISO 8601."""
     if value in (None, ""):
         return "-"
     try:
@@ -194,7 +195,7 @@ def moment(value: Any) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes with a unit."""
     number = float(count)
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
@@ -207,3 +208,25 @@ def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar while the block runs, if standard error is a terminal.
+
+    Args:
+        what: Label of the bar.
+        total: Number of bytes.
+
+    Yields:
+        A function to call with the number of bytes transferred since the last call.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+               TransferSpeedColumn())  # fmt: skip
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,4 +1,4 @@
-"""Rollouts as commands show them: a bar while they run, their numbers at the end."""
+"""Display of rollouts: a progress bar while they run, then a summary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAUSES_SHOWN: Final = 3
 
 
 def check_writable(out: Path) -> None:
-    """Refuse a file that cannot be written, before anything runs.
+    """Check that the output file can be written, before anything runs.
 
     Raises:
         ConfigError: It cannot.
@@ -31,15 +31,15 @@ def check_writable(out: Path) -> None:
             pass
     except OSError as exc:
         raise ConfigError(
-            f"{out} cannot be written: {exc.strerror}", hint="name another file with --out"
+            f"{out} cannot be written: {exc.strerror}", hint="choose another file with --out"
         ) from exc
 
 
 def check_replaceable(out: Path) -> None:
-    """Refuse to replace a file that is none of episodes.
+    """Check that an existing output file has episodes, since it will be replaced.
 
     Raises:
-        ConfigError: It is another one.
+        ConfigError: It has other content.
     """
     from pydantic import ValidationError
 
@@ -52,17 +52,17 @@ def check_replaceable(out: Path) -> None:
             Episode.model_validate_json(file.readline())
     except (OSError, ValidationError) as exc:
         raise ConfigError(
-            f"{out} holds something else than episodes, and would be replaced",
-            hint="name another file with --out",
+            f"{out} would be overwritten, but is not a file of episodes",
+            hint="choose another file with --out",
         ) from exc
 
 
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
-    """Leave Ray when the block ends, and standard output to data while it runs."""
+    """Disconnect from Ray after the block, and reserve standard output for data during it."""
     from aenv_ray.actors.fabric import entrance
 
-    # Ray prints its warnings on standard output.
+    # Ray prints warnings on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield
@@ -71,7 +71,7 @@ def on_ray() -> Iterator[None]:
 
 
 def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
-    """Return the summary of all episodes, also when their file could not be written."""
+    """Run all episodes and return their summary, even if the output file cannot be written."""
     try:
         return _run(sampling, quiet=quiet)
     except ConfigError as exc:
@@ -106,7 +106,7 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
 
 
 def _run_quietly(sampling: Sampling) -> Summary:
-    """Without a bar; what went wrong is said all the same, the first few times."""
+    """Run without a progress bar, printing the first few errors."""
     void = 0
     for episode in sampling:
         if episode.error is None:
@@ -151,11 +151,11 @@ def instances_left(environment: str, engine: str | None, owner: str) -> int:
 
 
 def table(summary: Summary, left: int | None = None) -> str:
-    """Return the numbers of rollouts for people.
+    """Return the summary of rollouts as text.
 
     Args:
-        summary: The numbers.
-        left: How many instances were left; None: nobody counted.
+        summary: The summary.
+        left: Number of instances left; None if not counted.
     """
 
     def ms(value: float | None) -> str:

@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 import yaml
 
-from aenv_ray.cli.local import up_token
+from aenv_ray.cli import up
 from aenv_ray.cli.main import main
 from aenv_ray.cli.terminal import config_file
 from aenv_ray.config import settings
@@ -221,14 +221,14 @@ def test_tokens_are_made_shown_once_and_revoked(aenv, served):
     listed = aenv("token", "list", "--api-key", served.admin)
     assert made["id"] not in {one["id"] for one in listed}
     aenv("token", "revoke", made["id"], "--yes", "--api-key", served.admin, code=1)
-    assert "there is no token" in aenv.err
+    assert "no such token" in aenv.err
 
 
 def test_the_token_of_a_fabric_ends_with_it(aenv, served, capsys):
     """`aenv down` revokes it; where that was killed, the next `aenv up` with this directory."""
 
     def made() -> str:
-        work = up_token.renewed(served.bench.hub)
+        work = up.new_token(served.bench.hub)
         return asyncio.run_coroutine_threadsafe(work, served.loop).result(60)
 
     def fabric(token: str) -> LocalFabric:
@@ -243,9 +243,9 @@ def test_the_token_of_a_fabric_ends_with_it(aenv, served, capsys):
     before = {row["id"] for row in aenv("token", "list", "--api-key", served.admin)}
     first, second = made(), made()
     assert (may(first), may(second)) == (False, True)
-    up_token.end(fabric(second))
-    up_token.end(fabric(""))
-    up_token.end(fabric(second).model_copy(update={"url": "http://127.0.0.1:1"}))
+    up.revoke_token(fabric(second))
+    up.revoke_token(fabric(""))
+    up.revoke_token(fabric(second).model_copy(update={"url": "http://127.0.0.1:1"}))
     assert not may(second)
     assert may(served.owner)
     capsys.readouterr()

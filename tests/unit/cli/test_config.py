@@ -63,8 +63,8 @@ def test_set_follows_a_link_instead_of_replacing_it(file, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message", "hint"),
     [
-        ("hub_backend", "x", "there is no config key 'hub_backend'", "hub_config.hub_backend"),
-        ("build.registry.host", "x", "there is no config key", "build_config.registry.host"),
+        ("hub_backend", "x", "unknown config key 'hub_backend'", "hub_config.hub_backend"),
+        ("build.registry.host", "x", "unknown config key", "build_config.registry.host"),
         ("hub_config", "x", "hub_config is a section", "hub_config.timeout"),
         ("hub_config.timeout", "soon", "hub_config.timeout", "aenv config set"),
         ("output", "xml", "output", "aenv config set"),

@@ -73,7 +73,7 @@ def test_an_unexpected_exception_is_one_line_that_asks_for_a_report(run):
     code, out, err = run(raise_bug)
     assert (code, out) == (1, "")
     first, second = err.splitlines()
-    assert first == "error: unexpected RuntimeError: it broke, please report it"
+    assert first == "error: unexpected RuntimeError: it broke; please report it"
     assert second.startswith("hint: ")
 
 
@@ -89,13 +89,13 @@ def test_a_command_chooses_its_exit_code(run):
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["versoin"], "there is no command 'versoin', did you mean 'version'?", "aenv --help"),
-        (["qqq"], "there is no command 'qqq'", "aenv --help"),
+        (["versoin"], "no such command 'versoin', did you mean 'version'?", "aenv --help"),
+        (["qqq"], "no such command 'qqq'", "aenv --help"),
         (["version", "--bad"], "no such option: --bad", "aenv version --help"),
         (["init"], "missing argument 'NAME'", "aenv init --help"),
         (
             ["run", "-e", "novalue"],
-            "invalid value for --env: write it as KEY=VALUE",
+            "invalid value for --env: expected KEY=VALUE",
             "aenv run --help",
         ),
         (["run", "-p", "70000"], "invalid value for '--port' / '-p'", "aenv run --help"),

@@ -11,6 +11,7 @@ import pytest
 
 from aenv_ray.cli import init as init_command
 from aenv_ray.cli.main import main
+from aenv_ray.files import write_atomically
 from aenv_ray.project import project
 
 FILES = {
@@ -152,15 +153,14 @@ def test_a_file_in_the_way_is_never_replaced(tmp_path, capsys):
 
 def test_a_failure_in_the_middle_leaves_no_half_project(tmp_path, monkeypatch, capsys):
     written = []
-    write = Path.write_text
 
-    def fail_at_the_fourth(self, *args, **kwargs):
-        written.append(self)
+    def fail_at_the_fourth(path, *args, **kwargs):
+        written.append(path)
         if len(written) == 4:
             raise OSError(28, "No space left on device")
-        return write(self, *args, **kwargs)
+        write_atomically(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "write_text", fail_at_the_fourth)
+    monkeypatch.setattr(init_command, "write_atomically", fail_at_the_fourth)
     assert main(["init", "todo"]) == 3
     assert "No space left on device" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

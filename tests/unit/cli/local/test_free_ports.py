@@ -15,7 +15,7 @@ from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
 
 def given_from(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(text)
-    monkeypatch.setattr(free_ports, "_GIVEN", path)
+    monkeypatch.setattr(free_ports, "_EPHEMERAL_RANGE", path)
 
 
 def test_it_is_one_that_the_kernel_gives_to_nobody(

@@ -104,7 +104,9 @@ def test_only_a_file_of_episodes_is_replaced(tmp_path):
     rollouts.check_replaceable(out)
     for other in ("a letter", '{"index": 0}', "\n", b"\xff".decode("latin-1")):
         out.write_text(other)
-        with pytest.raises(ConfigError, match=r"out\.jsonl holds something else than episodes"):
+        with pytest.raises(
+            ConfigError, match=r"out\.jsonl would be overwritten, but is not a file of episodes"
+        ):
             rollouts.check_replaceable(out)
 
 
