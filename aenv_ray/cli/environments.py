@@ -70,7 +70,9 @@ def list_(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """List the published environments, by name and descending version.
+    """List the published environments.
+
+    Sorted by name, then by descending version.
 
     Example:
       aenv list --latest --tag linux

@@ -275,7 +275,7 @@ def exec(
 
     Example:
       aenv instance exec mini-terminal-abc12345 ls /
-      aenv instance exec mini-terminal-abc12345 -- sh -c "ls | wc -l"
+      aenv instance exec mini-terminal-abc12345 "ls | wc -l"
     """
     if command[0] == "--":  # as for ssh, docker exec and kubectl exec
         command = command[1:]

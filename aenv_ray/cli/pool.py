@@ -11,7 +11,7 @@ from aenv_ray.cli.terminal.output import Columns, show, show_rows
 
 pool = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Manage warm pools: sandboxes kept ready, so that creates take milliseconds.\n\n"
+    help="Keep sandboxes ready, so that creates take milliseconds.\n\n"
     "Example:\n  aenv pool set mini-terminal 8",
 )  # fmt: skip
 
