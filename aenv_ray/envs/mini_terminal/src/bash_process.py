@@ -1,22 +1,22 @@
-"""One bash on a terminal of its own: start it, tell it a command, wait for the mark.
+"""One bash process on its own pseudo-terminal: start it, run a command, wait for the end mark.
 
-How a command is run:
+How a command runs:
 
 * Bash is interactive, so ``^C``, ``set -u`` and syntax errors end the command and not the shell.
-  Its standard input is a pipe that only we write to. A command's own standard input is
-  ``/dev/null``, so no command can swallow the next one.
-* For each command we write one line to the pipe: assignments of the command's text, quoted, to a
-  variable, of its serial number and of ``PROMPT_COMMAND``. Bash then runs ``PROMPT_COMMAND``, which
-  evaluates the text and writes the mark. ``PROMPT_COMMAND`` is run again before the next prompt
-  when the evaluation was aborted (an unset variable, an interrupt), so the mark comes even then.
-  Code that runs there prints no job notices.
-* The mark goes to the terminal through a file descriptor that is closed while the command runs.
-  It is in the same stream as the output: whatever was written before it comes before it.
-* Between commands the shell's stdout and stderr are parked and replaced by ``/dev/null``, which
-  takes prompts, traces and notices of the shell's own.
+  Its standard input is a pipe to which only this module writes. The standard input of a command is
+  ``/dev/null``, so a command cannot read the next one.
+* For each command, one line is written to the pipe. It assigns the quoted text of the command, its
+  serial number and ``PROMPT_COMMAND``. Bash then runs ``PROMPT_COMMAND``, which evaluates the text
+  and writes the mark. If the evaluation is aborted (by an unset variable or an interrupt), bash
+  runs ``PROMPT_COMMAND`` again before the next prompt, so the mark is written even then. Code in
+  ``PROMPT_COMMAND`` prints no job notices.
+* The mark is written to the terminal through a file descriptor that is closed while the command
+  runs. It is in the same stream as the output, so it follows everything that was written before.
+* Between commands, stdout and stderr of the shell are saved and replaced by ``/dev/null``, which
+  discards the shell's prompts, traces and notices.
 
-What a background job prints between two commands is part of the next command's output, as far as
-the kernel keeps it (about 64 KiB; then the job waits).
+Output of a background job between two commands becomes part of the next command's output. The
+kernel buffers about 64 KiB; then the job blocks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from fifo_lock import WAKE_S
 from launch import START, prepare, spawn
 from output import BoundedOutput, Mark, MarkedStream
-from turns import WAKE_S
 
 READ_BYTES: Final = 65536
 
@@ -46,18 +46,18 @@ _QUOTED: Final = {
 
 
 def quote(text: str) -> str:
-    """Return `text` as one bash word on one line, whatever it contains but NUL."""
+    """Return `text`, which must not contain NUL, as one bash word on one line."""
     return f"$'{text.translate(_QUOTED)}'"
 
 
 class BashProcess:
-    """A running bash; not thread-safe.
+    """A running bash. Not thread-safe.
 
     Args:
-        directory: Where it starts. None: the current directory of this process.
+        directory: Working directory. None: that of this process.
 
     Raises:
-        OSError: There is no bash or no terminal to be had.
+        OSError: There is no bash, or no terminal is available.
     """
 
     def __init__(self, directory: str | None = None) -> None:
@@ -90,7 +90,7 @@ class BashProcess:
         self._poll = select.poll()
         self._poll.register(self._master, select.POLLIN)
         with contextlib.suppress(OSError, AttributeError):
-            # Kernels before 5.3 and some sandboxes have none: then `_wait` asks now and then.
+            # Kernels before 5.3 and some sandboxes have no pidfd: then `_wait` polls.
             self._pidfd = os.pidfd_open(self.pid)
             self._poll.register(self._pidfd, select.POLLIN)
         start = START.replace("NONCE", nonce)
@@ -100,29 +100,29 @@ class BashProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, asked now."""
+        """Whether it still runs."""
         if self.returncode is None:
             self._reap(os.WNOHANG)
         return self.returncode is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether the mark of the latest command has not come."""
+        """Whether the latest command has not written its mark yet."""
         return self._serial != self._marked
 
     def begin(self, command: str, deadline: float) -> bool:
-        """Tell it to run `command`; `collect` gives the outcome.
+        """Start `command`; `collect` returns its outcome.
 
         Returns:
-            Whether the command was handed over before `deadline`.
+            Whether bash accepted the command before `deadline`.
         """
         with contextlib.suppress(termios.error):
-            # `stty` of an earlier command would change every later one's output.
+            # An earlier `stty` would change the output of every later command.
             if termios.tcgetattr(self._master) != self._attributes:
                 termios.tcsetattr(self._master, termios.TCSANOW, self._attributes)
         self._serial += 1
         lines = [f"__aenv_go {self._code} && :"]
-        # The mark's code switched tracing off for itself.
+        # The code that writes the mark has switched tracing off.
         lines += [f"\\builtin set -{option}" for option in "xv" if option in self.options]
         head = "; ".join(lines)
         return self._send(
@@ -132,10 +132,10 @@ class BashProcess:
         )
 
     def collect(self, output: BoundedOutput, deadline: float) -> Mark | None:
-        """Add the output of the command to `output` until its mark has come or the shell ended.
+        """Add the command's output to `output` until its mark arrives or the shell ends.
 
         Returns:
-            The mark; None when the shell ended (`returncode` says how) or the deadline passed.
+            The mark; None when the shell ended (see `returncode`) or the deadline passed.
         """
         data = b""
         while True:
@@ -154,14 +154,14 @@ class BashProcess:
             data = self._read()
 
     def nudge(self) -> None:
-        """Have it write the mark if only a changed ``PROMPT_COMMAND`` prevented it."""
+        """Make bash write the mark if a command has changed ``PROMPT_COMMAND``."""
         self._send(b"PROMPT_COMMAND=$__aenv_run\n", time.monotonic() + WAKE_S)
 
     def signal_foreground(self, number: int) -> None:
-        """Signal the foreground processes, and the shell itself only with what it survives.
+        """Signal the foreground processes, and the shell only with signals that it survives.
 
-        An interactive bash takes SIGINT as ``^C`` and stays. Command substitutions run in the
-        shell's own process group; its other members are told one by one.
+        An interactive bash treats SIGINT as ``^C`` and keeps running. Command substitutions run in
+        the process group of the shell, whose other members are signalled one by one.
         """
         group = self.pid
         with contextlib.suppress(OSError):
@@ -174,18 +174,18 @@ class BashProcess:
                     _signal(os.kill, pid, number)
         if number != signal.SIGINT:
             _signal(os.kill, self.pid, signal.SIGCONT)
-            # Else bash goes on with what follows in the list.
+            # Otherwise bash continues with the rest of the list.
             _signal(os.kill, self.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL the shell alone; whoever waits in `collect` sees its end."""
+        """SIGKILL only the shell; a thread in `collect` sees its end."""
         if self.returncode is None:
             _signal(os.kill, self.pid, signal.SIGKILL)
 
     def kill_session(self) -> None:
-        """SIGKILL the shell and everything in its session; whoever waits in `collect` sees it."""
+        """SIGKILL all processes of its session; a thread in `collect` sees the shell end."""
         self.kill()
-        # Dead but not collected, it starts nothing more and its number is not given away.
+        # Dead but not reaped: it starts nothing more, and its pid is not reused.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         for pid, (_, session) in _processes().items():
@@ -193,7 +193,7 @@ class BashProcess:
                 _signal(os.kill, pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill everything in its session and give its files back; may be called again."""
+        """Kill all processes of its session and close its files. Idempotent."""
         if self._master < 0:
             return
         self.kill_session()
@@ -202,7 +202,7 @@ class BashProcess:
         self._close_files()
 
     def release(self) -> None:
-        """Give back the files of a shell that ended; its background jobs go on."""
+        """Close the files of a shell that has ended; its background jobs continue."""
         self._close_files()
 
     # --- input and output ------------------------------------------------------------------
@@ -210,7 +210,7 @@ class BashProcess:
     def _send(self, line: bytes, deadline: float) -> bool:
         if self._is_control_cut:
             return False
-        # Should this be interrupted, bash has half a line and is of no more use.
+        # If this is interrupted, bash has received half a line and is unusable.
         self._is_control_cut = True
         view = memoryview(line)
         writable = select.poll()
@@ -229,7 +229,7 @@ class BashProcess:
         return True
 
     def _wait(self, deadline: float) -> bool:
-        """Wait for output or the end of the shell; False when the deadline passed without."""
+        """Wait for output or the end of the shell; False when the deadline passed first."""
         while True:
             remaining_s = max(0.0, deadline - time.monotonic())
             longest_s = 0.01 if self._is_hung_up and self._pidfd < 0 else WAKE_S
@@ -256,7 +256,7 @@ class BashProcess:
                 raise
             data = b""
         if not data:
-            # Nobody has the terminal open; a program that replaced the shell may still run.
+            # No process has the terminal open; a program that replaced the shell may still run.
             self._is_hung_up = True
             self._poll.unregister(self._master)
         return data
@@ -265,7 +265,7 @@ class BashProcess:
         try:
             pid, status = os.waitpid(self.pid, flags)
         except ChildProcessError:
-            # Somebody else collected it, and its status with it.
+            # Another thread reaped it and has its status.
             pid, status = self.pid, 255 << 8
         if pid:
             code = os.waitstatus_to_exitcode(status)
@@ -289,7 +289,7 @@ def _signal(send: Callable[[int, int], None], target: int, number: int) -> None:
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Return the process group and the session of every process that can be seen."""
+    """Return process group and session of every visible process, by pid."""
     found = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""Start bash: its terminal, its environment, its files, and the code it begins with."""
+"""Starts bash: its terminal, environment, descriptors and initial code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Final
 COLUMNS: Final = 200
 ROWS: Final = 50
 
-# 56 and 57 park stdout and stderr, 58 is the terminal for the mark, 59 is /dev/null. So high that
-# `exec 3>` and flock's customary 9 and 200 stay free, below the smallest usual `ulimit -n`. While
-# `eval 0<&59 58>&59` runs, bash keeps what it replaced above 59, closed in children; with
-# `</dev/null` it would be at 10, in the way of `exec 10>`.
-_PARKED_OUT: Final = 56
-_PARKED_ERR: Final = 57
+# 56 and 57 save stdout and stderr, 58 is the terminal for the mark, 59 is /dev/null. Scripts use
+# lower numbers (`exec 3>`) and flock's customary 9 and 200; the smallest usual `ulimit -n` is 64.
+# While `eval 0<&59 58>&59` runs, bash saves the replaced descriptors above 59, closed in children;
+# with `</dev/null` it would save them at 10, which `exec 10>` uses.
+_SAVED_OUT: Final = 56
+_SAVED_ERR: Final = 57
 _MARK: Final = 58
 _NULL: Final = 59
 
-# A function of the user's named `builtin` would be called here in place of the real one: it is
-# taken away, by `unset`, which no function hides in POSIX mode, and that an assignment switches on.
+# A function named `builtin` would be called here instead of the real one. It is removed with
+# `unset`, which no function can shadow in POSIX mode; an assignment switches that mode on.
 #
 # The lone `)` is a deliberate syntax error. After an unterminated `$(` the parser of bash 5.2 has
 # counted -1 open delimiters, and the next quote that it reads corrupts the heap. An ordinary syntax
@@ -51,7 +51,7 @@ builtin readonly __aenv_run='if { __aenv_begin "$?"; } 2>&59; then
 else { __aenv_quiet "$__aenv_code"; } 2>&59; fi; __aenv_end'
 """
 
-# Options and functions that the caller's environment would bring into the shell.
+# Variables through which the environment would set options and functions of the shell.
 _NOT_INHERITED: Final = frozenset(
     {
         *("BASH_ENV", "BASHOPTS", "COLUMNS", "ENV", "LINES", "OLDPWD", "POSIXLY_CORRECT"),
@@ -68,7 +68,7 @@ _DEFAULTS: Final = {
 
 
 def prepare(slave: int) -> None:
-    """Make the terminal pass bytes as they are: no echo, no carriage return at a line's end."""
+    """Make the terminal pass bytes unchanged: no echo, no carriage return at the end of a line."""
     attributes = termios.tcgetattr(slave)
     attributes[1] &= ~termios.OPOST
     attributes[3] &= ~termios.ECHO
@@ -79,9 +79,9 @@ def prepare(slave: int) -> None:
 def spawn(slave: int, control: int) -> int:
     """Start bash as the leader of a session whose terminal is `slave`; return its pid.
 
-    `os.posix_spawn` makes the session before it opens the files, and the first terminal that a
-    session leader opens becomes its controlling one. Unlike a fork it runs no Python in the child,
-    which is unsafe while other threads hold locks.
+    `os.posix_spawn` creates the session before it opens the files, and the first terminal that a
+    session leader opens becomes its controlling terminal. Unlike a fork it runs no Python in the
+    child, which would be unsafe while other threads hold locks.
     """
     bash = shutil.which("bash") or "/bin/bash"
     try:
@@ -92,8 +92,8 @@ def spawn(slave: int, control: int) -> int:
         (os.POSIX_SPAWN_DUP2, control, 0),
         *((os.POSIX_SPAWN_CLOSE, number) for number in _inheritable()),
         (os.POSIX_SPAWN_OPEN, _MARK, terminal, os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, _MARK, _PARKED_OUT),
-        (os.POSIX_SPAWN_DUP2, _MARK, _PARKED_ERR),
+        (os.POSIX_SPAWN_DUP2, _MARK, _SAVED_OUT),
+        (os.POSIX_SPAWN_DUP2, _MARK, _SAVED_ERR),
         (os.POSIX_SPAWN_OPEN, _NULL, os.devnull, os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, _NULL, 1),
         (os.POSIX_SPAWN_DUP2, _NULL, 2),
@@ -105,13 +105,13 @@ def spawn(slave: int, control: int) -> int:
         file_actions=actions,
         setsid=True,
         setsigmask=[],
-        # Python ignores SIGPIPE, and `yes | head` would complain.
+        # Python ignores SIGPIPE; `yes | head` would then print an error.
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGXFSZ],
     )
 
 
 def _inheritable() -> list[int]:
-    """Return the descriptors, not ours, that would leak into the shell."""
+    """Return inheritable descriptors of this process, which would leak into the shell."""
     with contextlib.suppress(OSError):
         found = []
         for number in map(int, os.listdir("/proc/self/fd")):
@@ -128,7 +128,7 @@ def _environment(inherited: Mapping[str, str], bash: str) -> dict[str, str]:
         for name, value in inherited.items()
         if name not in _NOT_INHERITED and not name.startswith("BASH_FUNC_")
     }
-    # Not empty, since scripts take an empty PS1 for a shell without a user; prints nothing.
+    # Prints nothing, but is not empty: scripts treat an empty PS1 as a non-interactive shell.
     environment |= {"TERM": "dumb", "PS1": "\\[\\]", "PS2": "", "SHELL": bash}
     if not any(environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
         environment["LANG"] = "C.UTF-8"

@@ -1,6 +1,6 @@
-"""A terminal for an agent, with a set of shell tasks to solve in it.
+"""A terminal for an agent, and a set of shell tasks.
 
-The agent has one tool, `execute_command`. The trainer starts a task with `start_task` and asks for
+The agent has one tool, `execute_command`. The trainer starts a task with `start_task` and calls
 `task_reward` at the end.
 """
 
@@ -25,7 +25,7 @@ from aenv_ray.runtime import (
 
 
 def _instructions() -> dict[str, str]:
-    # Read now: later the project's directory is hidden, from this process as from the agent.
+    # At import: later the project directory is hidden, from this process and from the agent.
     path = Path(__file__).resolve().parent.parent / "tasks.jsonl"
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
@@ -39,43 +39,42 @@ _started: dict[str, Path] = {}
 
 @register_tool
 def execute_command(command: str, timeout: float = 60) -> dict[str, Any]:
-    """Run a command in a bash shell that stays between calls.
+    """Run a command in a bash shell that persists between calls.
 
     The current directory, variables, functions and background jobs persist. Standard input is
-    /dev/null unless the command redirects it. Output is stdout and stderr as a terminal shows them;
-    of more than 1 MiB the middle is left out.
+    /dev/null unless the command redirects it. The output is stdout and stderr as a terminal shows
+    them; if it exceeds 1 MiB, the middle is cut.
 
     Args:
-        command: Bash source: one or many lines.
-        timeout: Seconds, above 0, at most 86400. Then the command is interrupted, at last killed,
-            and the shell stays.
+        command: Bash source, one or more lines.
+        timeout: Seconds, above 0, at most 86400. After it the command is interrupted or killed; the
+            shell keeps running.
 
     Returns:
-        ``{"output": [text, finished], "returncode": code}``. The code is the command's own; 124
-        with ``finished`` false after a timeout. ``truncated``: output was left out. ``note``: the
-        command was stopped, or the shell ended. ``restarted``: this is a fresh shell, since the one
-        before had ended.
+        ``{"output": [text, finished], "returncode": code}``. The code is the command's exit code;
+        after a timeout it is 124 and ``finished`` is false. ``truncated``: output was cut.
+        ``note``: the command was stopped, or the shell ended. ``restarted``: this is a new shell,
+        since the previous one had ended.
 
     Raises:
-        ValueError: The command holds NUL or a lone surrogate, or the timeout is out of range.
+        ValueError: The command contains NUL or a lone surrogate, or the timeout is out of range.
     """
-    # The call's own deadline comes first when it is the shorter one: interrupted a moment before
-    # it, the command still has a result, and the shell stays.
+    # Interrupted shortly before the deadline of the call, the command still gives a result.
     remaining_s = current_call().remaining_s
     return _shell.run(command, min(timeout, remaining_s - min(1.0, 0.1 * remaining_s)))
 
 
 @register_function
 def start_task(task_id: str) -> dict[str, str]:
-    """Make a task's files in a fresh directory and start the shell there.
+    """Create a task's files in a new directory, and start the shell there.
 
-    Starting a task again makes its files anew; a running shell and what it started is killed.
+    Starting a task again creates its files again. A running shell and its processes are killed.
 
     Returns:
-        ``task_id``, ``instruction`` for the agent, and ``workdir``, where its shell starts.
+        ``task_id``, ``instruction`` for the agent, and ``workdir``, the shell's directory.
 
     Raises:
-        ValueError: There is no such task.
+        ValueError: Unknown task.
     """
     task = TASKS[_known(task_id)]
     directory = Path.cwd() / task_id
@@ -94,15 +93,15 @@ def start_task(task_id: str) -> dict[str, str]:
 
 @register_reward
 def task_reward(task_id: str) -> dict[str, Any]:
-    """Check what the task's directory holds now.
+    """Check the current content of the task's directory.
 
     Returns:
         ``score`` 1.0 or 0.0, ``passed``, and ``reason``: what is wrong, or "solved".
 
     Raises:
-        ValueError: There is no such task.
+        ValueError: Unknown task.
         RuntimeError: The task was not started in this instance.
-        OSError: The machine is short of memory, space or files: no outcome.
+        OSError: The machine is out of memory, disk space or file descriptors: there is no outcome.
     """
     task = TASKS[_known(task_id)]
     directory = _started.get(task_id)
@@ -126,14 +125,14 @@ def list_tasks() -> list[dict[str, str]]:
 
 @register_health
 def health() -> dict[str, str]:
-    """Return whether there is a bash to run."""
+    """Return whether bash is installed."""
     if shutil.which("bash") is None:
-        return {"status": "unhealthy", "reason": "there is no bash on the PATH"}
+        return {"status": "unhealthy", "reason": "bash is not on the PATH"}
     return {"status": "healthy"}
 
 
 def _remove(directory: Path) -> None:
-    """Remove what an earlier start left, with directories that the agent made unreadable."""
+    """Remove the files of an earlier start, also from directories that are unreadable."""
     if not directory.is_symlink() and directory.is_dir():
         directory.chmod(0o700)
         for parent, names, _ in os.walk(directory):
@@ -149,7 +148,5 @@ def _remove(directory: Path) -> None:
 def _known(task_id: str) -> str:
     if task_id not in TASKS:
         some = ", ".join(list(TASKS)[:3])
-        raise ValueError(
-            f"there is no task {task_id!r}; list_tasks names all {len(TASKS)}: {some}…"
-        )
+        raise ValueError(f"unknown task {task_id!r}; list_tasks returns all {len(TASKS)}: {some}…")
     return task_id

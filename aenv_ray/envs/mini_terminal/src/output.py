@@ -1,4 +1,4 @@
-"""From the bytes of the terminal to the text of one command."""
+"""Converts the bytes of the terminal to the output of one command."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 OUTPUT_LIMIT_BYTES: Final = 1024 * 1024
-"""Most of one command's output that is kept: the first half and the last half."""
+"""Size limit of one command's output; of more, the first and the last half of this remain."""
 
 EDGE: Final = b"\x1e"
-"""First and last byte of a mark: ASCII's record separator."""
+"""First and last byte of a mark: the ASCII record separator."""
 
 _MARK_LIMIT_BYTES: Final = 200
 
 
 class BoundedOutput:
-    """Output that keeps its head and its tail within `limit_bytes`, and counts the rest."""
+    """Stores the head and the tail of output within `limit_bytes`, and counts the rest."""
 
     def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         self.total_bytes = 0
@@ -32,12 +32,12 @@ class BoundedOutput:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        # Cut seldom: each cut copies the tail.
+        # Rarely, since each cut copies the tail.
         if len(self._tail) > 4 * self._half:
             del self._tail[: -self._half]
 
     def drop_line_end(self, since_bytes: int) -> None:
-        """Drop the last byte if it is an empty line's end that came after `since_bytes`."""
+        """Drop the last byte if it ends an empty line that was added after `since_bytes`."""
         last = bytes((self._head + self._tail[-2:] if len(self._tail) < 2 else self._tail)[-2:])
         is_alone = self.total_bytes == since_bytes + 1 and last.endswith(b"\n")
         if is_alone or (self.total_bytes > since_bytes + 1 and last == b"\n\n"):
@@ -46,28 +46,28 @@ class BoundedOutput:
 
     @property
     def is_cut(self) -> bool:
-        """Whether some of the output is left out of `text`."""
+        """Whether `text` omits part of the output."""
         return self.total_bytes > 2 * self._half
 
     def text(self) -> str:
-        """Return the output; invalid UTF-8 becomes U+FFFD, and a mark says how much is left out."""
+        """Return the output; invalid UTF-8 becomes U+FFFD, and a mark says how much is omitted."""
         if not self.is_cut:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = bytes(self._tail[-self._half :])
-        # A character that the cut split is left out, not shown as a broken one.
+        # A character that the cut splits is omitted rather than shown as invalid.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(bytes(self._head))
         head_bytes = len(self._head) - len(decoder.getstate()[0])
         split = next((i for i in range(min(4, len(tail))) if tail[i] & 0xC0 != 0x80), 0)
         tail = tail[split:]
-        left_out = self.total_bytes - head_bytes - len(tail)
-        mark = f"\n[output cut: {left_out} of {self.total_bytes} bytes left out here]\n"
+        omitted = self.total_bytes - head_bytes - len(tail)
+        mark = f"\n[output cut: {omitted} of {self.total_bytes} bytes left out here]\n"
         return head + mark + tail.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the shell reports on the terminal behind a command's output."""
+    """What the shell writes to the terminal after the output of a command."""
 
     serial: int
     returncode: int
@@ -79,11 +79,10 @@ class MarkedStream:
     """Splits the terminal's bytes at the shell's marks.
 
     A mark is ``EDGE nonce : serial : returncode : options EDGE``. Bash writes it to the same
-    terminal as the output, so everything before it belongs to the command and nothing can overtake
-    it.
+    terminal as the output, so everything before it belongs to the command.
 
     Args:
-        nonce: Random text that output does not contain by chance.
+        nonce: Random text, which output does not contain by chance.
     """
 
     def __init__(self, nonce: str) -> None:
@@ -91,10 +90,10 @@ class MarkedStream:
         self._rest = b""
 
     def feed(self, data: bytes, serial: int, output: BoundedOutput) -> Mark | None:
-        """Take in `data`, add what is output to `output`.
+        """Parse `data`, and add output to `output`.
 
         Returns:
-            The mark with this `serial` once it has come; what is behind it waits for the next
+            The mark with this `serial` once it is complete; later bytes are stored for the next
             command. Marks of earlier commands, which timed out, are dropped.
         """
         data = self._rest + data
@@ -113,7 +112,7 @@ class MarkedStream:
                 return None
             mark = _parse(data[start + len(self._prefix) : end]) if end >= 0 else None
             if mark is None:
-                # Somebody printed what looks like a mark: it is output.
+                # A command printed something that looks like a mark: it is output.
                 output.add(data[: start + 1])
                 data = data[start + 1 :]
                 continue
@@ -124,12 +123,12 @@ class MarkedStream:
                 return mark
 
     def flush(self, output: BoundedOutput) -> None:
-        """Give out what was held back as the possible begin of a mark: there comes no more."""
+        """Add bytes that could have been the beginning of a mark; the stream has ended."""
         output.add(self._rest)
         self._rest = b""
 
     def _partial(self, data: bytes) -> int:
-        """Return how many bytes at the end may be the begin of a mark."""
+        """Return how many bytes at the end may be the beginning of a mark."""
         start = data.rfind(EDGE, max(0, len(data) - len(self._prefix)))
         return len(data) - start if start >= 0 and self._prefix.startswith(data[start:]) else 0
 

@@ -1,4 +1,4 @@
-"""A terminal of its own, in a directory of its own, for every test."""
+"""A new terminal in a new directory for every test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Execute = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a fresh directory the current one, as the runtime does for an instance."""
+    """Change to a new directory, as the runtime does for an instance."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -28,7 +28,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def execute(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Execute]:
-    """Return `execute_command` on a shell that ends with the test."""
+    """Return `execute_command` with a shell that ends with the test."""
     shell = Shell()
     monkeypatch.setattr(mini_terminal, "_shell", shell)
     monkeypatch.setattr(mini_terminal, "_started", {})

@@ -1,4 +1,4 @@
-"""Timeouts, cancellation and callers at the same time."""
+"""Timeouts, cancellation and concurrent callers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import mini_terminal
 import pytest
 from conftest import Execute
+from fifo_lock import FifoLock
 from shell import Shell
-from turns import Turns
 
 STOPPED = [
     "sleep 100",
@@ -74,7 +74,7 @@ def test_command_may_clean_up_when_interrupted(execute: Execute) -> None:
 def test_shell_that_cannot_be_interrupted_is_replaced(execute: Execute) -> None:
     result = execute("trap '' INT; while :; do :; done", 0.1)
     assert result["output"] == ["", False]
-    assert "did not survive" in result["note"]
+    assert "this ended the shell" in result["note"]
     assert execute("echo fresh") == {
         "output": ["fresh\n", True],
         "returncode": 0,
@@ -94,16 +94,16 @@ def test_flood_is_stopped(execute: Execute) -> None:
     assert execute("echo next")["output"] == ["next\n", True]
 
 
-def test_calls_run_in_the_order_in_which_they_came(execute: Execute) -> None:
+def test_calls_run_in_the_order_of_their_arrival(execute: Execute) -> None:
     execute("mkfifo gate; n=0")
     shell = mini_terminal._shell
     with ThreadPoolExecutor(12) as pool:
         first = pool.submit(execute, "read x < gate; echo first >> order", 20)
         waiting = []
         for number in range(10):
-            length = len(shell._turns._queue)
+            length = len(shell._lock._queue)
             waiting.append(pool.submit(execute, f"n=$((n + 1)); echo {number} $n", 20))
-            while len(shell._turns._queue) == length:
+            while len(shell._lock._queue) == length:
                 pass
         with open("gate", "w") as gate:
             gate.write("go\n")
@@ -112,7 +112,7 @@ def test_calls_run_in_the_order_in_which_they_came(execute: Execute) -> None:
     assert outputs == [f"{number} {number + 1}\n" for number in range(10)]
 
 
-def test_waiting_counts_against_the_callers_own_timeout(execute: Execute) -> None:
+def test_the_timeout_includes_the_wait_for_earlier_calls(execute: Execute) -> None:
     execute("mkfifo gate")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(execute, "echo > started; read x < gate", 20)
@@ -129,7 +129,7 @@ def test_waiting_counts_against_the_callers_own_timeout(execute: Execute) -> Non
 
 
 class Cancelled(BaseException):
-    """Stands for the runtime's interrupt of a call."""
+    """Stands for the exception with which the runtime interrupts a call."""
 
 
 def test_cancelled_call_stops_its_command_and_frees_the_shell(execute: Execute) -> None:
@@ -157,14 +157,14 @@ def test_cancelled_call_stops_its_command_and_frees_the_shell(execute: Execute) 
     assert execute("kill -0 $(cat pid) 2>/dev/null; echo $? $state")["output"][0] == "1 kept\n"
 
 
-def test_turn_that_was_lost_does_not_lock_out_others() -> None:
-    turns = Turns()
-    turns.take(time.monotonic() + 1)
-    turn = turns.take(time.monotonic() + 5)
-    assert turn is not None
-    assert turns.take(time.monotonic() + 0.01) is None
-    turns.give_back(turn)
-    assert turns.take(time.monotonic()) is not None
+def test_a_ticket_that_is_garbage_collected_does_not_block_the_lock() -> None:
+    lock = FifoLock()
+    lock.acquire(time.monotonic() + 1)
+    ticket = lock.acquire(time.monotonic() + 5)
+    assert ticket is not None
+    assert lock.acquire(time.monotonic() + 0.01) is None
+    lock.release(ticket)
+    assert lock.acquire(time.monotonic()) is not None
 
 
 def test_close_kills_the_shell_and_its_jobs_and_leaks_nothing(workdir: object) -> None:
@@ -179,11 +179,11 @@ def test_close_kills_the_shell_and_its_jobs_and_leaks_nothing(workdir: object) -
     assert not is_alive(int(again[1]))
     poll = select.poll()
     poll.register(job, select.POLLIN)
-    assert poll.poll(5000), "the job outlives its shell"
+    assert poll.poll(5000), "the job has outlived its shell"
     os.close(job)
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert not is_alive(int(pids[1]))
-    # What was started before an `exit` goes on, as after a logout.
+    # Processes that were started before an `exit` continue, as after a logout.
     os.kill(int(pids[0]), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""The terminal's bytes: what is output, what is a mark, what is cut."""
+"""Parsing the terminal's bytes: output, marks, cuts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_mark_is_found_wherever_reads_split_it(size: int) -> None:
     assert output.text() == "out\x1e\x1eAB\n"
 
 
-def test_what_follows_the_mark_belongs_to_the_next_command() -> None:
+def test_output_after_the_mark_belongs_to_the_next_command() -> None:
     stream, output = MarkedStream("ABCD"), BoundedOutput()
     assert stream.feed(MARK + b"late ", 7, output) is not None
     assert output.text() == ""
@@ -37,13 +37,13 @@ def test_mark_of_an_earlier_command_is_dropped() -> None:
 @pytest.mark.parametrize(
     "fake", [b"\x1eABCD:x:0:h\x1e", b"\x1eABCD:7\x1e", b"\x1eABCD:" + b"9" * 300]
 )
-def test_what_only_looks_like_a_mark_is_output(fake: bytes) -> None:
+def test_text_that_looks_like_a_mark_is_output(fake: bytes) -> None:
     stream, output = MarkedStream("ABCD"), BoundedOutput()
     assert stream.feed(fake + b"." * 200 + MARK, 7, output) == Mark(7, 3, "himBs")
     assert output.text().encode() == fake + b"." * 200
 
 
-def test_held_back_begin_of_a_mark_comes_out_at_the_end() -> None:
+def test_an_incomplete_mark_at_the_end_is_output() -> None:
     stream, output = MarkedStream("ABCD"), BoundedOutput()
     assert stream.feed(b"x\x1eAB", 7, output) is None
     assert output.text() == "x"
@@ -51,7 +51,7 @@ def test_held_back_begin_of_a_mark_comes_out_at_the_end() -> None:
     assert output.text() == "x\x1eAB"
 
 
-def test_cut_counts_every_byte_and_splits_no_character() -> None:
+def test_a_cut_counts_bytes_and_splits_no_character() -> None:
     output = BoundedOutput(10)
     for _ in range(1000):
         output.add("aé".encode())
@@ -61,7 +61,7 @@ def test_cut_counts_every_byte_and_splits_no_character() -> None:
     assert output.text() == f"aéa{mark}éaé"
 
 
-def test_output_at_the_limit_is_whole() -> None:
+def test_output_at_the_limit_is_not_cut() -> None:
     output = BoundedOutput(10)
     output.add(b"0123456789")
     assert not output.is_cut

@@ -1,4 +1,4 @@
-"""The project as the loader sees it: its configuration, and that its import has no effects."""
+"""The configuration of the project, and its import, which has no side effects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ assert reward["score"] == 1.0, reward
 """
 
 
-def test_import_is_fork_safe_and_needs_the_project_no_more(tmp_path: Path) -> None:
+def test_import_is_fork_safe_and_the_project_is_not_needed_afterwards(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(PROJECT, copy, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     work = tmp_path / "work"
@@ -62,8 +62,3 @@ def test_health_says_whether_there_is_a_bash(monkeypatch: pytest.MonkeyPatch) ->
     assert mini_terminal.health() == {"status": "healthy"}
     monkeypatch.setenv("PATH", "/nonexistent")
     assert mini_terminal.health()["status"] == "unhealthy"
-
-
-def test_each_file_is_short() -> None:
-    for path in PROJECT.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 400, path

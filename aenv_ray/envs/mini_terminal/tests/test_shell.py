@@ -1,4 +1,4 @@
-"""What one command gives: its output, its code, and a shell that stays usable."""
+"""The result of a command, and the state of the shell after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def text(execute: Execute, command: str, timeout: float = 20) -> str:
     return str(result["output"][0])
 
 
-def test_result_has_output_end_and_the_commands_own_code(execute: Execute) -> None:
+def test_result_has_output_and_exit_code(execute: Execute) -> None:
     assert execute("echo hi; (exit 7)") == {"output": ["hi\n", True], "returncode": 7}
 
 
@@ -56,7 +56,7 @@ def test_output_is_exactly_the_commands(
 
 
 @pytest.mark.parametrize("command", ["# a thought", " # a thought\n\n# and another", "\t", ""])
-def test_a_command_that_says_nothing_does_not_fail_for_the_one_before(
+def test_empty_command_succeeds_and_keeps_the_previous_exit_code(
     execute: Execute, command: str
 ) -> None:
     execute("(exit 7)")
@@ -84,7 +84,7 @@ INCOMPLETE = [
 ]
 WRONG = ["a )", "}", "&&", ";;", "|", "done", "fi", "esac"]
 TOLERATED = ["cat <<X", "cat <<X\nabc", "cat <<X\n$(", "echo a \\", "\\", "!", "time"]
-"""Commands that end too early, and that bash runs nevertheless."""
+"""Incomplete commands that bash accepts."""
 
 
 @pytest.mark.parametrize("command", INCOMPLETE + WRONG)
@@ -188,7 +188,7 @@ def test_closed_output_does_not_break_the_protocol(execute: Execute) -> None:
     assert text(execute, "exec >/dev/tty 2>&1; echo back", 5).endswith("back\n")
 
 
-def test_trace_shows_the_commands_and_none_of_ours(execute: Execute) -> None:
+def test_trace_shows_only_the_commands(execute: Execute) -> None:
     execute("set -x")
     assert "echo seen\nseen\n" in (shown := text(execute, "echo seen"))
     assert "aenv" not in shown
@@ -196,7 +196,7 @@ def test_trace_shows_the_commands_and_none_of_ours(execute: Execute) -> None:
     assert text(execute, "echo seen") == "echo seen\nseen\n"
 
 
-def test_children_get_no_descriptor_of_the_protocol(execute: Execute) -> None:
+def test_children_inherit_no_descriptor_of_the_protocol(execute: Execute) -> None:
     shown = text(
         execute, "for f in /proc/self/fd/*; do readlink $f; done | grep -v '^/proc' | sort -u"
     )
@@ -215,7 +215,9 @@ def test_children_get_no_descriptor_of_the_protocol(execute: Execute) -> None:
         ("set -e; false; echo no", 1),
     ],
 )
-def test_shell_that_ends_is_told_and_replaced(execute: Execute, command: str, code: int) -> None:
+def test_shell_that_exits_is_reported_and_replaced(
+    execute: Execute, command: str, code: int
+) -> None:
     execute("cd /; x=1")
     first = execute(f"echo before; {command}", 5)
     assert first["output"] == ["before\n", True]
@@ -227,7 +229,7 @@ def test_shell_that_ends_is_told_and_replaced(execute: Execute, command: str, co
 
 
 def test_shell_killed_between_calls_is_replaced(execute: Execute) -> None:
-    # The subshell kills once our call has ended: it waits for the mark's code to be parked.
+    # The subshell kills the shell after the call has ended: descriptor 57 is open only then.
     pid = text(execute, "echo $$").strip()
     execute(f"(while [ -e /proc/{pid}/fd/57 ] || kill -9 {pid}; do break; done) & wait $!")
     assert text(execute, "echo alive") == "alive\n"

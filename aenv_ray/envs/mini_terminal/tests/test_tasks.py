@@ -1,4 +1,4 @@
-"""Every task: its reference solves it, its wrong solution does not, nor does doing nothing."""
+"""The reference solution of every task scores 1; the wrong one and doing nothing score 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def run_task(row: dict[str, Any], execute: Execute, solution: str | None) -> dict[str, Any]:
-    """Set a task up, run one of its solutions (None: nothing), return its reward."""
+    """Start a task, run one of its solutions (None: none), and return the reward."""
     mini_terminal.start_task(**row["setup"]["arguments"])
     for call in row[solution] if solution else []:
         assert call["tool"] == "execute_command"
@@ -69,7 +69,7 @@ def snapshot(root: Path) -> dict[str, tuple[int, bytes | str]]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_setup_makes_the_same_files_each_time(name: str, tmp_path: Path) -> None:
+def test_setup_creates_the_same_files_each_time(name: str, tmp_path: Path) -> None:
     for copy in ("one", "two"):
         (tmp_path / copy).mkdir()
         TASKS[name].setup(tmp_path / copy)
@@ -90,7 +90,7 @@ def test_start_task_gives_a_fresh_directory_and_a_shell_in_it(
     assert execute("ls")["output"][0] == "notes.txt\n"
 
 
-def test_start_task_again_copes_with_read_only_directories(execute: Execute) -> None:
+def test_start_task_again_removes_read_only_directories(execute: Execute) -> None:
     mini_terminal.start_task("count-lines-01")
     execute("mkdir -p a/b; echo > a/b/c; chmod 0 a/b a")
     mini_terminal.start_task("count-lines-01")
@@ -98,8 +98,8 @@ def test_start_task_again_copes_with_read_only_directories(execute: Execute) -> 
 
 
 @pytest.mark.parametrize("call", [mini_terminal.start_task, mini_terminal.task_reward])
-def test_unknown_task_is_an_error_that_names_some(call: Any, workdir: Path) -> None:
-    with pytest.raises(ValueError, match=r"no task 'nope'.*count-lines-01"):
+def test_unknown_task_is_an_error_with_examples(call: Any, workdir: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown task 'nope'.*count-lines-01"):
         call("nope")
 
 

@@ -66,7 +66,7 @@ def _check_tar_create(root: Path) -> None:
                 file = archive.extractfile(member)
                 found[name] = file.read() if file else b""
     except (OSError, EOFError, tarfile.TarError) as exc:
-        raise Failed(f"backup.tar.gz is no gzipped tar archive: {exc}") from None
+        raise Failed(f"backup.tar.gz is not a gzipped tar archive: {exc}") from None
     wanted = {
         f"project/{name}": content
         for name, content in PROJECT.items()

@@ -1,4 +1,4 @@
-"""What every task is made of, and how a check looks at what the agent left behind."""
+"""The parts of a task, and the functions with which its check examines the agent's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE_LIMIT_BYTES: Final = 4 * 1024 * 1024
 RUN_LIMIT_BYTES: Final = 1024 * 1024
 RUN_TIMEOUT_S: Final = 10.0
 
-_NOT_THE_AGENT: Final = {
+_RESOURCE_ERRORS: Final = {
     errno.EAGAIN,
     errno.EIO,
     errno.EMFILE,
@@ -40,9 +40,9 @@ class Task:
     """One task; its instruction and its solutions are in ``tasks.jsonl``."""
 
     setup: Callable[[Path], None]
-    """Makes the task's files in an empty directory, the same ones each time."""
+    """Creates the task's files in an empty directory, the same ones each time."""
     check: Callable[[Path], None]
-    """Raises `Failed` unless the directory, and what is in it, is as the instruction asks."""
+    """Raises `Failed` unless the directory is as the instruction asks."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Run:
 
 
 def as_outcome(exc: OSError, what: str) -> Failed:
-    """Return the failure that `exc` means for the task.
+    """Return `exc` as a failure of the task.
 
     Raises:
-        OSError: `exc` itself, when the machine is short of something: that is no outcome.
+        OSError: `exc` itself, if it means that the machine is out of a resource: no outcome.
     """
-    if exc.errno in _NOT_THE_AGENT:
+    if exc.errno in _RESOURCE_ERRORS:
         raise exc
     return Failed(f"{what}: {exc.strerror}")
 
 
 def rng(seed: str) -> random.Random:
-    """Return the generator that makes a task's data the same in setup and check."""
+    """Return a random generator that gives setup and check the same data."""
     return random.Random(seed)
 
 
@@ -77,7 +77,7 @@ def expect(is_met: bool, reason: str) -> None:
 
 
 def put(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Write a file, its directories and its mode."""
+    """Write a file with a mode, and create its directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     path.chmod(mode)
@@ -87,15 +87,15 @@ def read_bytes(path: Path) -> bytes:
     """Return what the agent wrote to `path`.
 
     Raises:
-        Failed: It is missing, no regular file, or over `FILE_LIMIT_BYTES`.
+        Failed: It is missing, is not a regular file, or exceeds `FILE_LIMIT_BYTES`.
     """
     try:
-        # A named pipe in the file's place must not block the check.
+        # A named pipe instead of the file must not block the check.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
         raise as_outcome(exc, f"{path.name} cannot be read") from None
     with open(descriptor, "rb") as file:
-        expect(stat.S_ISREG(os.fstat(descriptor).st_mode), f"{path.name} is no regular file")
+        expect(stat.S_ISREG(os.fstat(descriptor).st_mode), f"{path.name} is not a regular file")
         data = file.read(FILE_LIMIT_BYTES + 1)
     expect(len(data) <= FILE_LIMIT_BYTES, f"{path.name} is over {FILE_LIMIT_BYTES} bytes")
     return data
@@ -114,7 +114,7 @@ def read_text(path: Path) -> str:
 
 
 def expect_lines(path: Path, lines: Sequence[str]) -> None:
-    """Expect the lines of a file, with or without a line end at the last one."""
+    """Expect these lines in a file, with or without a final newline."""
     found = read_text(path).removesuffix("\n").split("\n")
     expected = list(lines) or [""]
     for number, (is_, should) in enumerate(zip(found, expected, strict=False), 1):
@@ -128,15 +128,15 @@ def expect_lines(path: Path, lines: Sequence[str]) -> None:
 def run(
     arguments: Sequence[str | Path], cwd: Path, stdin: str = "", timeout_s: float = RUN_TIMEOUT_S
 ) -> Run:
-    """Run a program of the agent's in a clean environment, away from its shell.
+    """Run a program of the agent in a clean environment, outside its shell.
 
     Raises:
-        Failed: It cannot be started, runs over `timeout_s`, or writes over `RUN_LIMIT_BYTES`.
+        Failed: It cannot be started, exceeds `timeout_s`, or writes more than `RUN_LIMIT_BYTES`.
     """
     name = Path(arguments[0]).name
     directories = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {"PATH": ":".join(directories), "HOME": str(cwd), "LANG": "C.UTF-8"}
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as complaints:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
         given.write(stdin.encode())
         given.seek(0)
         try:
@@ -146,7 +146,7 @@ def run(
                 env=environment,
                 stdin=given,
                 stdout=subprocess.PIPE,
-                stderr=complaints,
+                stderr=errors,
                 start_new_session=True,
             )
         except OSError as exc:
@@ -171,8 +171,8 @@ def run(
             _kill_group(process.pid)
         expect(not overran.is_set(), f"{name} ran over {timeout_s:g} s")
         expect(len(stdout) <= RUN_LIMIT_BYTES, f"{name} wrote over {RUN_LIMIT_BYTES} bytes")
-        complaints.seek(0)
-        stderr = complaints.read(RUN_LIMIT_BYTES)
+        errors.seek(0)
+        stderr = errors.read(RUN_LIMIT_BYTES)
     return Run(
         process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
     )
@@ -186,7 +186,7 @@ def _kill_group(pid: int) -> None:
 def expect_run(
     arguments: Sequence[str | Path], cwd: Path, stdout: str, code: int = 0, stdin: str = ""
 ) -> Run:
-    """Run a program and expect its exit code and, but for spaces at the end, its output."""
+    """Run a program and expect its exit code and, except for trailing space, its output."""
     outcome = run(arguments, cwd, stdin)
     shown = " ".join([Path(arguments[0]).name, *(repr(str(a)) for a in arguments[1:])])
     expect(
@@ -201,18 +201,18 @@ def expect_run(
 
 
 def expect_executable(path: Path) -> None:
-    """Expect a file that can be run."""
+    """Expect an executable file."""
     expect(path.is_file(), f"{path.name} is missing")
     expect(bool(path.stat().st_mode & stat.S_IXUSR), f"{path.name} is not executable")
 
 
 def files_in(root: Path) -> dict[str, bytes]:
-    """Return path and content of every regular file below `root`, symbolic links left out.
+    """Return path and content of every regular file below `root`, without symbolic links.
 
     Raises:
-        Failed: There is no such directory.
+        Failed: The directory does not exist.
     """
-    expect(root.is_dir(), f"{root.name} is no directory")
+    expect(root.is_dir(), f"{root.name} is not a directory")
     return {
         str(path.relative_to(root)): read_bytes(path)
         for path in sorted(root.rglob("*"))

@@ -195,7 +195,7 @@ def _check_hard_links(root: Path) -> None:
 
 
 def _packages() -> dict[str, tuple[bytes, bytes | None]]:
-    """Return what the sums were made of, and what is there now; None: nothing."""
+    """Return the content that was summed, and the present content; None for a missing file."""
     random = rng("checksums-29")
     packages: dict[str, tuple[bytes, bytes | None]] = {}
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Tasks about processes, signals and the shell that stays between calls."""
+"""Tasks about processes, signals and the persistent shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ while :; do sleep 60; done
 def _expect_worker(root: Path, name: str, is_alive: bool) -> None:
     """Expect that the process whose id is in ``<name>.pid`` is a worker, or has ended.
 
-    A process that was just started or signalled gets a moment to become what it will be.
+    Waits a moment for a process that was just started or signalled.
     """
     text = read_text(root / f"{name}.pid").strip()
     expect(text.isdecimal(), f"{name}.pid does not hold one process id")
@@ -36,7 +36,7 @@ def _expect_worker(root: Path, name: str, is_alive: bool) -> None:
             return
         if time.monotonic() > deadline:
             found = " ".join(arguments[:3]) or "no process"
-            raise Failed(f"the process id in {name}.pid is of: {found}")
+            raise Failed(f"the process id in {name}.pid belongs to: {found}")
         time.sleep(0.01)
 
 

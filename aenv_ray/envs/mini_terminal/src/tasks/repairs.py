@@ -1,4 +1,4 @@
-"""Tasks that ask to mend something."""
+"""Tasks that ask for a repair."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _check_json(root: Path) -> None:
     try:
         found = json.loads(read_text(root / "settings.json"))
     except (ValueError, RecursionError) as exc:
-        raise Failed(f"settings.json is no JSON: {exc}") from None
+        raise Failed(f"settings.json is not JSON: {exc}") from None
     expect(found == MENDED_JSON, "settings.json has other values than before")
 
 

@@ -30,7 +30,7 @@ def _expect_csv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     try:
         found = [row for row in csv.reader(io.StringIO(read_text(path), newline="")) if row]
     except csv.Error as exc:
-        raise Failed(f"{path.name} is no CSV: {exc}") from None
+        raise Failed(f"{path.name} is not CSV: {exc}") from None
     expect(len(found) == len(rows), f"{path.name} has {len(found)} rows, not {len(rows)}")
     for is_, should in zip(found, rows, strict=True):
         expect(is_ == list(should), f"{path.name}: the row {is_} should be {list(should)}")
@@ -40,7 +40,7 @@ def _expect_json(path: Path, value: object) -> None:
     try:
         found = json.loads(read_text(path))
     except (ValueError, RecursionError) as exc:
-        raise Failed(f"{path.name} is no JSON: {exc}") from None
+        raise Failed(f"{path.name} is not JSON: {exc}") from None
     expect(found == value, f"{path.name} is not the value asked for")
 
 
