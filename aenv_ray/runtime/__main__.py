@@ -29,7 +29,7 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 class StartError(Exception):
-    """The server cannot start; the message is for people."""
+    """The server cannot start; the message says why."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,20 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s: %(message)s")
     if level > logging.DEBUG:
         for library in ("mcp", "sse_starlette", "fastmcp", "asyncio"):
-            logging.getLogger(library).setLevel(logging.WARNING)  # they tell of every request
-    # Before it serves there is nothing to end gracefully, but process 1 of a container ignores a
-    # signal that it does not handle.
+            logging.getLogger(library).setLevel(logging.WARNING)  # they log every request
+    # Process 1 of a container ignores signals without a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         if not args.project.exists():
             raise StartError(f"{args.project}: no such project directory or .py file")
-        # Bound first: a taken port is known before the project's code runs.
+        # Bound first, so that a taken port is reported before the project's code runs.
         listener = _bind(args.host, args.port)
         dispatcher = _load(args.project, strict=args.strict)
         with _fast_door(args.socket, dispatcher):
             _serve(dispatcher, listener, args)
     except StartError as exc:
-        print(f"error: {exc}", file=sys.stderr)  # noqa: T201  # a program's own message
+        print(f"error: {exc}", file=sys.stderr)  # noqa: T201  # the program's message
         return 1
     return 0
 
@@ -68,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("project", type=Path, help="project directory, or one .py file")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=_port, default=8081, help="0: any free one (%(default)s)")
+    parser.add_argument("--port", type=_port, default=8081, help="0: any free port (%(default)s)")
     parser.add_argument("--name", default="aenv-server", help="MCP server name (%(default)s)")
     parser.add_argument(
         "--log-level",
@@ -77,11 +76,13 @@ def _parser() -> argparse.ArgumentParser:
         default="INFO",
         help="DEBUG also logs every request (%(default)s)",
     )
-    parser.add_argument("--log-dir", help=argparse.SUPPRESS)  # AEnvironment's; unused there too
-    parser.add_argument("--socket", type=Path, help="serve the fast door on this Unix socket too")
-    parser.add_argument("--strict", action="store_true", help="exit when the project does not load")
     parser.add_argument(
-        "--body-limit-mib", type=int, default=64, help="largest request (%(default)s)"
+        "--log-dir", help=argparse.SUPPRESS
+    )  # accepted for AEnvironment, which ignores it too
+    parser.add_argument("--socket", type=Path, help="also serve the fast door on this Unix socket")
+    parser.add_argument("--strict", action="store_true", help="exit if the project does not load")
+    parser.add_argument(
+        "--body-limit-mib", type=int, default=64, help="largest request body (%(default)s)"
     )
     return parser
 
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"invalid port {port}: expected 0 to 65535")
     return port
 
 
@@ -97,13 +98,13 @@ def _bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet.
 
     Raises:
-        StartError: The address is taken, or none of this machine.
+        StartError: The address is taken, or does not belong to this machine.
     """
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # "localhost" is both; clients try 127.0.0.1.
+        # "localhost" has two addresses; clients try 127.0.0.1.
         family, kind, protocol, _, address = min(found, key=lambda f: f[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,10 +116,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _load(project: Path, *, strict: bool) -> Dispatcher:
-    """Load the project; without `strict` a failure is served, so that ``/health`` says why.
+    """Load the project; without `strict`, ``/health`` reports a failure.
 
     Raises:
-        StartError: It does not load, and `strict`.
+        StartError: It does not load, and `strict` is set.
     """
     try:
         return Dispatcher(load_project(project))
@@ -131,10 +132,10 @@ def _load(project: Path, *, strict: bool) -> Dispatcher:
 
 @contextlib.contextmanager
 def _fast_door(path: Path | None, dispatcher: Dispatcher) -> Iterator[None]:
-    """Serve the fast door on a Unix socket that only this user may open.
+    """Serve the fast door on a Unix socket that only this user can open.
 
     Raises:
-        StartError: The path is taken by something else, or cannot be made.
+        StartError: The path is taken, or cannot be created.
     """
     if path is None:
         yield
@@ -164,7 +165,7 @@ def _fast_door(path: Path | None, dispatcher: Dispatcher) -> Iterator[None]:
 
 
 def _remove_dead_socket(path: Path) -> None:
-    """Remove what a killed server left; a socket that answers stays."""
+    """Remove the socket of a killed server; a socket in use stays."""
     if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -178,10 +179,10 @@ def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Names
     """Serve until a signal.
 
     Raises:
-        StartError: The libraries are missing, or the address was taken meanwhile.
+        StartError: Libraries are missing, or another process took the address meanwhile.
     """
     try:
-        from aenv_ray.runtime.public import server as public  # loads the HTTP libraries
+        from aenv_ray.runtime.public import server as public  # imports the HTTP libraries
     except ImportError as exc:
         raise StartError(f"{exc}; the public door needs fastmcp, starlette and uvicorn") from exc
     retry_lost_interrupts()
@@ -199,8 +200,7 @@ def _serve(dispatcher: Dispatcher, listener: socket.socket, args: argparse.Names
         del number, frame
         server.should_exit = True
 
-    # The server handles both itself while it runs, and raises them again at its end: an ordinary
-    # end, not a failure.
+    # While it runs, the server handles both signals; at its end it raises them again.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:

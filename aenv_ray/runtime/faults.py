@@ -1,6 +1,6 @@
-"""How the runtime says on the wire that a call was refused or could not end well.
+"""Errors of calls, as they are sent to callers.
 
-The codes are those of the caller's error tree; the island does not import that tree.
+The codes are those of the caller's error tree, which the runtime does not import.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
 FOR_THE_MODEL: Final = frozenset({"tool_not_found", "tool_input_invalid", "tool_timeout"})
-"""Faults sent as results with ``isError`` rather than as JSON-RPC errors: a model can act on them.
+"""Faults that a model can react to: sent as results with ``isError``, not as JSON-RPC errors.
 
-That is what MCP asks for, what AEnvironment's server does, and what its client needs: it counts
-every JSON-RPC error as a broken environment and gives up after five.
+MCP requires this, and AEnvironment's server does so. Its client counts every JSON-RPC error as a
+broken environment, and gives up after five.
 """
 
 _RPC_CODES = {"tool_not_found": INVALID_PARAMS, "tool_input_invalid": INVALID_PARAMS}
 _REQUEST = re.compile(rb'\{"jsonrpc":"2\.0","id":([0-9]{1,18}),')
-"""How our hosts begin a request."""
+"""The beginning of a request from our hosts."""
 
 
 class Fault(Exception):
-    """A call that has no result: refused, stopped, or ended by a failure of its own function.
+    """A call without a result: it was refused or stopped, or its function failed.
 
     Args:
-        code: One of the error tree's codes, for example ``tool_not_found``.
-        message: What, which name, which limit.
-        hint: The way out.
+        code: A code of the error tree, for example ``tool_not_found``.
+        message: What happened, with names and limits.
+        hint: What the caller can do.
         context: Further JSON data, for example ``tool_name``.
     """
 
@@ -46,7 +46,7 @@ class Fault(Exception):
         self.context = context
 
     def data(self) -> dict[str, Any]:
-        """Return the error as JSON data, as the caller's error tree reads it."""
+        """Return the error as JSON data for the caller's error tree."""
         data: dict[str, Any] = {"code": self.code, "message": self.message, **self.context}
         if self.hint:
             data["hint"] = self.hint
@@ -59,7 +59,7 @@ class Fault(Exception):
 
 
 def fault_result(fault: Fault) -> dict[str, Any]:
-    """Return the ``CallToolResult`` object for a refused call; ``_meta`` has it for programs."""
+    """Return the ``CallToolResult`` of a refused call, with the error data in ``_meta``."""
     text = f"{fault.message}. {fault.hint}" if fault.hint else fault.message
     return {
         "content": [{"type": "text", "text": text}],
@@ -71,13 +71,13 @@ def fault_result(fault: Fault) -> dict[str, Any]:
 def unread(line: bytes, error: ValueError) -> dict[str, Any]:
     """Return the answer to a line that cannot be parsed.
 
-    A host writes no bad JSON, but arguments may be nested too deeply, or have a number with too
-    many digits. That is the fault of one call, which its id tells, and not the connection's.
+    Hosts send valid JSON, but arguments may be nested too deeply, or have a number with too many
+    digits. Then only the call with this id fails.
     """
     head = _REQUEST.match(line)
     if head is None:
-        told = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
-        return {"jsonrpc": "2.0", "id": None, "error": told}
+        rpc_error = {"code": PARSE_ERROR, "message": f"not JSON: {error}"}
+        return {"jsonrpc": "2.0", "id": None, "error": rpc_error}
     fault = Fault(
         "tool_input_invalid",
         f"the arguments cannot be read: {error}",
@@ -87,4 +87,4 @@ def unread(line: bytes, error: ValueError) -> dict[str, Any]:
 
 
 class ProjectLoadError(Exception):
-    """The project's code does not load; the message carries the traceback."""
+    """The project's code does not load; the message contains the traceback."""

@@ -1,1 +1,1 @@
-"""What an author of an environment meets: decorators, registry, schemas, loader."""
+"""For authors of environments: decorators, registry, schemas, loader."""

@@ -1,8 +1,8 @@
-"""Lets environments written for AEnvironment load unmodified: ``aenv`` resolves to this runtime.
+"""Makes ``aenv`` resolve to this runtime, so that AEnvironment's environments load unmodified.
 
-Names and module paths are those of the ``aenvironment`` package that environment code uses. Inside
-the runtime they are always ours, also where that package is installed: its decorators need its own
-server, which is not running here.
+Names and module paths are those of the ``aenvironment`` package that environment code uses. They
+are ours even if that package is installed: its decorators need its own server, which does not run
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aenv_ray.runtime.api.registry import Registered, Registry, get_registry
 
 
 def install() -> None:
-    """Put ``aenv`` and its submodules into `sys.modules`; a second time does nothing."""
+    """Put ``aenv`` and its submodules into `sys.modules`. Idempotent."""
     if getattr(sys.modules.get("aenv"), "__aenv_ray__", False):
         return
     root = _module("aenv", _DECORATORS | _CLASSES)
@@ -73,7 +73,7 @@ class UnrecoverableEnvironmentError(EnvironmentError_):
 
 
 def _client_name(name: str) -> Any:
-    """Return a client class, where the client is installed beside the runtime."""
+    """Return a client class, if the client is installed too."""
     if name in ("Environment", "ToolResult"):
         return getattr(importlib.import_module("aenv_ray"), name)
     raise AttributeError(f"module 'aenv' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The decorators with which an environment's code registers its tools, rewards and functions."""
+"""The decorators that register tools, rewards, functions and the health check."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def register_tool(
     timeout: float | None = None,
     idempotent: bool = False,
 ) -> Any:
-    """Make a function a tool that agents call; it stays an ordinary function.
+    """Register a function as a tool for agents. The function itself is not changed.
 
     Args:
         function: Sync (runs in a thread) or async.
-        name: What agents call it. None: the function's name.
-        description: For the model. None: the docstring before its sections.
-        timeout: Seconds after which a call is stopped. None: the caller's own limit.
-        idempotent: Calling it twice with the same arguments changes nothing more.
+        name: The tool's name. None: the function's name.
+        description: For the model. None: the docstring up to its first section.
+        timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
+        idempotent: Whether a second call with the same arguments has no further effect.
 
     Raises:
-        ValueError: The name is taken, or `timeout` is not above zero.
+        ValueError: The name is taken, or `timeout` is not positive.
     """
 
     def register(target: F) -> F:
@@ -63,15 +63,15 @@ def register_reward(
     timeout: float | None = None,
     default: bool = False,
 ) -> Any:
-    """Make a function a reward.
+    """Register a function as a reward.
 
-    Calls that name none get the one marked `default`, or else the first.
+    A call without a reward's name runs the one marked `default`, otherwise the first.
 
     Args:
-        function: Returns any JSON value; a number or ``{"score": …}`` by custom.
+        function: Returns any JSON value; usually a number or ``{"score": …}``.
         name: None: the function's name.
-        timeout: Seconds after which it is stopped. None: the caller's own limit.
-        default: Answer calls that name no reward.
+        timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
+        default: Whether calls without a name run this reward.
 
     Raises:
         ValueError: The name is taken, or a second reward is marked `default`.
@@ -97,13 +97,13 @@ def register_function(
     method: str = "POST",
     timeout: float | None = None,
 ) -> Any:
-    """Make a function callable by the trainer, not by the agent; served over HTTP as well.
+    """Register a function for the trainer, not for the agent; it is also served over HTTP.
 
     Args:
         function: Returns any JSON value.
         endpoint: Path at the public door. None: ``/functions/<name>``.
         method: GET, POST, PUT, PATCH or DELETE.
-        timeout: Seconds after which it is stopped. None: the caller's own limit.
+        timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
 
     Raises:
         ValueError: The name or the route is taken, or the method is unknown.
@@ -121,9 +121,9 @@ def register_health(function: F) -> F: ...
 @overload
 def register_health() -> Callable[[F], F]: ...
 def register_health(function: Any = None) -> Any:
-    """Make a function the environment's health check.
+    """Register a function as the environment's health check.
 
-    It returns ``{"status": "healthy" | "success", …}``; any other status, or an exception, means
+    It returns ``{"status": "healthy" | "success", …}``. Any other status, or an exception, means
     unhealthy.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an environment offers: the registry that its decorators fill and both doors serve."""
+"""The registry of an environment's functions, which decorators fill and both doors serve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True)
 class Registered:
-    """A function of the environment, with what its caller must know."""
+    """A registered function of the environment."""
 
     name: str
     function: Callable[..., Any]
@@ -27,32 +27,32 @@ class Registered:
     """``tool``, ``reward``, ``function`` or ``health``."""
     description: str | None = None
     timeout_s: float | None = None
-    """The call is stopped after this many seconds. None: the caller's own limit."""
+    """Seconds after which a call is stopped. None: only the caller's timeout applies."""
     idempotent: bool = False
-    """Running it twice does no harm; stated to callers as MCP's ``idempotentHint``."""
+    """Whether a repeated call has no further effect; MCP's ``idempotentHint``."""
     endpoint: str = ""
-    """Path at the public door; not for tools."""
+    """Path at the public door; unused for tools."""
     method: str = "POST"
 
     @cached_property
     def signature(self) -> Signature:
-        """Validator and schema, made at the first use."""
+        """Validator and schema, created at the first use."""
         return Signature(self.function)
 
     @cached_property
     def runnable(self) -> Callable[..., Any]:
-        """What a call runs: the function; of one that yields asynchronously, what gathers all."""
+        """What a call runs: the function, or for an async generator a function that collects it."""
         if not inspect.isasyncgenfunction(self.function):
             return self.function
 
-        async def gather(**arguments: Any) -> list[Any]:
+        async def collect(**arguments: Any) -> list[Any]:
             return [item async for item in self.function(**arguments)]
 
-        return gather
+        return collect
 
     @cached_property
     def is_async(self) -> bool:
-        """Whether a call gives a coroutine."""
+        """Whether a call returns a coroutine."""
         call = getattr(self.runnable, "__call__", None)  # noqa: B004  # an object with async __call__
         return inspect.iscoroutinefunction(self.runnable) or inspect.iscoroutinefunction(call)
 
@@ -68,7 +68,7 @@ class Registered:
         return tool
 
     def listing(self) -> dict[str, Any]:
-        """Return the entry of ``/functions/list``: AEnvironment's form, and the JSON Schema."""
+        """Return the entry for ``/functions/list``: AEnvironment's format plus the JSON Schema."""
         parameters = {
             name: {
                 "type": "Any" if p.annotation is p.empty else _type_name(p.annotation),
@@ -93,14 +93,14 @@ def _type_name(annotation: Any) -> str:
 
 @dataclass
 class Registry:
-    """Everything one environment registered."""
+    """All functions of one environment."""
 
     tools: dict[str, Registered] = field(default_factory=dict)
     rewards: dict[str, Registered] = field(default_factory=dict)
     functions: dict[str, Registered] = field(default_factory=dict)
     health: Registered | None = None
     absence: str = ""
-    """Why there is nothing, where no code could register anything."""
+    """Why there are no functions, if the project's code cannot run here."""
 
     def add_tool(
         self,
@@ -114,8 +114,8 @@ class Registry:
         """Register a tool.
 
         Raises:
-            ValueError: The name is taken by another function, or `timeout_s` is not above zero.
-            TypeError: A parameter has a type that JSON cannot carry.
+            ValueError: The name is taken by another function, or `timeout_s` is not positive.
+            TypeError: A parameter has a type without a JSON Schema.
         """
         entry = Registered(
             name=name or _name_of(function, "tool"),
@@ -130,7 +130,7 @@ class Registry:
     def register(
         self, function: Callable[..., Any], name: str | None = None, description: str | None = None
     ) -> Registered:
-        """Register a tool; AEnvironment's spelling of `add_tool`."""
+        """Register a tool; AEnvironment's name for `add_tool`."""
         return self.add_tool(function, name=name, description=description)
 
     def add_reward(
@@ -141,11 +141,11 @@ class Registry:
         timeout_s: float | None = None,
         default: bool = False,
     ) -> Registered:
-        """Register a reward; the first one, or the one marked `default`, answers unnamed calls.
+        """Register a reward. Calls without a name run the one marked `default`, or the first.
 
         Raises:
             ValueError: The name is taken, or a second reward is marked `default`.
-            TypeError: A parameter has a type that JSON cannot carry.
+            TypeError: A parameter has a type without a JSON Schema.
         """
         entry_name = name or _name_of(function, "reward")
         if default and self._marked_default and self._default_reward != entry_name:
@@ -175,11 +175,12 @@ class Registry:
         """Register a function; it is served at `endpoint`, by default ``/functions/<name>``.
 
         Raises:
-            ValueError: The name or the endpoint is taken, or the method is no HTTP method.
-            TypeError: A parameter has a type that JSON cannot carry.
+            ValueError: The name or the endpoint is taken, or the HTTP method is unknown.
+            TypeError: A parameter has a type without a JSON Schema.
         """
         if method.upper() not in HTTP_METHODS:
-            raise ValueError(f"method {method!r} is none of {', '.join(HTTP_METHODS)}")
+            known = ", ".join(HTTP_METHODS)
+            raise ValueError(f"unknown method {method!r}: expected one of {known}")
         name = _name_of(function, "function")
         path = endpoint or f"/functions/{name}"
         if not path.startswith("/"):
@@ -199,7 +200,7 @@ class Registry:
         return self._put(self.functions, entry)
 
     def name_default_reward(self, name: str | None) -> None:
-        """Have a reward of this name answer unnamed calls; None: no reward does."""
+        """Set the reward that calls without a name run; None: none."""
         self._default_reward = name
 
     def set_health(self, function: Callable[..., Any]) -> Registered:
@@ -224,7 +225,7 @@ class Registry:
         """Return the tool.
 
         Raises:
-            Fault: ``tool_not_found``, with the names there are.
+            Fault: ``tool_not_found``; lists the known names.
         """
         return self._find(self.tools, name, "tool")
 
@@ -232,7 +233,7 @@ class Registry:
         """Return the function.
 
         Raises:
-            Fault: ``tool_not_found``, with the names there are.
+            Fault: ``tool_not_found``; lists the known names.
         """
         return self._find(self.functions, name, "function")
 
@@ -240,7 +241,7 @@ class Registry:
         """Return the named reward, or the default one.
 
         Raises:
-            Fault: ``tool_not_found``: no such reward, or the environment has none.
+            Fault: ``tool_not_found``: unknown name, or the environment has no rewards.
         """
         if name is None and self._default_reward is None and not self.absence:
             raise Fault(
@@ -265,7 +266,7 @@ class Registry:
         )
 
     def listing(self) -> dict[str, Any]:
-        """Return the ``data`` of ``/functions/list``, in AEnvironment's form."""
+        """Return the ``data`` of ``/functions/list``, in AEnvironment's format."""
         functions = [entry.listing() for entry in self.functions.values()]
         rewards = [entry.listing() for entry in self.rewards.values()]
         health = [self.health.listing()] if self.health else []
@@ -277,10 +278,10 @@ class Registry:
         }
 
     def compile(self) -> None:
-        """Build every validator and schema now, so that the first call does not pay for it.
+        """Create all validators and schemas now, rather than at the first call.
 
         Raises:
-            TypeError: A function has a parameter that JSON cannot carry.
+            TypeError: A parameter has a type without a JSON Schema.
         """
         for group in (self.tools, self.rewards, self.functions):
             for entry in group.values():
@@ -289,7 +290,7 @@ class Registry:
             self.health.mcp_tool()
 
     def clear(self) -> None:
-        """Forget everything; for tests and notebooks."""
+        """Remove all functions; for tests and notebooks."""
         self.tools.clear()
         self.rewards.clear()
         self.functions.clear()
@@ -312,24 +313,24 @@ class Registry:
 
 
 def _name_of(function: Any, kind: str) -> str:
-    """Return a function's own name.
+    """Return the name of a function.
 
     Raises:
-        TypeError: It is no function, as in ``@register_tool("add")``, or has no name.
+        TypeError: It is not a function, as in ``@register_tool("add")``, or has no name.
     """
     if not callable(function):
         raise TypeError(
-            f"a {kind} is a function, not {function!r}; settings go by keyword, as in name=…"
+            f"a {kind} must be a function, not {function!r}; pass settings by keyword, as in name=…"
         )
     name = getattr(function, "__name__", None)
     if name is None:
         way_out = "give it one with name=…" if kind in ("tool", "reward") else "write it with def"
-        raise TypeError(f"{function!r} has no name of its own: {way_out}")
+        raise TypeError(f"{function!r} has no name: {way_out}")
     return str(name)
 
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether a notebook cell or a module merely ran again."""
+    """Whether two functions are one definition, for example of a notebook cell that ran again."""
     return (
         (
             _where(one) == _where(other)
@@ -348,7 +349,7 @@ def _where(function: Callable[..., Any]) -> str:
 
 def _positive(timeout_s: float | None) -> float | None:
     if timeout_s is not None and timeout_s <= 0:
-        raise ValueError(f"timeout {timeout_s!r} is not above zero seconds")
+        raise ValueError(f"timeout {timeout_s!r} is not a positive number of seconds")
     return timeout_s
 
 
@@ -357,14 +358,14 @@ _other: ContextVar[Registry | None] = ContextVar("aenv_registry", default=None)
 
 
 def get_registry() -> Registry:
-    """Return the registry that the decorators fill: one for each process."""
+    """Return the registry that the decorators fill; usually one per process."""
     other = _other.get()
     return _REGISTRY if other is None else other
 
 
 @contextlib.contextmanager
 def registering_in(registry: Registry) -> Iterator[None]:
-    """Have the decorators fill `registry` here: several environments live in one process."""
+    """Make decorators fill `registry` in this context, for several environments in one process."""
     token = _other.set(registry)
     try:
         yield

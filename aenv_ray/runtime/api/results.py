@@ -12,7 +12,7 @@ import pydantic_core
 from pydantic import BaseModel
 
 RESULT_LIMIT_BYTES: Final = 10 * 1024 * 1024
-"""Largest text of one result; more is cut with a mark (invariant 12)."""
+"""Largest text of a result; more is cut, with a mark (invariant 12)."""
 
 _WRAPPED: Final = {"aenv/wrapped": True, "fastmcp": {"wrap_result": True}}
 _IMAGE_MAGIC = (
@@ -32,7 +32,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Passed:
-    """A ``CallToolResult`` object that another server made, to be passed on as it is."""
+    """A ``CallToolResult`` object of another server, which is passed on unchanged."""
 
     result: dict[str, Any]
 
@@ -40,26 +40,27 @@ class Passed:
 def to_json(value: Any) -> bytes:
     """Return `value` as JSON bytes.
 
-    NaN and the infinities become strings, since JSON has no number for them and null would hide
-    them. Bytes become text where they are UTF-8, else standard base64; lone surrogates U+FFFD.
+    NaN and infinities become strings, since JSON has no number for them and null would hide them.
+    Bytes become text if they are UTF-8, otherwise base64. Lone surrogates become U+FFFD.
 
     Raises:
-        ValueError: It cannot be JSON: a cycle, too deep, or a type without a JSON form.
+        ValueError: It cannot be converted: it has a cycle, is nested too deeply, or has a type
+            without a JSON form.
     """
     try:
         return pydantic_core.to_json(value, inf_nan_mode="strings", bytes_mode="utf8")
     except (pydantic_core.PydanticSerializationError, UnicodeError):
-        pass  # perhaps only some text or bytes in it: mend those and try once more
+        pass  # perhaps because of invalid text or bytes: replace those and try again
     except (RecursionError, ValueError) as exc:
         raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
     try:
-        return pydantic_core.to_json(_mended(value), inf_nan_mode="strings", bytes_mode="utf8")
+        return pydantic_core.to_json(_cleaned(value), inf_nan_mode="strings", bytes_mode="utf8")
     except (pydantic_core.PydanticSerializationError, RecursionError, ValueError) as exc:
         raise ValueError(f"{type(value).__name__} cannot be JSON: {exc}") from exc
 
 
-def _mended(value: Any) -> Any:
-    """Return plain data in which every text and every bytes object can be JSON."""
+def _cleaned(value: Any) -> Any:
+    """Return plain data in which all text and bytes can be JSON."""
     if isinstance(value, str):
         return _clean_text(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -69,26 +70,26 @@ def _mended(value: Any) -> Any:
         except UnicodeDecodeError:
             return base64.b64encode(data).decode()
     if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in value.items()}
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_mended(item) for item in value]
+        return [_cleaned(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _mended({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        return _cleaned({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     if isinstance(value, BaseModel):
-        return _mended(value.model_dump())
+        return _cleaned(value.model_dump())
     return value
 
 
 def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, Any]:
-    """Return the MCP ``CallToolResult`` object for what a tool returned.
+    """Return the MCP ``CallToolResult`` object for a tool's return value.
 
-    An object is both text and ``structuredContent``; another JSON value is structured as
-    ``{"result": value}`` and marked ``aenv/wrapped``, and as FastMCP's clients know it. Images,
-    bytes and MCP content blocks pass as blocks. Text over `limit_bytes` is cut with a mark and
+    A JSON object becomes text and ``structuredContent``. Any other JSON value is structured as
+    ``{"result": value}``, and marked with ``aenv/wrapped`` and FastMCP's equivalent. Images, bytes
+    and MCP content blocks become blocks. Text over `limit_bytes` is cut, with a mark and
     ``aenv/truncated``.
 
     Raises:
-        ValueError: The value cannot be JSON.
+        ValueError: The value cannot be converted to JSON.
     """
     if isinstance(value, str):
         text = _clean_text(value)
@@ -108,7 +109,7 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
     if len(encoded) > limit_bytes:
         text = encoded[:limit_bytes].decode(errors="ignore")
         return _cut([{"type": "text", "text": text}], len(encoded), limit_bytes)
-    # Decoding again gives plain data whatever the value was: a model, a dataclass, an enum.
+    # Decoding gives plain data for any value, such as a model, a dataclass or an enum.
     plain = pydantic_core.from_json(encoded)
     result = {"content": [{"type": "text", "text": encoded.decode()}], "isError": False}
     if isinstance(plain, dict):
@@ -136,14 +137,14 @@ def error_result(
 
 
 def _clean_text(text: str) -> str:
-    """Return text that UTF-8 can carry: lone surrogates become U+FFFD."""
+    """Return text that can be encoded as UTF-8: lone surrogates become U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _blocks(value: Any) -> list[dict[str, Any]] | None:
-    """Return content blocks for values that are blocks rather than JSON, else None."""
+    """Return content blocks for values such as images; None for plain JSON values."""
     block = _block(value)
     if block is not None:
         return [block]
@@ -169,7 +170,7 @@ def _block(value: Any) -> dict[str, Any] | None:
         for magic, mime_type in _IMAGE_MAGIC:
             if data.startswith(magic):
                 return _binary("image", data, mime_type)
-        if data.startswith(b"RIFF") and data[8:12] == b"WEBP":  # sound and film are RIFF too
+        if data.startswith(b"RIFF") and data[8:12] == b"WEBP":  # or audio, video
             return _binary("image", data, "image/webp")
         return {
             "type": "resource",
@@ -194,7 +195,7 @@ def _binary(kind: str, data: bytes, mime_type: str) -> dict[str, Any]:
 
 
 def _limited(result: dict[str, Any], limit_bytes: int) -> dict[str, Any]:
-    """Cut the text blocks so that together they fit; refuse binary blocks that do not."""
+    """Cut text blocks so that all blocks fit; drop binary blocks that do not fit."""
     total = 0
     room = limit_bytes
     blocks: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What callers are told: outcomes of calls, as the bytes of a JSON-RPC ``result`` or ``error``."""
+"""Encodes the outcomes of calls as the bytes of a JSON-RPC ``result`` or ``error`` member."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Outcome = bytes
 
 
 def result_outcome(payload: bytes) -> Outcome:
-    """Return the outcome for JSON bytes of a result."""
+    """Return the outcome with a result, given as JSON."""
     return b'"result":' + payload
 
 
 def fault_outcome(fault: Fault) -> Outcome:
-    """Return the outcome for a refused or stopped call."""
+    """Return the outcome of a refused or stopped call."""
     return b'"error":' + to_json(fault.rpc_error())
 
 
@@ -36,7 +36,7 @@ LOST: Final = fault_outcome(
 
 
 def returned(entry: Registered, value: Any) -> Outcome:
-    """Return the outcome for what the function returned."""
+    """Return the outcome for a function's return value."""
     try:
         if entry.kind == "tool":
             return result_outcome(to_json(tool_result(value)))
@@ -45,7 +45,7 @@ def returned(entry: Registered, value: Any) -> Outcome:
         if entry.kind == "reward":
             _check_reward(entry.name, value)
         payload = to_json(value)
-    except Exception as exc:  # noqa: BLE001  # a value's own __iter__ or serializer may raise
+    except Exception as exc:  # noqa: BLE001  # __iter__ or a serializer of the value may raise
         if entry.kind == "tool":
             text = f"{entry.name} returned a value that cannot be sent: {exc}"
             return result_outcome(to_json(error_result(text, type(exc).__name__)))
@@ -58,7 +58,7 @@ def returned(entry: Registered, value: Any) -> Outcome:
                 "function_failed",
                 f"{entry.kind} {entry.name!r} returned {len(payload)} bytes, over the limit of "
                 f"{RESULT_LIMIT_BYTES}",
-                "return less, or write it to a file and read that",
+                "return less, or write it to a file and read the file",
                 tool_name=entry.name,
             )
         )
@@ -69,7 +69,7 @@ def _check_reward(name: str, value: Any) -> None:
     numbers = value.values() if isinstance(value, dict) else [value]
     for number in numbers:
         if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"{name} returned {number}, which is no reward")
+            raise ValueError(f"{name} returned {number}, which is not a finite reward")
 
 
 def _health(value: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _health(value: Any) -> dict[str, Any]:
 
 
 def raised(entry: Registered, exc: BaseException) -> Outcome:
-    """Return the outcome for a function that raised: a tool's is a result, others' an error."""
+    """Return the outcome for an exception: a result for a tool, otherwise an error."""
     if isinstance(exc, Fault):
         return fault_outcome(exc)
     text = words(exc)
@@ -103,7 +103,7 @@ def raised(entry: Registered, exc: BaseException) -> Outcome:
 
 
 def words(exc: BaseException) -> str:
-    """Return an exception's type and message; one whose own message fails has none."""
+    """Return type and message of an exception, or only the type if the message fails."""
     try:
         return f"{type(exc).__name__}: {exc}"
     except Exception:  # noqa: BLE001  # a tool's exception class may do anything
@@ -118,7 +118,7 @@ def _trace(exc: BaseException) -> str:
 
 
 def stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
-    """Return the outcome for a function that was stopped as it ran."""
+    """Return the outcome for a function that was stopped while it ran."""
     if call.stop_reason == "timeout":
         after = f" after {timeout_s:g} s" if timeout_s else ""
         return fault_outcome(
@@ -130,10 +130,10 @@ def stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
 
 
 def never_ran(call: Call) -> Fault:
-    """Return the fault of a call whose deadline passed as it waited for its turn."""
+    """Return the fault of a call whose deadline passed while it waited for a thread."""
     return Fault(
         "tool_timeout",
-        f"{call.name!r} did not run: too many calls were under way until its deadline",
+        f"{call.name!r} did not run: too many other calls ran until its deadline",
         "make fewer calls at once, or give them longer timeouts",
         tool_name=call.name,
     )

@@ -1,4 +1,4 @@
-"""Calls the dispatcher from an event loop: threads for sync functions, cancellation, progress."""
+"""Runs calls from an event loop: sync functions in threads, cancellation, progress."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from aenv_ray.runtime.door.dispatch import Dispatcher, OnProgress
 from aenv_ray.runtime.faults import Fault
 
 MAX_THREADS: Final = 256
-"""Calls of sync functions that run at once; more wait in order. The fast door's number."""
+"""Sync functions that run at once; more wait in order. The same as at the fast door."""
 LONGEST_CALL_S: Final = 3600.0
-"""Deadline of a call whose caller names none: HTTP callers bound it by going away."""
+"""Default timeout: HTTP clients end a call by disconnecting."""
 CALL_ID: Final = "aenv/call_id"
 TIMEOUT_S: Final = "aenv/timeout_s"
 _IDLE_S: Final = 10.0
 _CLEANUP_S: Final = 0.3
 _GRACE_S: Final = 2.0
-"""What the dispatcher's own deadline gets before a call is given up here."""
+"""How long after its deadline a call may stay unanswered by the dispatcher."""
 
 
 class Workers:
-    """Runs jobs in daemon threads, which are made as needed and end when idle.
+    """Runs jobs in daemon threads, which are started as needed and end when idle.
 
-    Not `concurrent.futures`: its threads are joined at exit, so one stuck tool would keep a stopped
-    server alive.
+    Python joins the threads of `concurrent.futures` at exit, so that one stuck tool would keep a
+    stopped server alive.
 
     Args:
-        max_threads: Jobs that run at once.
-        name: For the threads.
+        max_threads: Largest number of jobs that run at once.
+        name: Of the threads.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
@@ -46,7 +46,7 @@ class Workers:
         self._lock = threading.Lock()
         self._threads = 0
         self._unclaimed = 0
-        """Idle threads less waiting jobs; negative when jobs wait."""
+        """Number of idle threads minus that of waiting jobs."""
 
     @property
     def busy(self) -> int:
@@ -73,7 +73,7 @@ class Workers:
             except Empty:
                 with self._lock:
                     if self._unclaimed <= 0:
-                        continue  # a job was promised to this thread meanwhile
+                        continue  # a job for this thread was submitted meanwhile
                     self._unclaimed -= 1
                     self._threads -= 1
                 return
@@ -83,32 +83,32 @@ class Workers:
 
 
 class Departure:
-    """The moment at which a caller goes away; at most one listener."""
+    """The event that a client disconnects; it has at most one listener."""
 
     def __init__(self) -> None:
         self.happened = False
         self._listener: Callable[[], None] | None = None
 
     def happen(self) -> None:
-        """Tell the listener; a second time does nothing."""
+        """Call the listener. Idempotent."""
         if not self.happened:
             self.happened = True
             if self._listener is not None:
                 self._listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Set the listener; it is called at once when the caller is gone already."""
+        """Set the listener; it is called at once if the client is already gone."""
         self._listener = listener
         if self.happened:
             listener()
 
 
 class AsyncCalls:
-    """Runs calls through a dispatcher without blocking the loop that it is used from.
+    """Runs calls through a dispatcher without blocking the event loop.
 
     Args:
         dispatcher: Runs the calls.
-        max_threads: Calls of sync functions at once; health checks have threads of their own.
+        max_threads: Sync functions that run at once; health checks have separate threads.
     """
 
     def __init__(self, dispatcher: Dispatcher, max_threads: int = MAX_THREADS) -> None:
@@ -125,18 +125,17 @@ class AsyncCalls:
         departure: Departure | None = None,
         on_progress: OnProgress | None = None,
     ) -> Outcome:
-        """Run one call to its outcome.
+        """Run one call and return its outcome.
 
         Args:
             method: As for `Dispatcher.submit`.
-            params: As for `Dispatcher.submit`. Without a timeout in ``_meta`` the call may take
-                `LONGEST_CALL_S`.
-            departure: When the caller goes away the call is cancelled, unless it has an id of the
-                caller's own: that caller means to ask again.
-            on_progress: Told of progress, on this loop.
+            params: As for `Dispatcher.submit`. The default timeout is `LONGEST_CALL_S`.
+            departure: When the client disconnects the call is cancelled, unless the client chose
+                its id, to repeat it.
+            on_progress: Called with progress reports, on this loop.
 
         Raises:
-            asyncio.CancelledError: The waiting was cancelled; so was the call.
+            asyncio.CancelledError: This coroutine was cancelled, and so was the call.
         """
         meta = params.get("_meta") or {}
         named = meta.get(CALL_ID) is not None
@@ -161,7 +160,7 @@ class AsyncCalls:
             self._running.discard(job)
 
     async def stop(self, reason: str) -> None:
-        """Cancel every call that is under way, and give their functions a moment to clean up."""
+        """Cancel all calls, and give their functions a moment to clean up."""
         jobs = list(self._running)
         for job in jobs:
             job.cancel(reason)
@@ -174,7 +173,7 @@ class AsyncCalls:
 
 
 class _Job:
-    """One call on its way through a thread."""
+    """One call, run in a thread."""
 
     def __init__(
         self,
@@ -203,7 +202,7 @@ class _Job:
         progress = self._tell_progress if self._on_progress is not None else None
         try:
             self._dispatcher.submit(self._method, self._params, self._finish, progress)
-        except Exception as exc:  # noqa: BLE001  # our bug; its caller must not wait for ever
+        except Exception as exc:  # noqa: BLE001  # a bug of ours: answer the caller anyway
             self._refuse("internal_error", f"{type(exc).__name__}: {exc}")
 
     def cancel(self, reason: str) -> None:
@@ -213,20 +212,20 @@ class _Job:
         if not self._started:
             self._refuse("call_cancelled", f"cancelled before it ran: {reason}")
         elif not self._ended:
-            # Its thread is between taking it up and telling the dispatcher.
+            # Its thread has started, but not submitted it yet.
             self._loop.call_later(0.01, self.cancel, reason)
 
     def expire(self) -> None:
-        """Give up on a call that found no thread within its deadline."""
-        self._cancelled = "no thread was free within its deadline"
-        self._refuse("tool_timeout", "too many calls are under way: none of their threads was free")
+        """Answer a call that got no thread, or no outcome, by its deadline."""
+        self._cancelled = "no thread was free in time"
+        self._refuse("tool_timeout", "too many calls are running: no thread was free in time")
 
     def _refuse(self, code: str, message: str) -> None:
         self._finish(fault_outcome(Fault(code, message)))
 
     def _finish(self, outcome: Outcome) -> None:
         self._ended = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._set, outcome)
 
     def _set(self, outcome: Outcome) -> None:
@@ -235,12 +234,12 @@ class _Job:
 
     def _tell_progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self._on_progress is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._on_progress, progress, total, message)
 
 
 def _seconds(value: Any) -> float:
-    """Return a timeout that callers may have written badly; the dispatcher refuses those."""
+    """Return a timeout; the dispatcher refuses an invalid one."""
     is_number = isinstance(value, int | float) and value > 0
     return min(float(value), 86_400.0) if is_number else LONGEST_CALL_S
 

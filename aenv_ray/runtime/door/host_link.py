@@ -1,8 +1,7 @@
-"""Requests from the runtime to its host: the fast door, used the other way round.
+"""Requests from the runtime to its host, over the host's connection to the fast door.
 
-They go over the connection that the host made. When the host is replaced meanwhile, what has no
-answer yet is sent again over its successor's, with the call id that it had: whoever runs it, runs
-it once.
+If the host is replaced, requests without an answer are sent again to its successor, with the same
+call ids, so that they run once.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from typing import Any, Protocol
 from aenv_ray.runtime.api.results import to_json
 
 OnAnswer = Callable[[dict[str, Any]], object]
-"""Told the JSON-RPC answer, with ``result`` or ``error``."""
+"""Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 
 
 class Peer(Protocol):
     """A connection to a host."""
 
     def send(self, line: bytes) -> None:
-        """Send a line; one that does not arrive is sent again to the next peer."""
+        """Send a line; a lost one is sent again to the next peer."""
 
 
 class HostLink:
-    """The way from this process to its host. Thread-safe."""
+    """Sends requests from this process to its host. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,11 +36,11 @@ class HostLink:
 
     @property
     def was_open(self) -> bool:
-        """Whether there ever was a host: not while the project's code is being loaded."""
+        """Whether a host was ever connected: not while the project's code is imported."""
         return self._was_open
 
     def attach(self, peer: Peer) -> None:
-        """Ask this host from now on, what waits for an answer first."""
+        """Use this host from now on; first send it the requests without an answer."""
         with self._lock:
             self._peer, self._was_open = peer, True
             lines = [line for line, _ in self._pending.values()]
@@ -49,20 +48,20 @@ class HostLink:
             peer.send(b"".join(lines))
 
     def detach(self, peer: Peer) -> None:
-        """Note that a host is gone; what waits for it waits for the next one."""
+        """Forget a host that is gone; pending requests wait for the next one."""
         with self._lock:
             if self._peer is peer:
                 self._peer = None
 
     def new_id(self) -> str:
-        """Return the id of a request to be made: known before, so that it can always be stopped."""
+        """Return an id for a request, so that it can be cancelled from the moment it is sent."""
         return f"h{next(self._ids)}"
 
     def ask(
         self, request_id: str, method: str, params: dict[str, Any], on_answer: OnAnswer
     ) -> None:
-        """Send a request; `on_answer` is told its answer, once, in any thread."""
-        # The method first: this must not look like an answer of this runtime.
+        """Send a request; `on_answer` is called once with its answer, in any thread."""
+        # With the method first: the host takes a line that begins with an id for an answer.
         request = {"jsonrpc": "2.0", "method": method, "id": request_id, "params": params}
         line = to_json(request) + b"\n"
         with self._lock:
@@ -72,7 +71,7 @@ class HostLink:
             peer.send(line)
 
     def cancel(self, request_id: str) -> None:
-        """Want no answer any more, and have the host stop what was asked for."""
+        """Drop the answer of a request, and tell the host to stop it."""
         with self._lock:
             is_pending = self._pending.pop(request_id, None) is not None
             peer = self._peer
@@ -82,7 +81,7 @@ class HostLink:
             peer.send(to_json(note) + b"\n")
 
     def on_answer(self, message: dict[str, Any]) -> None:
-        """Take an answer that came from a host; one that nobody waits for is left."""
+        """Handle an answer from a host; an unexpected one is ignored."""
         with self._lock:
             _, on_answer = self._pending.pop(str(message.get("id")), (b"", None))
         if on_answer is not None:
@@ -90,4 +89,4 @@ class HostLink:
 
 
 HOST: HostLink = HostLink()
-"""This process's."""
+"""The link of this process."""

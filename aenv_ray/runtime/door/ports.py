@@ -1,7 +1,7 @@
-"""Connections to ports inside the sandbox, for callers outside who have no network into it.
+"""Connections to ports inside the sandbox, for callers that have no network access to it.
 
-A caller opens a connection and then reads and writes pieces of it by calls of the fast door. Every
-piece is a call with an id, so that a repeated one neither loses nor doubles bytes.
+A caller opens a connection, and then reads and writes by calls through the fast door. Each read and
+write has a call id, so a repeated one neither loses nor duplicates bytes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, Final
 from aenv_ray.runtime.faults import Fault
 
 MAX_CONNECTIONS: Final = 128
-"""Open at once; each read takes one of the door's threads."""
+"""Limit of open connections; each read occupies one of the door's threads."""
 PIECE_BYTES: Final = 256 * 1024
 READ_WAIT_S: Final = 15.0
-"""How long a read waits for the first byte before it says that there is none yet."""
+"""How long a read waits for the first byte before it returns without data."""
 ABANDONED_S: Final = 60.0
-"""A connection that nobody reads or writes for so long has lost its caller."""
+"""A connection that is not used for so long is considered abandoned."""
 _CONNECT_S: Final = 5.0
 _STALLED_S: Final = 60.0
-"""How long the other side may take no more bytes."""
+"""How long a write may make no progress."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Ports:
         """Connect to a port on the loopback.
 
         Returns:
-            ``connection``: names it from then on.
+            ``connection``: the id for further calls.
         """
         self._close_abandoned()
         with self._lock:
@@ -58,7 +58,7 @@ class Ports:
                 raise Fault(
                     "capacity_exceeded",
                     f"{MAX_CONNECTIONS} connections to ports of the sandbox are open",
-                    "close some first",
+                    "close some of them first",
                 )
         try:
             sock = _connect(port)
@@ -66,7 +66,7 @@ class Ports:
             raise Fault(
                 "port_unreachable",
                 f"nothing in the sandbox answers on port {port}: {exc}",
-                "start a server there; it listens on localhost, or on every address",
+                "start a server on that port, on localhost or on all addresses",
             ) from exc
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = f"{os.getpid()}-{next(self._ids)}"
@@ -78,7 +78,7 @@ class Ports:
         """Wait for bytes.
 
         Returns:
-            ``data`` (base64), empty when none came yet; ``ended``: nor will any.
+            ``data`` (base64), empty if none arrived yet; ``ended``: no more will arrive.
         """
         found = self._find(connection)
         found.sock.settimeout(READ_WAIT_S)
@@ -91,7 +91,7 @@ class Ports:
         return {"data": base64.b64encode(data).decode(), "ended": not data}
 
     def write(self, connection: str, data: str) -> dict[str, Any]:
-        """Write bytes, given as base64; empty ones tell the other side that no more come."""
+        """Write base64 data; empty data shuts down the writing side."""
         found = self._find(connection)
         try:
             payload = base64.b64decode(data, validate=True)
@@ -99,7 +99,7 @@ class Ports:
             raise Fault("tool_input_invalid", f"data is not base64: {exc}") from exc
         try:
             if payload:
-                # Sockets have one timeout for both directions: reads wait beside this.
+                # The socket has one timeout for both directions, which reads set.
                 _send_all(found.sock, payload)
             else:
                 found.sock.shutdown(socket.SHUT_WR)
@@ -108,7 +108,7 @@ class Ports:
         return {"size_bytes": len(payload)}
 
     def close(self, connection: str) -> dict[str, Any]:
-        """Close a connection; a read that waits on it ends. An unknown one does nothing."""
+        """Close a connection, and end a read that waits on it. Idempotent."""
         with self._lock:
             found = self._connections.pop(connection, None)
         if found is not None:
@@ -119,9 +119,7 @@ class Ports:
         with self._lock:
             found = self._connections.get(connection)
         if found is None:
-            raise Fault(
-                "port_unreachable", f"there is no connection {connection!r}", "open a new one"
-            )
+            raise Fault("port_unreachable", f"unknown connection {connection!r}", "open a new one")
         found.used_at = time.monotonic()
         return found
 
@@ -134,16 +132,16 @@ class Ports:
 
 
 def _connect(port: int) -> socket.socket:
-    """Connect to a port on the loopback, whichever of its addresses the server chose.
+    """Connect to a port on the loopback interface, over IPv4 or IPv6.
 
     Raises:
-        OSError: Nothing listens on 127.0.0.1, nor on ::1.
-        OverflowError: It is no port.
+        OSError: Nothing listens on 127.0.0.1 or on ::1.
+        OverflowError: It is not a port number.
     """
     try:
         return socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S)
     except ConnectionRefusedError:
-        with contextlib.suppress(OSError):  # what is refused on the usual address is to be told
+        with contextlib.suppress(OSError):  # report the error of 127.0.0.1
             return socket.create_connection(("::1", port), timeout=_CONNECT_S)
         raise
 
@@ -161,8 +159,8 @@ def _send_all(sock: socket.socket, payload: bytes) -> None:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side was first
-        sock.shutdown(socket.SHUT_RDWR)  # wakes who reads; closing alone does not
+    with contextlib.suppress(OSError):  # the other side has closed it
+        sock.shutdown(socket.SHUT_RDWR)  # wakes a reading thread, unlike `close`
     sock.close()
 
 

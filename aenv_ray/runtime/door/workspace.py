@@ -1,7 +1,6 @@
-"""What every instance offers besides the environment's own tools: commands and files.
+"""Commands and files: what every instance offers in addition to the environment's tools.
 
-Paths are relative to the private work directory unless they are absolute; the sandbox, not this
-module, is what keeps them inside.
+Paths are absolute or relative to the work directory. The sandbox, not this module, restricts them.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from aenv_ray.runtime.door.calls import kill_tree
 from aenv_ray.runtime.faults import Fault
 
 OUTPUT_LIMIT_BYTES: Final = 10 * 1024 * 1024
-"""Kept of each of stdout and stderr of a command; more is cut and said so."""
+"""Limit for each of stdout and stderr of a command; more is cut, and reported as cut."""
 READ_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""Largest piece of a file that one call returns."""
-_LOOK_S: Final = 0.02
-"""How often it is looked whether a program has ended, where the kernel does not tell."""
+"""Largest part of a file that one call returns."""
+_POLL_S: Final = 0.02
+"""How often to check whether a program has ended, where the kernel has no pidfd."""
 MISSING_PROGRAM: Final = 127
-"""What a shell reports for a program that does not exist."""
+"""Exit code of a shell for a program that does not exist."""
 NOT_RUN: Final = 126
-"""What it reports for one that is there and cannot run: no executable, too long a command."""
-MOST_MODE: Final = 0o7777
+"""Exit code of a shell for a program that cannot run, e.g. because it is not executable."""
+MAX_MODE: Final = 0o7777
 
 
 def exec_command(
@@ -45,12 +44,12 @@ def exec_command(
     Args:
         command: Program and arguments, or text for ``/bin/sh -c``.
         cwd: Working directory. None: the work directory.
-        env: Variables added to the instance's.
-        stdin: Base64 of what is written to standard input.
+        env: Variables in addition to the instance's.
+        stdin: Standard input, as base64.
 
     Returns:
-        ``exit_code, stdout, stderr`` (base64), ``truncated, duration_s``. A program that fails or
-        does not exist, or cannot run, is a result.
+        ``exit_code, stdout, stderr`` (base64), ``truncated, duration_s``; also for a program that
+        fails, does not exist or cannot run.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     if not argv:
@@ -79,7 +78,7 @@ def exec_command(
         out, err, cut = _communicate(process, _decode(stdin) if stdin is not None else b"")
         code = process.wait()
     except BaseException:
-        # The call was stopped: the command goes with it, whatever it started.
+        # The call was stopped: end the command and its descendants.
         kill_tree(process.pid)
         process.wait()
         raise
@@ -103,14 +102,14 @@ def _exec_result(
 
 
 def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, bytes, bool]:
-    """Feed stdin and collect both outputs, keeping at most the limit of each.
+    """Write stdin and collect both outputs, up to the limit of each.
 
-    Ends when the program has ended and nothing more is readable: a background child that keeps a
-    pipe open does not hold the call.
+    Returns when the program has ended and nothing more is readable: a background process that keeps
+    a pipe open does not block the call.
     """
     assert process.stdout is not None
     assert process.stderr is not None
-    kept: dict[int, bytearray] = {
+    collected: dict[int, bytearray] = {
         process.stdout.fileno(): bytearray(),
         process.stderr.fileno(): bytearray(),
     }
@@ -119,7 +118,7 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
     exited = _open_process(process.pid)
     try:
         with selectors.DefaultSelector() as selector:
-            for fd in kept:
+            for fd in collected:
                 os.set_blocking(fd, False)
                 selector.register(fd, selectors.EVENT_READ)
             if exited >= 0:
@@ -127,10 +126,10 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
             if process.stdin is not None:
                 os.set_blocking(process.stdin.fileno(), False)
                 selector.register(process.stdin, selectors.EVENT_WRITE)
-            open_outputs = set(kept)
+            open_outputs = set(collected)
             ended = False
             while open_outputs and not (ended and not selector.select(0)):
-                ready = selector.select(None if exited >= 0 else _LOOK_S)
+                ready = selector.select(None if exited >= 0 else _POLL_S)
                 ended = ended or (exited < 0 and process.poll() is not None)
                 for key, _ in ready:
                     if key.fd == exited:
@@ -144,18 +143,18 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
                             selector.unregister(key.fd)
                             open_outputs.discard(key.fd)
                         elif data is not None:
-                            room = OUTPUT_LIMIT_BYTES - len(kept[key.fd])
+                            room = OUTPUT_LIMIT_BYTES - len(collected[key.fd])
                             cut = cut or len(data) > room
-                            kept[key.fd] += data[:room]
+                            collected[key.fd] += data[:room]
     finally:
         if exited >= 0:
             os.close(exited)
-    out, err = kept.values()
+    out, err = collected.values()
     return bytes(out), bytes(err), cut
 
 
 def _open_process(pid: int) -> int:
-    """Return a descriptor that is readable once a process has ended; -1 where there are none."""
+    """Return a descriptor that is readable once a process has ended; -1 if not supported."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux, or a kernel like gVisor's
@@ -183,20 +182,20 @@ def _read(fd: int) -> bytes | None:
 
 
 def read_file(path: str, offset: int = 0, length: int | None = None) -> dict[str, Any]:
-    """Read a file or a piece of it.
+    """Read a file or a part of it.
 
     Args:
         path: Relative to the work directory, or absolute.
         offset: First byte.
-        length: Bytes at most. None: to the end.
+        length: Largest number of bytes. None: to the end.
 
     Returns:
         ``data`` (base64), ``size_bytes`` of the whole file.
     """
     if offset < 0 or (length is not None and length < 0):
-        raise Fault("tool_input_invalid", "offset and length are not negative")
+        raise Fault("tool_input_invalid", "offset and length must not be negative")
     try:
-        # A FIFO would block for ever without O_NONBLOCK.
+        # Without O_NONBLOCK, opening a FIFO would block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -206,8 +205,8 @@ def read_file(path: str, offset: int = 0, length: int | None = None) -> dict[str
             if min(wanted, status.st_size - offset) > READ_LIMIT_BYTES:
                 raise Fault(
                     "file_access_error",
-                    f"{path!r}: {wanted} bytes are over the limit of {READ_LIMIT_BYTES} per call",
-                    "read it in pieces with offset and length",
+                    f"{path!r}: {wanted} bytes exceed the limit of {READ_LIMIT_BYTES} per call",
+                    "read it in parts, with offset and length",
                 )
             file.seek(offset)
             data = file.read(max(0, wanted))
@@ -219,16 +218,16 @@ def read_file(path: str, offset: int = 0, length: int | None = None) -> dict[str
 def write_file(
     path: str, data: str, append: bool = False, mode: int | None = None
 ) -> dict[str, Any]:
-    """Write a file, making its directories; replaced as a whole unless `append`.
+    """Write a file and create its directories; the file is replaced unless `append`.
 
     Args:
         path: Relative to the work directory, or absolute.
-        data: Base64 of the bytes.
-        append: Add to the end instead.
-        mode: Permission bits, up to 7777 octal. None: what the umask gives, or what the file has.
+        data: Content, as base64.
+        append: Add to the end of the file.
+        mode: Permission bits, up to 7777 octal. None: those of the file, or by the umask.
     """
-    if mode is not None and not 0 <= mode <= MOST_MODE:
-        raise Fault("tool_input_invalid", f"mode {mode:o} is not from 0 to {MOST_MODE:o}")
+    if mode is not None and not 0 <= mode <= MAX_MODE:
+        raise Fault("tool_input_invalid", f"mode {mode:o} is not from 0 to {MAX_MODE:o}")
     payload = _decode(data)
     target = Path(path)
     try:
@@ -247,10 +246,10 @@ def write_file(
 
 
 def _replace(target: Path, payload: bytes) -> None:
-    """Write beside the target and rename, so that a full disk leaves the old content."""
+    """Write a temporary file and rename it, so that a full disk leaves the old content."""
     if target.exists() and not target.is_file():
         raise IsADirectoryError(21, "Is a directory", str(target))
-    real = target.resolve()  # through a symlink, not over it
+    real = target.resolve()  # replace the target of a symbolic link, not the link
     partial = real.with_name(f".{real.name[:200]}.{os.getpid()}-{time.monotonic_ns()}")
     try:
         partial.write_bytes(payload)
@@ -274,7 +273,7 @@ def list_files(path: str = ".") -> dict[str, Any]:
             for entry in scan:
                 try:
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # it went meanwhile
+                except FileNotFoundError:  # deleted meanwhile
                     continue
                 entries.append(
                     {
@@ -319,6 +318,6 @@ METHODS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 }
 """Fast-door methods served by this module."""
 
-# A command that writes to a pipe nobody reads must fail, not end the runtime.
+# Writing to a closed pipe must raise an error, not end the runtime.
 if hasattr(signal, "SIGPIPE") and signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """``/mcp`` of the public door: FastMCP around the dispatcher.
 
-Only tools are here: an agent reaches no reward, function or workspace method (invariant 8). FastMCP
-speaks the protocol; schemas, validation and results are the registry's and the dispatcher's.
+It serves only tools: an agent cannot call rewards, functions or workspace methods (invariant 8).
+FastMCP implements the protocol; schemas, validation and results come from registry and dispatcher.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 
 _DEPARTURE: Final = "aenv.departure"
 _PROGRESS_BACKLOG: Final = 1000
-"""Progress reports that wait for a slow client; the oldest go first, as later ones replace them."""
+"""Progress reports queued for a slow client; beyond this the oldest are dropped."""
 
 
 class _Refusal(FastMCPError):
-    """Carries a fault through FastMCP, which would make a result of any other exception."""
+    """Carries a fault through FastMCP, which converts any other exception to a result."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message, log_level=0)
@@ -85,7 +85,7 @@ class _RegisteredTool(Tool):
 
 @contextlib.asynccontextmanager
 async def _progress_to_client() -> AsyncIterator[Any]:
-    """Give a callback whose reports are sent, in order, before the block ends."""
+    """Yield a progress callback; its reports are sent, in order, before the block ends."""
     context = get_context()
     reports: asyncio.Queue[tuple[float, float | None, str | None] | None] = asyncio.Queue()
 
@@ -98,7 +98,7 @@ async def _progress_to_client() -> AsyncIterator[Any]:
         while (report := await reports.get()) is not None:
             try:
                 await context.report_progress(*report)
-            except Exception:  # noqa: BLE001  # nobody listens any more; the call goes on
+            except Exception:  # noqa: BLE001  # the client is gone; the call goes on
                 return
 
     async with asyncio.TaskGroup() as group:
@@ -108,7 +108,7 @@ async def _progress_to_client() -> AsyncIterator[Any]:
 
 
 class _Refusals(Middleware):
-    """Turns faults into MCP errors that keep their code, hint and names in ``error.data``."""
+    """Converts faults to MCP errors, with code, hint and context in ``error.data``."""
 
     def __init__(self, calls: AsyncCalls) -> None:
         self._dispatcher = calls.dispatcher
@@ -149,13 +149,13 @@ def _mcp_error(fault: Fault) -> Exception:
 class McpEndpoint:
     """The ASGI application at ``/mcp``; its `lifespan` must run around it.
 
-    Clients that open a session have one, so that they can cancel calls and get progress; clients of
-    2026-07-28 and plain POSTs without a session are served without.
+    A client that opens a session can cancel calls and get progress. Clients of protocol version
+    2026-07-28 and plain POSTs are served without a session.
 
     Args:
         calls: Runs the calls.
-        name: The server's name towards clients.
-        body_limit_bytes: Largest request.
+        name: The server's name, for clients.
+        body_limit_bytes: Largest request body.
     """
 
     def __init__(self, calls: AsyncCalls, *, name: str, body_limit_bytes: int) -> None:
@@ -204,10 +204,10 @@ class McpEndpoint:
 
 
 class _Answer:
-    """Sends an event stream of nothing but the answer as plain JSON.
+    """Converts an event stream that contains only the answer to plain JSON.
 
-    The protocol library begins a stream before it knows whether there is progress to report.
-    Clients read JSON faster, and the MCP package's client takes no event over 1 MiB.
+    The protocol library starts a stream before it knows whether there will be progress reports.
+    Clients read JSON faster, and the client of the MCP package refuses events over 1 MiB.
     """
 
     def __init__(self, send: Send, *, may_be_json: bool) -> None:
@@ -253,7 +253,7 @@ class _Answer:
 
 
 def _only_answer(event: bytes) -> bytes | None:
-    """Return the JSON-RPC response that an event carries; None for notifications and pings."""
+    """Return the JSON-RPC response in an event; None for notifications and pings."""
     lines = event.splitlines()
     data = [line[6:] for line in lines if line.startswith(b"data: ")]
     if len(data) != 1:
@@ -263,7 +263,7 @@ def _only_answer(event: bytes) -> bytes | None:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """Return the request's body, None when the client went away while sending it."""
+    """Return the request's body; None when the client disconnected while sending it."""
     body = bytearray()
     while True:
         message = await receive()
@@ -294,7 +294,7 @@ def _replay(body: bytes, gone: asyncio.Event) -> Receive:
 
 
 def _is_plain(scope: Scope, body: bytes) -> bool:
-    """Whether it is a POST of an old version that neither has a session nor opens one."""
+    """Whether a POST of an old protocol version neither has a session nor opens one."""
     headers = dict(scope["headers"])
     version = headers.get(b"mcp-protocol-version")
     if version is not None and version.decode("latin-1") not in HANDSHAKE_PROTOCOL_VERSIONS:
@@ -309,7 +309,7 @@ def _is_plain(scope: Scope, body: bytes) -> bool:
 
 
 def _raise_body_limit(app: Starlette, limit_bytes: int) -> None:
-    """Lift the protocol library's 4 MiB, for which FastMCP has no option."""
+    """Raise the protocol library's limit of 4 MiB, for which FastMCP has no option."""
     for route in app.routes:
         manager = getattr(getattr(route, "endpoint", None), "session_manager", None)
         if manager is not None:

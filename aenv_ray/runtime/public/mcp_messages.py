@@ -1,4 +1,4 @@
-"""What a client of MCP over HTTP sends, and what its answers hold; it moves no bytes itself."""
+"""Builds the messages of an MCP client over HTTP and parses responses, without any I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 PROTOCOL_VERSION: Final = "2025-06-18"
-"""Asked for; the server may answer with an older one."""
+"""The version to request; the server may answer with an older one."""
 ACCEPT: Final = {"accept": "application/json, text/event-stream"}
 SESSION: Final = "mcp-session-id"
 """The header that names a session."""
@@ -20,12 +20,12 @@ OPENING: Final[Mapping[str, Any]] = {
 
 
 def request(request_id: int, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request; `request_id` is one that its session has not used."""
+    """Return a request; `request_id` must be new in its session."""
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
 
 
 def notification(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message that asks for no answer."""
+    """Return a notification, which gets no answer."""
     return {"jsonrpc": "2.0", "method": method, "params": params}
 
 
@@ -35,11 +35,11 @@ def cancellation(request_id: int) -> dict[str, Any]:
 
 
 def session_headers(opened: Mapping[str, Any], received: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a session's further requests.
+    """Return the headers for the further requests of a session.
 
     Args:
         opened: The result of ``initialize``.
-        received: The headers that came with it, in lower case.
+        received: The headers of that response, in lower case.
     """
     headers = {"mcp-protocol-version": str(opened.get("protocolVersion"))}
     if SESSION in received:
@@ -48,17 +48,17 @@ def session_headers(opened: Mapping[str, Any], received: Mapping[str, str]) -> d
 
 
 def forgets_session(status: int, text: str, *, has_session: bool) -> bool:
-    """Whether an answer says that the server does not know the session, so that nothing ran."""
+    """Whether a response says that the server does not know the session, so nothing ran."""
     return has_session and (status == 404 or (status == 400 and "session" in text.lower()))
 
 
 def is_answer(message: Mapping[str, Any], request_id: int) -> bool:
-    """Whether a message answers that request; a server may send requests of its own before."""
+    """Whether a message answers that request; the server may send its own requests before."""
     return message.get("id") == request_id and "method" not in message
 
 
 def message_of(content: str | bytes) -> dict[str, Any] | None:
-    """Return the message that a body or event holds; None when it is no object.
+    """Return the message in a body or event; None if it is not a JSON object.
 
     Raises:
         ValueError: It is not JSON.
@@ -74,7 +74,7 @@ class EventStream:
         self._data: list[str] = []
 
     def feed(self, line: str) -> dict[str, Any] | None:
-        """Take a line without its end; return the message that it completes.
+        """Parse a line, given without its newline; return the message that it completes.
 
         Raises:
             ValueError: The event is not JSON.

@@ -1,4 +1,4 @@
-"""What an HTTP request at the public door asks for: its arguments, deadline and call id."""
+"""Parses HTTP requests at the public door: arguments, deadline and call id."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
 
 BODY_S: Final = 60.0
-"""For the next piece of a request's body."""
+"""How long to wait for the next piece of a request's body."""
 
 
 class BadRequest(Exception):
-    """The request is no call: its HTTP status and what is wrong with it."""
+    """The request is invalid; carries the HTTP status and the reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -32,17 +32,17 @@ class BadRequest(Exception):
 
 
 async def watch(receive: Receive, departure: Departure) -> None:
-    """Wait for the client to go away; the body has been read."""
+    """Wait until the client disconnects; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
     departure.happen()
 
 
 def read_meta(request: Request) -> dict[str, Any]:
-    """Return MCP's ``_meta`` for a request: the deadline and call id from its headers.
+    """Return MCP's ``_meta`` for a request: deadline and call id, from the headers.
 
     Raises:
-        BadRequest: The deadline is no number.
+        BadRequest: The deadline is not a number.
     """
     meta: dict[str, Any] = {}
     timeout = request.headers.get("aenv-timeout-s")
@@ -50,7 +50,9 @@ def read_meta(request: Request) -> dict[str, Any]:
         try:
             meta[TIMEOUT_S] = float(timeout)
         except ValueError:
-            raise BadRequest(400, f"aenv-timeout-s: {timeout!r} is no number of seconds") from None
+            raise BadRequest(
+                400, f"aenv-timeout-s: {timeout!r} is not a number of seconds"
+            ) from None
     call_id = request.headers.get("aenv-call-id")
     if call_id is not None:
         meta[CALL_ID] = call_id
@@ -60,15 +62,15 @@ def read_meta(request: Request) -> dict[str, Any]:
 async def read_arguments(
     request: Request, method: str, schema: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a function's arguments from where its HTTP method has them.
+    """Return a function's arguments, from the query or the body depending on the HTTP method.
 
     Args:
-        request: Its body has not been read.
-        method: The function's own.
-        schema: JSON Schema of its arguments.
+        request: A request whose body has not been read.
+        method: HTTP method of the function.
+        schema: JSON Schema of the arguments.
 
     Raises:
-        BadRequest: The body is no JSON object.
+        BadRequest: The body is not a JSON object.
     """
     if method == "GET":
         return query_arguments(request, schema)
@@ -82,7 +84,7 @@ async def body_arguments(request: Request) -> dict[str, Any]:
     """Return the body's JSON object; no body means no arguments.
 
     Raises:
-        BadRequest: It is no JSON object.
+        BadRequest: The body is not a JSON object.
     """
     body = await request.body()
     if not body.strip():
@@ -101,10 +103,10 @@ async def body_arguments(request: Request) -> dict[str, Any]:
 
 
 def query_arguments(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the query as arguments; the function's signature makes numbers and flags of text.
+    """Return the query as arguments; the function's signature converts text to numbers and flags.
 
-    Parameters that are lists or objects may be written as JSON, as AEnvironment's client does;
-    lists also as repeated keys.
+    Lists and objects may be written as JSON, as AEnvironment's client does; lists also as repeated
+    keys.
     """
     properties = schema.get("properties") or {}
     arguments: dict[str, Any] = {}
@@ -138,7 +140,7 @@ def _structured(text: str, kinds: set[str]) -> Any:
 
 
 class BodyLimit:
-    """Refuses requests with too large a body, announced or not, with 413; one that stalls, 408."""
+    """Refuses a body that is too large with 413, and one that stalls with 408."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
         self._app = app
@@ -157,7 +159,7 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal received, is_whole
-            if is_whole:  # what comes now is the client's going away
+            if is_whole:  # the next message is the disconnect
                 return await receive()
             try:
                 async with asyncio.timeout(BODY_S):

@@ -3,17 +3,17 @@
 | route | method | answer |
 |---|---|---|
 | ``/mcp`` | POST, GET, DELETE | MCP over streamable HTTP, versions with and without sessions |
-| ``/functions/list`` | GET | what the trainer may call |
-| ``/functions/<name>``, or its own endpoint | its own, POST by default | a function's result |
+| ``/functions/list`` | GET | the functions, rewards and health check |
+| ``/functions/<name>``, or the endpoint | the function's, POST by default | a function's result |
 | ``/task/reward``, ``/task/reward/<name>`` | POST | the default reward, or a named one |
 | ``/health`` | GET | 200 when healthy, 503 when not |
 
-A JSON object is the arguments; for GET the query is. ``/task/reward?name=`` names a reward, too.
-Answers are ``{"success": true, "data": …}`` or ``{"success": false, "error": "…", "code": "…"}``.
-The header ``aenv-timeout-s`` bounds a call. A client that goes away cancels its call, unless it
-named the call with ``aenv-call-id``: then it means to ask again.
+Arguments are a JSON object, or the query for GET. ``/task/reward?name=`` names a reward, too.
+Responses are ``{"success": true, "data": …}`` or ``{"success": false, "error": "…", "code": "…"}``.
+The header ``aenv-timeout-s`` sets a timeout. When a client disconnects its call is cancelled,
+unless the client gave it an id with ``aenv-call-id``, to repeat it.
 
-Nothing imports this module at start: it loads Starlette and, for ``/mcp``, FastMCP.
+This module is imported on demand: it loads Starlette and, for ``/mcp``, FastMCP.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from aenv_ray.runtime.public.requests import (
 BODY_LIMIT_BYTES: Final = 64 * 1024 * 1024
 HEALTH_TIMEOUT_S: Final = 10.0
 DRAIN_S: Final = 1
-"""What calls under way get to end when the server is stopped; then they are cancelled."""
+"""How long running calls may take when the server stops; then they are cancelled."""
 KEEP_ALIVE_S: Final = 75
-"""Longer than clients keep idle connections, so that none sends into a closing one."""
+"""Longer than clients keep idle connections open, so that the client closes first."""
 
 _DATA_PREFIX: Final = b'"result":{"data":'
 _STATUS: Final = {
@@ -67,7 +67,7 @@ _STATUS: Final = {
     "tool_timeout": 504,
     "call_outcome_unknown": 504,
 }
-"""HTTP statuses of the caller's error tree; the others are 500."""
+"""HTTP status by error code; 500 for all others."""
 
 
 def build_app(
@@ -76,12 +76,12 @@ def build_app(
     name: str = "aenv-server",
     body_limit_bytes: int = BODY_LIMIT_BYTES,
 ) -> ASGIApp:
-    """Return the ASGI application; run its lifespan.
+    """Return the ASGI application, whose lifespan must run around it.
 
     Args:
-        dispatcher: Runs the calls; also says why the project did not load.
+        dispatcher: Runs the calls; its load error, if any, answers all of them.
         name: The MCP server's name.
-        body_limit_bytes: Largest request; a larger one gets 413.
+        body_limit_bytes: Largest request body; a larger one gets 413.
     """
     _quiet_fastmcp()
     from fastmcp.server.http import HostOriginGuardMiddleware
@@ -103,18 +103,18 @@ def build_app(
         exception_handlers={
             HTTPException: _refuse_route,
             BadRequest: _refuse_request,
-            ClientDisconnect: _nobody,
+            ClientDisconnect: _disconnected,
         },
     )
     app.state.dispatcher = dispatcher
-    # A web page must not reach the tools of a server on its reader's machine (DNS rebinding).
+    # A web page must not call tools of a server on the machine of its reader (DNS rebinding).
     return HostOriginGuardMiddleware(BodyLimit(app, body_limit_bytes), mode="auto")
 
 
 def _quiet_fastmcp() -> None:
-    """Keep its coloured logs, boxed tracebacks and update checks out of the instance's log.
+    """Turn off FastMCP's coloured logs, boxed tracebacks and update checks.
 
-    It reads these when it is first imported.
+    FastMCP reads these variables when it is imported.
     """
     for setting, value in {
         "FASTMCP_ENABLE_RICH_LOGGING": "false",
@@ -127,7 +127,7 @@ def _quiet_fastmcp() -> None:
 
 
 class _Routes:
-    """Everything beside ``/mcp``."""
+    """All routes except ``/mcp``."""
 
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
@@ -209,7 +209,7 @@ def _failure(fault: Fault) -> Response:
 
 def _response(outcome: Outcome) -> Response:
     if outcome.startswith(_DATA_PREFIX):
-        # The very bytes that the fast door sends: no second encoding, no difference.
+        # The same bytes that the fast door sends.
         return _json(b'{"success":true,' + outcome[len(b'"result":{') :], 200)
     try:
         return _success(read_outcome(outcome))
@@ -222,7 +222,7 @@ def _json(body: bytes, status: int) -> Response:
 
 
 async def _refuse_route(request: Request, exc: Exception) -> Response:
-    """Answer for what has no route; the reason is the load failure when there was one."""
+    """Answer a request without a route: with the load error, if there is one."""
     assert isinstance(exc, HTTPException)
     dispatcher: Dispatcher = request.app.state.dispatcher
     path = request.url.path
@@ -235,7 +235,7 @@ async def _refuse_route(request: Request, exc: Exception) -> Response:
         known = ", ".join(sorted(dispatcher.registry.functions)) or "none"
         body = {
             "success": False,
-            "error": f"there is no {path}; the environment's functions are: {known}",
+            "error": f"there is no route {path}; the environment's functions are: {known}",
             "code": "tool_not_found",
         }
     response = _json(to_json(body), exc.status_code)
@@ -249,8 +249,8 @@ async def _refuse_request(request: Request, exc: Exception) -> Response:
     return exc.response()
 
 
-async def _nobody(request: Request, exc: Exception) -> Response:
-    """Answer, for the log, a client that went away while it sent its request."""
+async def _disconnected(request: Request, exc: Exception) -> Response:
+    """Answer, for the log, a client that disconnected while it sent its request."""
     del request, exc
     return Response(status_code=499)
 
@@ -259,12 +259,12 @@ async def _nobody(request: Request, exc: Exception) -> Response:
 
 
 class Server(uvicorn.Server):
-    """An HTTP server on a bound socket, that says when it really listens.
+    """An HTTP server on a bound socket, which reports when it listens.
 
     Args:
         app: From `build_app`.
-        listener: Bound socket; owned from here on.
-        on_listening: Told once connections are accepted.
+        listener: Bound socket; the server closes it.
+        on_listening: Called once the server accepts connections.
         access_log: Log every request.
     """
 

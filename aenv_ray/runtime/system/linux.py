@@ -1,6 +1,6 @@
-"""The few Linux system calls that Python does not offer, each by its own name.
+"""Linux system calls that Python does not offer.
 
-Every function raises `OSError` with the call's errno. Nothing here decides anything.
+Each function is named after its call, and raises `OSError` with the call's errno.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY: Final = 1
 _MOUNT_ATTR_NOSUID: Final = 2
 _MOUNT_ATTR_NODEV: Final = 4
-# One number on every architecture that has the new system-call table.
+# The same number on all architectures.
 _SYS_MOUNT_SETATTR: Final = 442
 _SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET: Final = {"x86_64": 126, "aarch64": 91}
@@ -59,10 +59,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _function(name: str, *argument_types: Any) -> Any:
-    """Return a function of libc that converts its arguments itself.
+    """Return a function of libc with declared argument types.
 
-    Without types each argument needs an object of ctypes made for the call, which in a freshly
-    forked process costs some 80 pages to copy.
+    Otherwise every call creates ctypes objects for its arguments, which in a freshly forked process
+    copies about 80 pages.
     """
     function = _libc[name]
     function.argtypes = argument_types
@@ -97,12 +97,12 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces in `flags` for new ones."""
+    """Move this process to new namespaces of the kinds in `flags`."""
     _check(_unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
-    """Join the namespace behind `fd`; for pids, it is where later children are born."""
+    """Join the namespace of `fd`; a pid namespace applies to later children only."""
     _check(_setns(fd, kind), "setns")
 
 
@@ -123,12 +123,12 @@ def mount(
 
 
 def unmount(target: str) -> None:
-    """Detach what is mounted on `target`; it goes when nobody uses it any more."""
+    """Detach the mount at `target`; the kernel removes it once it is unused."""
     _check(_umount(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root; the old one is then below `put_old`."""
+    """Make `new_root` the root directory, and move the old one to `put_old`."""
     number = _SYS_PIVOT_ROOT[_MACHINE]
     _check(_pivot_root(number, new_root.encode(), put_old.encode()), "pivot_root")
 
@@ -148,7 +148,7 @@ def make_read_only(target: str) -> None:
 
 
 def deny_devices(target: str) -> None:
-    """Make the mount at `target` nosuid, and devices below it useless (Linux 5.12)."""
+    """Make the mount at `target` nosuid and nodev (Linux 5.12)."""
     _set_attributes(target, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
 
 
@@ -172,7 +172,7 @@ def prctl(option: int, first: int = 0, second: int = 0) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set what the process table calls this process; at most 15 bytes."""
+    """Set the name of this process in the process table; at most 15 bytes."""
     _check(_prctl_text(PR_SET_NAME, name.encode(), 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
@@ -182,7 +182,7 @@ def die_with_parent(signal_number: int = 9) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt orphans among this process's descendants, so that they can be found and ended."""
+    """Make orphaned descendants children of this process, so that it can end them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -191,25 +191,25 @@ _NO_CAPABILITIES: Final = bytes(24)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, in every set that an exec could draw on."""
+    """Drop all capabilities, from all sets."""
     prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     _check(_capset(_SYS_CAPSET[_MACHINE], _CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
 
 
 class SeccompFilter(ctypes.Structure):
-    """A filter, ready to be installed: built before a fork, it costs the fork nothing."""
+    """A filter that is ready to be installed; creating it before a fork keeps the fork cheap."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     def __init__(self, program: bytes) -> None:
-        """Hold a copy of `program`, an array of ``struct sock_filter``."""
+        """Copy `program`, an array of ``struct sock_filter``."""
         self._program = ctypes.create_string_buffer(program, len(program))
         address = ctypes.cast(self._program, ctypes.c_void_p).value
         super().__init__(len(program) // 8, address)
         self._address = ctypes.addressof(self)
 
     def install(self) -> None:
-        """Install it for this process and its children; it cannot be taken back."""
+        """Install the filter for this process and its children; it cannot be removed."""
         prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._address)
 
 
@@ -220,7 +220,7 @@ def set_hostname(name: str) -> None:
 
 
 def raise_loopback() -> None:
-    """Bring ``lo`` up in a new network namespace, where it starts down."""
+    """Bring up ``lo``, which is down in a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sH14s", b"lo", 0, b"")
         flags = struct.unpack("16sH14s", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]

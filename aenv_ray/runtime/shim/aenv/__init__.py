@@ -1,6 +1,6 @@
-"""``import aenv`` and ``python -m aenv.main`` in images, without the ``aenvironment`` package.
+"""Provides ``import aenv`` and ``python -m aenv.main`` in images without ``aenvironment``.
 
-Images put the directory above on ``PYTHONPATH``; nothing else does.
+Only images put the parent directory on ``PYTHONPATH``.
 """
 
 import sys
@@ -8,6 +8,6 @@ import sys
 from aenv_ray.runtime.api import compat
 
 compat.install()
-# `install` has replaced this module by AEnvironment's names; `aenv.main` is found through the path.
+# `install` has replaced this module; with the path, `aenv.main` is still found.
 sys.modules["aenv"].__path__ = __path__
 sys.modules["aenv"].__spec__ = __spec__

@@ -1,4 +1,4 @@
-"""``python -m aenv.main <project> --host … --port …``: AEnvironment's way to start a server."""
+"""``python -m aenv.main <project> --host … --port …`` starts a server, as in AEnvironment."""
 
 import sys
 

@@ -153,13 +153,13 @@ def test_endpoints_differ_by_method() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0])
-def test_a_timeout_is_above_zero(registry: Registry, timeout: float) -> None:
-    with pytest.raises(ValueError, match="above zero"):
+def test_a_timeout_must_be_positive(registry: Registry, timeout: float) -> None:
+    with pytest.raises(ValueError, match="not a positive number"):
         register_tool(timeout=timeout)(lambda: None)
     assert registry.tools == {}
 
 
-def test_what_is_missing_is_named_with_what_is_there() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     registry = Registry()
     registry.add_tool(lambda: None, name="b")
     registry.add_tool(lambda: None, name="a")
@@ -213,9 +213,9 @@ def test_callable_objects_and_bound_methods_are_tools() -> None:
 
 
 @pytest.mark.parametrize("add", ["add_tool", "add_reward", "add_function", "set_health"])
-def test_what_is_no_function_or_has_no_name_is_refused_with_the_way_out(add: str) -> None:
+def test_an_object_that_is_not_a_named_function_is_refused(add: str) -> None:
     register: Any = getattr(Registry(), add)
-    with pytest.raises(TypeError, match="not 'search'; settings go by keyword, as in name=…"):
+    with pytest.raises(TypeError, match="not 'search'; pass settings by keyword, as in name=…"):
         register("search")
-    with pytest.raises(TypeError, match="has no name of its own"):
+    with pytest.raises(TypeError, match="has no name: "):
         register(functools.partial(print))

@@ -67,7 +67,7 @@ async def test_a_call_that_finds_no_thread_has_a_deadline(monkeypatch: pytest.Mo
     first = bench.start("first")
     await bench.has_begun()
     late = await bench.start("late", **{"aenv/timeout_s": 0.05})
-    with pytest.raises(Fault, match="none of their threads was free") as raised:
+    with pytest.raises(Fault, match="no thread was free in time") as raised:
         read_outcome(late)
     assert raised.value.code == "tool_timeout"
     bench.go.set()

@@ -172,7 +172,7 @@ def test_a_reward_that_is_no_number_is_a_failure(value: Any) -> None:
     """Invariant 2: NaN never enters a mean."""
     error = reward(lambda: value).error
     assert error["code"] == "function_failed"
-    assert "which is no reward" in error["message"]
+    assert "which is not a finite reward" in error["message"]
 
 
 def test_a_reward_that_raises_is_a_failure_with_its_traceback() -> None:
