@@ -1,14 +1,14 @@
 """``python -m aenv_ray.testing.chaos --rounds N --engine process|docker|fake [--seed S]``.
 
-Each round starts instances on a Ray of its own, makes calls, kills something at random in the
-middle, and then looks at what the machine itself says. What must hold whatever was killed:
+Each round creates instances on a local Ray, makes calls, and kills a random part of the fabric
+meanwhile. It counts, from the machine's process table and the Docker daemon:
 
-- ``leaked``: nothing of ours is left 10 s after its deadline, and nothing at all after the end;
-- ``run_twice``: no call ran twice in a sandbox;
-- ``untyped_failures``: every failure is an error of ours, with its cause in words.
+- ``leaked``: what is left 10 s after its deadline, or after the end of the run;
+- ``run_twice``: calls that ran more than once in a sandbox;
+- ``untyped_failures``: failures that are not an `AenvError` with its cause in words.
 
-The same seed kills the same things in the same order, each before any a second time. Exit code 1
-when any of the three is not zero.
+Victims are drawn in a random order that the seed determines; all are killed once before any is
+killed again. The exit code is 1 if one of the counts is not zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,16 +30,14 @@ from typing import TYPE_CHECKING, Any, Final
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.testing.chaos_daemon import OwnDaemon
-from aenv_ray.testing.chaos_stage import GONE_S, Stage, await_empty, kill, say
-from aenv_ray.testing.chaos_victims import DRIVER, TOOLS, VICTIMS, Scene, victims
+from aenv_ray.testing.chaos_node import GONE_S, ChaosNode, OwnDaemon, await_empty, kill, say
 
 if TYPE_CHECKING:
     from aenv_ray.actors.calls.handle import EnvHandle
 
 ENVIRONMENT: Final = Path(__file__).parent / "chaos_environment"
 CALL_DEADLINE_S: Final = 120.0
-"""A restarted host is back long before."""
+"""Longer than the restart of a host takes."""
 LONG_TTL_S: Final = 600.0
 SHORT_TTL_S: Final = 12.0
 _CALLS: Final = 4
@@ -53,85 +51,176 @@ sys.stdin.read()
 """
 
 
+DRIVER: Final = "driver"
+"""A driver that created the instances; chaos starts and kills one."""
+DISK_LIMIT_BYTES: Final = 256 << 20
+MEMORY_LIMIT_BYTES: Final = 1 << 30
+"""Limits of the tools that exhaust their sandbox, if nothing else stops them."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One round, for the function that kills its victim."""
+
+    node: ChaosNode
+    handles: list[EnvHandle]
+    """The round's instances."""
+    random: random.Random
+    daemon: OwnDaemon | None
+    """The Docker daemon, if chaos started it."""
+
+
+def _kill_host(attack: Attack) -> None:
+    handle = attack.random.choice(attack.handles)
+    info = aenv_ray.init().wait(handle.info.remote(), f"the host of {handle.instance_id}")
+    kill(attack.node.actor_pid(info.host))
+
+
+def _kill_controller(attack: Attack) -> None:
+    from aenv_ray.actors.ray_shell.ray_api import CONTROLLER_NAME
+
+    kill(attack.node.actor_pid(CONTROLLER_NAME))
+
+
+def _kill_sandbox(attack: Attack) -> None:
+    if attack.node.engine == "docker":
+        _container(attack).kill()
+    else:
+        kill(attack.random.choice(attack.node.sandbox_pids()))
+
+
+def _kill_launcher(attack: Attack) -> None:
+    for pid in attack.node.pids_of("aenv_ray.engines.process.launcher "):
+        kill(pid)
+
+
+def _kill_janitor(attack: Attack) -> None:
+    for pid in attack.node.pids_of("aenv_ray.engines.docker.janitor"):
+        kill(pid)
+
+
+def _remove_container(attack: Attack) -> None:
+    _container(attack).remove(force=True)
+
+
+def _container(attack: Attack) -> Any:
+    return attack.random.choice(attack.node.containers())
+
+
+def _kill_daemon(attack: Attack) -> None:
+    assert attack.daemon is not None
+    attack.daemon.kill()
+    attack.daemon.start()
+
+
+VICTIMS: Final[Mapping[str, Callable[[Attack], None]]] = {
+    "host": _kill_host,
+    "controller": _kill_controller,
+    "sandbox": _kill_sandbox,
+    "launcher": _kill_launcher,
+    "janitor": _kill_janitor,
+    "container": _remove_container,
+    "dockerd": _kill_daemon,
+}
+"""How to kill each victim from outside."""
+TOOLS: Final[Mapping[str, tuple[str, dict[str, int]]]] = {
+    "disk": ("fill_disk", {"limit_bytes": DISK_LIMIT_BYTES}),
+    "memory": ("eat_memory", {"limit_bytes": MEMORY_LIMIT_BYTES}),
+}
+"""Tools, with their arguments, that exhaust their sandbox from inside."""
+
+
+def victims(engine: str, *, owns_daemon: bool) -> list[str]:
+    """Return the names of the victims that exist with an engine."""
+    found = [DRIVER, "host", "controller"]
+    if engine != "fake":  # its sandboxes are threads without limits, and cannot be killed
+        found += ["sandbox", *TOOLS]
+    if engine == "process":
+        found.append("launcher")
+    if engine == "docker":
+        found += ["janitor", "container"]
+    return [*found, "dockerd"] if owns_daemon else found
+
+
 @dataclass
 class Tally:
-    """What was found, over all rounds."""
+    """The counts of all rounds."""
 
     rounds: int = 0
     leaked: int = 0
     run_twice: int = 0
     untyped_failures: int = 0
     findings: list[str] = field(default_factory=list)
-    """Each of them, in words."""
+    """Each problem in words."""
     victims: list[str] = field(default_factory=list)
 
     def leak(self, left: Sequence[str]) -> None:
-        """Count what should be gone."""
+        """Count what is left and should be gone."""
         self.leaked += len(left)
-        self._tell([f"left: {one}" for one in left])
+        self._report([f"left: {one}" for one in left])
 
     def twice(self, key: str, runs: int) -> None:
         """Count a call that ran more than once."""
         if runs > 1:
             self.run_twice += 1
-            self._tell([f"call {key} ran {runs} times"])
+            self._report([f"call {key} ran {runs} times"])
 
     def failed(self, error: BaseException) -> None:
-        """Take a failure; one of ours with words is as it should be."""
+        """Count a failure, unless it is an `AenvError` with a message."""
         if isinstance(error, AenvError) and error.message.strip():
             say(f"  {type(error).__name__}: {error.message.splitlines()[0][:150]}")
             return
         self.untyped_failures += 1
-        self._tell([f"untyped: {error!r}"])
+        self._report([f"untyped: {error!r}"])
 
-    def _tell(self, findings: list[str]) -> None:
+    def _report(self, findings: list[str]) -> None:
         self.findings += findings
         for one in findings:
             say(f"  FOUND {one}")
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything held."""
+        """Return whether nothing was found."""
         return not (self.leaked or self.run_twice or self.untyped_failures)
 
 
 class Round:
-    """One round: instances, calls, a death, and what is left.
+    """One round: create instances, make calls, kill the victim, count what is left.
 
     Args:
-        stage: Where it plays.
-        victim: What dies.
-        number: Of the round; with the seed it decides everything else that is left to chance.
+        node: Where it runs.
+        victim: What to kill.
+        number: Of the round; number and seed determine all other random choices.
         seed: Of the run.
-        tally: Told what is found.
-        daemon: The Docker daemon, when it may be killed.
+        tally: For the counts.
+        daemon: The Docker daemon, if it may be killed.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        node: ChaosNode,
         victim: str,
         number: int,
         seed: int,
         tally: Tally,
         daemon: OwnDaemon | None,
     ) -> None:
-        self._stage = stage
+        self._node = node
         self._tally = tally
         self._daemon = daemon
         self._number = number
-        self._dice = random.Random(f"{seed}/{number}")
+        self._random = random.Random(f"{seed}/{number}")
         self._victim = victim
-        self._densities = self._dice.choices(
-            ["shared", "dedicated"], weights=[3, 1], k=self._dice.randint(2, 4)
+        self._densities = self._random.choices(
+            ["shared", "dedicated"], weights=[3, 1], k=self._random.randint(2, 4)
         )
-        self._is_released = self._dice.random() < 0.5
+        self._is_released = self._random.random() < 0.5
         self._calls: list[tuple[str, Any]] = []
 
-    def play(self) -> None:
-        """Play it."""
-        ends = "release" if self._is_released else "their TTL"
-        what = f"{len(self._densities)} instances, {self._victim} dies, {ends} ends them"
+    def run(self) -> None:
+        """Run the round."""
+        ends = "release" if self._is_released else "TTL"
+        what = f"{len(self._densities)} instances, kill {self._victim}, ended by {ends}"
         say(f"round {self._number}: {what}")
         if self._victim == DRIVER:
             self._kill_driver()
@@ -139,10 +228,10 @@ class Round:
         else:
             due = self._kill_during_calls()
         self._tally.leak(
-            await_empty(self._stage.left_over, max(0.0, due - time.monotonic()) + GONE_S)
+            await_empty(self._node.left_over, max(0.0, due - time.monotonic()) + GONE_S)
         )
 
-    # --- the driver dies ------------------------------------------------------------------------
+    # --- killing the driver ---------------------------------------------------------------------
 
     def _kill_driver(self) -> None:
         process = subprocess.Popen(
@@ -156,24 +245,24 @@ class Round:
         if not is_ready:
             self._tally.failed(RuntimeError(f"the driver ended: {process.returncode}"))
 
-    # --- something else dies --------------------------------------------------------------------
+    # --- killing something else -----------------------------------------------------------------
 
     def _kill_during_calls(self) -> float:
-        """Return when everything is to be gone, on the monotonic clock."""
+        """Return when everything must be gone, on the monotonic clock."""
         ttl_s = LONG_TTL_S if self._is_released else SHORT_TTL_S
         handles = [h for d in self._densities if (h := self._create(d, ttl_s)) is not None]
         due = time.monotonic() + ttl_s
         for handle in handles:
             for _ in range(_CALLS):
-                self._call(handle, self._dice.uniform(0.1, 0.6))
+                self._call(handle, self._random.uniform(0.1, 0.6))
         if handles:
-            self._strike(handles)
+            self._kill_victim(handles)
         for handle in handles:
             self._call(handle, 0.0)
         self._gather()
         for handle in handles:
             self._read_traces(handle)
-        if (later := self._create("shared", ttl_s)) is not None:  # the fabric goes on
+        if (later := self._create("shared", ttl_s)) is not None:  # the fabric still works
             handles.append(later)
             self._call(later, 0.0)
             self._gather()
@@ -182,7 +271,7 @@ class Round:
             return due
         try:
             aenv_ray.release_many(handles)
-        except Exception as exc:  # noqa: BLE001  # which it is, is what matters
+        except Exception as exc:  # noqa: BLE001  # counted by its type
             self._tally.failed(exc)
         return time.monotonic()
 
@@ -191,7 +280,7 @@ class Round:
             return aenv_ray.create(
                 ENVIRONMENT, actor="dedicated" if density == "dedicated" else "shared", ttl=ttl_s
             )
-        except Exception as exc:  # noqa: BLE001  # which it is, is what matters
+        except Exception as exc:  # noqa: BLE001  # counted by its type
             self._tally.failed(exc)
             return None
 
@@ -207,17 +296,17 @@ class Round:
                 self._tally.twice(key, result.data)
         self._calls = [(key, None) for key, _ in self._calls]
 
-    def _strike(self, handles: list[EnvHandle]) -> None:
+    def _kill_victim(self, handles: list[EnvHandle]) -> None:
         try:
             if self._victim in TOOLS:
                 name, arguments = TOOLS[self._victim]
-                reference = self._dice.choice(handles).call_tool.remote(name, arguments)
+                reference = self._random.choice(handles).call_tool.remote(name, arguments)
                 result = self._wait(reference, f"tool {name}")
                 if result is not None:
                     say(f"  {name}: {result.text().splitlines()[-1][:150]}")
             else:
-                VICTIMS[self._victim](Scene(self._stage, handles, self._dice, self._daemon))
-        except Exception as exc:  # noqa: BLE001  # which it is, is what matters
+                VICTIMS[self._victim](Attack(self._node, handles, self._random, self._daemon))
+        except Exception as exc:  # noqa: BLE001  # counted by its type
             self._tally.failed(exc)
 
     def _read_traces(self, handle: EnvHandle) -> None:
@@ -226,41 +315,41 @@ class Round:
             self._tally.twice(key, runs)
 
     def _wait(self, reference: Any, what: str) -> Any:
-        """Return what a reference becomes; None when that is a failure, or was waited for."""
+        """Return the value of a reference; None if it failed or was collected before."""
         if reference is None:
             return None
         try:
             return aenv_ray.init().wait(reference, what, CALL_DEADLINE_S)
-        except Exception as exc:  # noqa: BLE001  # which it is, is what matters
+        except Exception as exc:  # noqa: BLE001  # counted by its type
             self._tally.failed(exc)
             return None
 
 
-def _decks(names: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield names for ever: all of them in some order, then all in another."""
-    dice = random.Random(seed)
+def _shuffled(names: Sequence[str], seed: int) -> Iterator[str]:
+    """Yield names without end: all in a random order, then all in another."""
+    generator = random.Random(seed)
     while True:
-        yield from dice.sample(names, len(names))
+        yield from generator.sample(names, len(names))
 
 
 def run(
     rounds: int, engine: str, seed: int, *, image: str | None = None, own_daemon: bool = False
 ) -> Tally:
-    """Play some rounds on a Ray of their own, and end everything.
+    """Run some rounds on a local Ray, and stop everything.
 
     Args:
-        rounds: How many.
+        rounds: Number of rounds.
         engine: ``process``, ``docker`` or ``fake``.
-        seed: Decides what is killed, when.
-        image: Of the containers, with Python 3.11 or newer; for docker.
-        own_daemon: Start a Docker daemon for this run, which may be killed as well; as root.
+        seed: Determines the victims and all other random choices.
+        image: For docker: the image of the containers, with Python 3.11 or newer.
+        own_daemon: Start a Docker daemon for this run, which may be killed too; needs root.
 
     Raises:
         ConfigError: The docker engine without an image.
-        FabricUnavailable: Ray or the daemon does not come up.
+        FabricUnavailable: Ray or the daemon does not start.
     """
     if engine == "docker" and not image:
-        raise ConfigError("containers need an image", hint="name one with --image")
+        raise ConfigError("the docker engine needs an image", hint="set --image")
     tally = Tally()
     with contextlib.ExitStack() as stack:
         daemon = None
@@ -268,13 +357,13 @@ def run(
             daemon = OwnDaemon(image)
             stack.callback(daemon.end)
         docker_host = daemon.address if daemon is not None else settings().docker_host
-        stage = Stage(engine, docker_host if engine == "docker" else None, image)
-        stack.callback(lambda: tally.leak(stage.close()))
-        stage.open()
+        node = ChaosNode(engine, docker_host if engine == "docker" else None, image)
+        stack.callback(lambda: tally.leak(node.close()))
+        node.open()
         names = victims(engine, owns_daemon=daemon is not None)
-        for number, victim in enumerate(itertools.islice(_decks(names, seed), rounds)):
+        for number, victim in enumerate(itertools.islice(_shuffled(names, seed), rounds)):
             tally.victims.append(victim)
-            Round(stage, victim, number, seed, tally, daemon).play()
+            Round(node, victim, number, seed, tally, daemon).run()
             tally.rounds += 1
     return tally
 
@@ -289,12 +378,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, required=True, metavar="N")
     parser.add_argument("--engine", choices=["process", "docker", "fake"], default="process")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the counts to FILE")
     parser.add_argument(
-        "--image", default=settings().docker_image, help="of the containers; or AENV_DOCKER_IMAGE"
+        "--image",
+        default=settings().docker_image,
+        help="image of the containers; default: AENV_DOCKER_IMAGE",
     )
     parser.add_argument(
-        "--own-daemon", action="store_true", help="start a Docker daemon, which may die too; root"
+        "--own-daemon",
+        action="store_true",
+        help="start a Docker daemon that may be killed too; needs root",
     )
     options = parser.parse_args()
     try:

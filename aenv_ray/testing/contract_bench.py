@@ -1,4 +1,4 @@
-"""What the tests of the engine contract work with: specs, sandboxes and calls in few words."""
+"""Helpers for tests of the engine contract: projects, specs, sandboxes, calls and waits."""
 
 from __future__ import annotations
 
@@ -19,33 +19,49 @@ from aenv_ray.ids import InstanceId, new_call_id
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
-from aenv_ray.testing.looking import pause_s
 
 ENVIRONMENT: Final = Path(__file__).parent / "contract_environment"
 LONG_S: Final = 30.0
-"""More than anything here takes on a slow machine."""
+"""Longer than any call of these tests takes on a slow machine."""
 
 _numbers = itertools.count(1)
 
 
 def unique(word: str) -> str:
-    """Return a name that begins with `word` and that nothing else has: a file, a key, a call id."""
+    """Return a unique name that begins with `word`, for a file, a key or a call id."""
     return f"{word}-{next(_numbers)}"
 
 
 def sleeper() -> list[str]:
-    """Return a command that sleeps for longer than a test, with an argument nobody else has."""
+    """Return a command that sleeps for longer than a test, with a unique argument."""
     return ["sleep", f"60.{random.randrange(10**9):09d}"]
 
 
+_MIN_PAUSE_S: Final = 0.02
+_MAX_PAUSE_S: Final = 0.5
+
+
+def pause_s(waited_s: float, look_s: float) -> float:
+    """Return how long to pause before checking a condition again, in seconds.
+
+    Checks take at most a fifth of a core, because the awaited process needs the rest. A pause is at
+    most a twentieth of the wait so far, within the limits of 0.02 s and 0.5 s.
+
+    Args:
+        waited_s: Since the first check.
+        look_s: What the last check took.
+    """
+    return min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, waited_s / 20, look_s * 4))
+
+
 async def eventually(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> None:
-    """Wait until `condition`, or what it awaits, is true.
+    """Wait until `condition` returns, or its awaitable gives, a true value.
 
     Raises:
-        AssertionError: It does not hold within `within_s`.
+        AssertionError: It is still false after `within_s`.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    started = loop.time()
     while True:
         looked = loop.time()
         holds = condition()
@@ -53,9 +69,9 @@ async def eventually(condition: Callable[[], Any], what: str, within_s: float = 
             holds = await holds
         if holds:
             return
-        waited_s = loop.time() - begun
+        waited_s = loop.time() - started
         if waited_s > within_s:
-            raise AssertionError(f"after {within_s:g} s still not: {what}")
+            raise AssertionError(f"not after {within_s:g} s: {what}")
         await asyncio.sleep(pause_s(waited_s, loop.time() - looked))
 
 
@@ -73,11 +89,11 @@ def write_project(
 
 
 class Bench:
-    """One engine under test, and where its projects are.
+    """One engine under test, with a directory for projects.
 
     Args:
         engine: Under test.
-        directory: Empty; for projects.
+        directory: An empty directory for projects.
     """
 
     def __init__(self, engine: Engine, directory: Path) -> None:
@@ -90,7 +106,7 @@ class Bench:
         return write_project(self.directory / f"project-{next(_numbers)}", files, config)
 
     def contract_project(self, deploy: Mapping[str, Any]) -> Path:
-        """Return a copy of the contract's environment with other ``deployConfig`` fields."""
+        """Return a copy of the contract's environment with changed ``deployConfig`` fields."""
         target = self.directory / f"project-{next(_numbers)}"
         shutil.copytree(ENVIRONMENT, target, ignore=shutil.ignore_patterns("__pycache__"))
         config = json.loads((target / "config.json").read_text())
@@ -116,7 +132,7 @@ class Bench:
         )
 
     def now(self) -> float:
-        """Return the wall clock, which deadlines are on."""
+        """Return the time on the wall clock, as deadlines use it."""
         return self._clock.now()
 
     async def start(self, project_dir: Path = ENVIRONMENT, **fields: Any) -> Sandbox:
@@ -124,7 +140,7 @@ class Bench:
         return await self.engine.start(self.spec(project_dir, **fields))
 
     async def running(self) -> set[InstanceId]:
-        """Return the ids of what runs."""
+        """Return the ids of the running sandboxes."""
         return {sandbox.instance_id for sandbox in await self.engine.running()}
 
 
@@ -138,7 +154,7 @@ async def request(
     deadline_s: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Any:
-    """Make one call as a handle would, and return its decoded result."""
+    """Make one call as a handle does, and return its decoded result."""
     meta = {"aenv/call_id": call_id or new_call_id(), "aenv/timeout_s": timeout_s}
     result = await sandbox.request(
         method,
@@ -170,7 +186,7 @@ async def value_of(sandbox: Sandbox, name: str, **arguments: Any) -> Any:
 
 
 async def evaluate(sandbox: Sandbox, source: str) -> Any:
-    """Run Python source in the sandbox and return what it calls ``result``."""
+    """Run Python source in the sandbox and return its variable ``result``."""
     return await value_of(sandbox, "evaluate", source=source)
 
 

@@ -43,47 +43,47 @@ class Listener:
         await eventually(lambda: text in self.heard, f"{text!r} is heard")
 
 
-class StandingLogTests:
+class SharedLogTests:
     """What sandboxes print, and go on."""
 
     async def test_a_log_has_what_was_printed(
-        self, standing_bench: Bench, standing: Sandbox, second: Sandbox
+        self, shared_bench: Bench, shared: Sandbox, second: Sandbox
     ) -> None:
-        await say(standing, "by a tool")
-        await say(standing, "as an error", stream="stderr")
+        await say(shared, "by a tool")
+        await say(shared, "as an error", stream="stderr")
         await evaluate(
-            standing, "import subprocess; result = subprocess.call(['echo', 'by a program'])"
+            shared, "import subprocess; result = subprocess.call(['echo', 'by a program'])"
         )
         await say(second, "by another")
 
         async def all_is_there() -> bool:
-            log = await log_of(standing_bench, standing)
+            log = await log_of(shared_bench, shared)
             return all(text in log for text in (b"by a tool", b"as an error", b"by a program"))
 
         await eventually(all_is_there, "everything is in the log")
-        assert b"by another" not in await log_of(standing_bench, standing)
+        assert b"by another" not in await log_of(shared_bench, shared)
 
     async def test_a_log_can_begin_with_its_last_lines(
-        self, standing_bench: Bench, standing: Sandbox
+        self, shared_bench: Bench, shared: Sandbox
     ) -> None:
-        await say(standing, "one", "two", "three")
+        await say(shared, "one", "two", "three")
 
         async def is_there() -> bool:
-            return (await log_of(standing_bench, standing, 1)) == b"three\n"
+            return (await log_of(shared_bench, shared, 1)) == b"three\n"
 
         await eventually(is_there, "the last line is there")
-        assert await log_of(standing_bench, standing, 2) == b"two\nthree\n"
-        assert await log_of(standing_bench, standing, 0) == b""
-        assert (await log_of(standing_bench, standing, 1000)).endswith(b"one\ntwo\nthree\n")
+        assert await log_of(shared_bench, shared, 2) == b"two\nthree\n"
+        assert await log_of(shared_bench, shared, 0) == b""
+        assert (await log_of(shared_bench, shared, 1000)).endswith(b"one\ntwo\nthree\n")
 
     async def test_who_stops_following_a_log_leaves_the_sandbox_running(
-        self, standing_bench: Bench, standing: Sandbox
+        self, shared_bench: Bench, shared: Sandbox
     ) -> None:
-        listener = Listener(standing_bench, standing)
+        listener = Listener(shared_bench, shared)
         listener.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await listener.task
-        assert await evaluate(standing, "result = 7") == 7
+        assert await evaluate(shared, "result = 7") == 7
 
 
 class LogTests:

@@ -62,12 +62,12 @@ class PortTests:
     """Servers inside a sandbox, whose network nobody outside can reach."""
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-    async def test_http_reaches_a_server_inside(self, standing: Sandbox, address: str) -> None:
-        port = await value_of(standing, "serve", address=address)
+    async def test_http_reaches_a_server_inside(self, shared: Sandbox, address: str) -> None:
+        port = await value_of(shared, "serve", address=address)
         http = h11.Connection(h11.CLIENT)
         headers = [("host", "inside"), ("content-length", str(len(_LARGE)))]
         asked = h11.Request(method="POST", target="/a?b=c%20d", headers=headers)
-        async with _Connection(standing, port) as connection:
+        async with _Connection(shared, port) as connection:
             for event in (asked, h11.Data(data=_LARGE), h11.EndOfMessage()):
                 await connection.write(http.send(event) or b"")
             status, path, body = 0, b"", b""
@@ -80,8 +80,8 @@ class PortTests:
                     body += bytes(came.data)
         assert (status, path, body) == (201, b"/a?b=c%20d", _LARGE[::-1])
 
-    async def test_websockets_reach_a_server_inside(self, standing: Sandbox) -> None:
-        port = await value_of(standing, "serve", address="127.0.0.1")
+    async def test_websockets_reach_a_server_inside(self, shared: Sandbox) -> None:
+        port = await value_of(shared, "serve", address="127.0.0.1")
         client = ClientProtocol(parse_uri("ws://inside/"), max_size=None)
         client.send_request(client.connect())
         frames: list[Frame] = []
@@ -95,7 +95,7 @@ class PortTests:
                 frames.extend(e for e in client.events_received() if isinstance(e, Frame))
             return frames.pop(0)
 
-        async with _Connection(standing, port) as connection:
+        async with _Connection(shared, port) as connection:
             assert (await answer(connection)).data == b"welcome"
             client.send_text("hällo".encode())
             assert (await answer(connection)).data == "hällo".encode()
@@ -107,8 +107,8 @@ class PortTests:
             assert came.opcode is Opcode.CLOSE
             assert came.data == (4000).to_bytes(2, "big") + b"as you wish"
 
-    async def test_a_port_without_a_server_is_said(self, standing: Sandbox) -> None:
+    async def test_a_port_without_a_server_is_said(self, shared: Sandbox) -> None:
         with pytest.raises(PortUnreachable, match="nothing in the sandbox answers on port 1:"):
-            async with _Connection(standing, 1):
+            async with _Connection(shared, 1):
                 pass
-        assert await value_of(standing, "echo", text="alive") == "alive"
+        assert await value_of(shared, "echo", text="alive") == "alive"

@@ -53,139 +53,139 @@ class WorkspaceTests:
 
     # --- commands -----------------------------------------------------------------------------
 
-    async def test_an_exit_code_is_a_result(self, standing: Sandbox) -> None:
-        result = await execute(standing, "printf out; printf err >&2; exit 3")
+    async def test_an_exit_code_is_a_result(self, shared: Sandbox) -> None:
+        result = await execute(shared, "printf out; printf err >&2; exit 3")
         assert (result.exit_code, result.stdout, result.stderr) == (3, b"out", b"err")
         assert not result.truncated
-        killed = await execute(standing, "kill -9 $$")
+        killed = await execute(shared, "kill -9 $$")
         assert killed.exit_code == 128 + 9
 
-    async def test_a_missing_program_is_a_result(self, standing: Sandbox) -> None:
-        result = await execute(standing, ["/no/such/program", "x"])
+    async def test_a_missing_program_is_a_result(self, shared: Sandbox) -> None:
+        result = await execute(shared, ["/no/such/program", "x"])
         assert result.exit_code == 127
         assert b"/no/such/program" in result.stderr
 
-    async def test_a_program_that_cannot_run_is_a_result(self, standing: Sandbox) -> None:
+    async def test_a_program_that_cannot_run_is_a_result(self, shared: Sandbox) -> None:
         name = unique("no-program")
         program = {"path": name, "data": _text(b"\0\0\0\0"), "mode": 0o755}
-        await request(standing, "aenv/write_file", {"arguments": program})
-        result = await execute(standing, [f"./{name}"])
+        await request(shared, "aenv/write_file", {"arguments": program})
+        result = await execute(shared, [f"./{name}"])
         assert result.exit_code == 126
         assert name.encode() in result.stderr
 
-    async def test_stdin_variables_and_directory_reach_the_command(self, standing: Sandbox) -> None:
+    async def test_stdin_variables_and_directory_reach_the_command(self, shared: Sandbox) -> None:
         stdin = bytes(range(256)) * 4096
-        copied = await execute(standing, ["cat"], stdin=_text(stdin))
+        copied = await execute(shared, ["cat"], stdin=_text(stdin))
         assert copied.stdout == stdin
-        result = await execute(standing, "echo $ONE; pwd", env={"ONE": "1"}, cwd="/usr")
+        result = await execute(shared, "echo $ONE; pwd", env={"ONE": "1"}, cwd="/usr")
         assert result.text() == "1\n/usr\n"
-        unread = await execute(standing, ["true"], stdin=_text(stdin))
+        unread = await execute(shared, ["true"], stdin=_text(stdin))
         assert unread.exit_code == 0
 
-    async def test_a_command_that_cannot_be_is_refused(self, standing: Sandbox) -> None:
+    async def test_a_command_that_cannot_be_is_refused(self, shared: Sandbox) -> None:
         with pytest.raises(FileAccessError, match="/no/such/place"):
-            await execute(standing, ["true"], cwd="/no/such/place")
+            await execute(shared, ["true"], cwd="/no/such/place")
         for command in ([], ["a\0b"]):
             with pytest.raises(ToolInputInvalid):
-                await execute(standing, command)
+                await execute(shared, command)
 
-    async def test_a_timeout_kills_the_command_and_all_it_started(self, standing: Sandbox) -> None:
+    async def test_a_timeout_kills_the_command_and_all_it_started(self, shared: Sandbox) -> None:
         """Invariant 3."""
         command = sleeper()
         nap = " ".join(command)
         script = f"{nap} & ({nap} & wait) & setsid {nap} & wait"
         with pytest.raises(ToolTimeout):
-            await execute(standing, script, timeout_s=0.5)
+            await execute(shared, script, timeout_s=0.5)
 
         async def are_dead() -> bool:
-            return not await value_of(standing, "running", argument=command[1])
+            return not await value_of(shared, "running", argument=command[1])
 
         await eventually(are_dead, "every sleep is dead")
 
-    async def test_much_output_is_cut_and_said_so(self, standing: Sandbox) -> None:
+    async def test_much_output_is_cut_and_said_so(self, shared: Sandbox) -> None:
         """Invariant 12."""
-        result = await execute(standing, "head -c 11000000 /dev/zero; echo end >&2")
+        result = await execute(shared, "head -c 11000000 /dev/zero; echo end >&2")
         assert result.truncated
         assert len(result.stdout) == _OUTPUT_LIMIT_BYTES
         assert result.stderr == b"end\n"
 
-    async def test_a_background_program_does_not_hold_the_command(self, standing: Sandbox) -> None:
-        result = await execute(standing, "sleep 20 & echo started $!", timeout_s=LONG_S)
+    async def test_a_background_program_does_not_hold_the_command(self, shared: Sandbox) -> None:
+        result = await execute(shared, "sleep 20 & echo started $!", timeout_s=LONG_S)
         said, pid = result.text().split()
         assert said == "started"
         assert result.duration_s < LONG_S
-        assert (await execute(standing, f"kill -9 {pid}")).exit_code == 0
+        assert (await execute(shared, f"kill -9 {pid}")).exit_code == 0
 
     # --- files --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("data", [b"", b"text\n", "ü\r\n".encode(), bytes(range(256))])
-    async def test_a_file_comes_back_as_it_went(self, standing: Sandbox, data: bytes) -> None:
+    async def test_a_file_comes_back_as_it_went(self, shared: Sandbox, data: bytes) -> None:
         directory = f"{unique('a')}/b"
-        assert await _write(standing, f"{directory}/c.bin", data) == len(data)
-        assert await _read(standing, f"{directory}/c.bin") == data
-        (entry,) = await _list(standing, directory)
+        assert await _write(shared, f"{directory}/c.bin", data) == len(data)
+        assert await _read(shared, f"{directory}/c.bin") == data
+        (entry,) = await _list(shared, directory)
         assert (entry.name, entry.type, entry.size_bytes) == ("c.bin", "file", len(data))
 
-    async def test_a_large_file_comes_back_as_it_went(self, standing: Sandbox) -> None:
+    async def test_a_large_file_comes_back_as_it_went(self, shared: Sandbox) -> None:
         data = os.urandom(1 << 20) * self.large_mib
         large = unique("large")
-        assert await _write(standing, large, data) == len(data)
-        assert await _read(standing, large) == data
-        await execute(standing, ["rm", large])
+        assert await _write(shared, large, data) == len(data)
+        assert await _read(shared, large) == data
+        await execute(shared, ["rm", large])
 
-    async def test_a_file_is_read_in_pieces(self, standing: Sandbox) -> None:
+    async def test_a_file_is_read_in_pieces(self, shared: Sandbox) -> None:
         digits = unique("digits")
-        await _write(standing, digits, b"0123456789")
-        assert await _read(standing, digits, offset=2, length=3) == b"234"
-        assert await _read(standing, digits, offset=8, length=100) == b"89"
-        assert await _read(standing, digits, offset=100) == b""
+        await _write(shared, digits, b"0123456789")
+        assert await _read(shared, digits, offset=2, length=3) == b"234"
+        assert await _read(shared, digits, offset=8, length=100) == b"89"
+        assert await _read(shared, digits, offset=100) == b""
         with pytest.raises(ToolInputInvalid):
-            await _read(standing, digits, offset=-1)
+            await _read(shared, digits, offset=-1)
 
-    async def test_a_file_is_appended_to_and_replaced(self, standing: Sandbox) -> None:
+    async def test_a_file_is_appended_to_and_replaced(self, shared: Sandbox) -> None:
         log = unique("log")
-        assert await _write(standing, log, b"one") == 3
-        assert await _write(standing, log, b"two", append=True) == 6
-        assert await _read(standing, log) == b"onetwo"
-        assert await _write(standing, log, b"new", mode=0o750) == 3
+        assert await _write(shared, log, b"one") == 3
+        assert await _write(shared, log, b"two", append=True) == 6
+        assert await _read(shared, log) == b"onetwo"
+        assert await _write(shared, log, b"new", mode=0o750) == 3
         mode = f"import os; result = os.stat({log!r}).st_mode & 0o777"
-        assert await evaluate(standing, mode) == 0o750
-        await _write(standing, log, b"again")
-        assert await evaluate(standing, mode) == 0o750
+        assert await evaluate(shared, mode) == 0o750
+        await _write(shared, log, b"again")
+        assert await evaluate(shared, mode) == 0o750
 
     @pytest.mark.parametrize("path", ["missing", ".", "\0", "missing/x", "x" * 300, "pipe"])
-    async def test_what_cannot_be_read_is_a_typed_error(self, standing: Sandbox, path: str) -> None:
-        await execute(standing, "[ -p pipe ] || mkfifo pipe")
+    async def test_what_cannot_be_read_is_a_typed_error(self, shared: Sandbox, path: str) -> None:
+        await execute(shared, "[ -p pipe ] || mkfifo pipe")
         with pytest.raises(FileAccessError) as raised:
-            await _read(standing, path)
-        assert raised.value.instance_id == standing.instance_id
+            await _read(shared, path)
+        assert raised.value.instance_id == shared.instance_id
 
     @pytest.mark.parametrize("path", [".", "/proc/contract", "\0", "file/below"])
     async def test_what_cannot_be_written_is_a_typed_error(
-        self, standing: Sandbox, path: str
+        self, shared: Sandbox, path: str
     ) -> None:
-        await _write(standing, "file", b"x")
+        await _write(shared, "file", b"x")
         with pytest.raises(FileAccessError):
-            await _write(standing, path, b"x")
-        assert await _read(standing, "file") == b"x"
+            await _write(shared, path, b"x")
+        assert await _read(shared, "file") == b"x"
 
-    async def test_data_that_is_no_base64_is_refused(self, standing: Sandbox) -> None:
+    async def test_data_that_is_no_base64_is_refused(self, shared: Sandbox) -> None:
         arguments = {"path": "x", "data": "no base64!"}
         with pytest.raises(ToolInputInvalid, match="base64"):
-            await request(standing, "aenv/write_file", {"arguments": arguments})
+            await request(shared, "aenv/write_file", {"arguments": arguments})
 
     @pytest.mark.parametrize("mode", [-1, 0o10000, 10**30])
-    async def test_a_mode_that_is_none_is_refused(self, standing: Sandbox, mode: int) -> None:
+    async def test_a_mode_that_is_none_is_refused(self, shared: Sandbox, mode: int) -> None:
         arguments = {"path": "x", "data": _text(b"x"), "mode": mode}
         with pytest.raises(ToolInputInvalid, match="mode"):
-            await request(standing, "aenv/write_file", {"arguments": arguments})
+            await request(shared, "aenv/write_file", {"arguments": arguments})
 
-    async def test_a_listing_names_every_kind_of_entry(self, standing: Sandbox) -> None:
+    async def test_a_listing_names_every_kind_of_entry(self, shared: Sandbox) -> None:
         name = unique("d")
-        await execute(standing, f"mkdir {name}/e -p; cd {name}; touch f; ln -s f l; mkfifo p")
-        entries = await _list(standing, name)
+        await execute(shared, f"mkdir {name}/e -p; cd {name}; touch f; ln -s f l; mkfifo p")
+        entries = await _list(shared, name)
         assert [(entry.name, entry.type) for entry in entries] == [
             ("e", "directory"), ("f", "file"), ("l", "symlink"), ("p", "other"),
         ]  # fmt: skip
         with pytest.raises(FileAccessError):
-            await _list(standing, "missing")
+            await _list(shared, "missing")

@@ -10,11 +10,11 @@
         async def kill_sandbox(self, engine, sandbox):
             ...
 
-A gap is a strict expected failure: a test that begins to pass fails the run until its line is gone.
-Needs pytest and pytest-asyncio.
+A known gap is a strict expected failure: when its test passes, the run fails until the entry is
+removed. Needs pytest and pytest-asyncio.
 
-Tests that leave a sandbox as they find it share two *standing* ones; the others start their own,
-never beside those: see `contract_standing`. All tests of a class run on one event loop.
+Tests that leave a sandbox unchanged share two of them, the others start their own: see
+`contract_shared`. All tests of a class run on one event loop.
 """
 
 from __future__ import annotations
@@ -29,54 +29,53 @@ import pytest_asyncio
 
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.ids import HostId
-from aenv_ray.testing.contract_apart import ApartTests, TwoTests
 from aenv_ray.testing.contract_bench import Bench
-from aenv_ray.testing.contract_calls import CallTests
+from aenv_ray.testing.contract_calls import CallTests, ResultTests
+from aenv_ray.testing.contract_isolation import IsolationTests, SharedIsolationTests
 from aenv_ray.testing.contract_life import LifeTests
-from aenv_ray.testing.contract_logs import LogTests, StandingLogTests
+from aenv_ray.testing.contract_logs import LogTests, SharedLogTests
 from aenv_ray.testing.contract_ports import PortTests
-from aenv_ray.testing.contract_results import ResultTests
-from aenv_ray.testing.contract_standing import MakeEngine, Standing, end_engine
+from aenv_ray.testing.contract_shared import MakeEngine, SharedSandboxes, end_engine
 from aenv_ray.testing.contract_start import StartTests
 from aenv_ray.testing.contract_workspace import WorkspaceTests
 
 
 @pytest.mark.asyncio(loop_scope="class")
 class EngineContract(
-    StartTests, LifeTests, LogTests, ApartTests,
-    StandingLogTests, TwoTests, WorkspaceTests, ResultTests, CallTests, PortTests,
+    StartTests, LifeTests, LogTests, IsolationTests,
+    SharedLogTests, SharedIsolationTests, WorkspaceTests, ResultTests, CallTests, PortTests,
 ):  # fmt: skip
-    """Every guarantee of the engine contract; subclass it for an engine."""
+    """Tests of every guarantee of the engine contract; subclass it for an engine."""
 
-    # The last base's tests run first: those with the standing sandboxes, then those without.
+    # The tests of the last base run first: those with shared sandboxes before those without.
 
     known_gaps: ClassVar[Mapping[str, str]] = {}
-    """What this engine does not do: ``test_x`` or ``test_x[id]``, and the reason."""
+    """Tests that this engine fails, ``test_x`` or ``test_x[id]``, with the reason."""
     cannot_run: ClassVar[Mapping[str, str]] = {}
-    """Gaps that are not tried, for that would end the test process or only wait; and the reason."""
+    """Gaps whose test would end the test process or hang, with the reason; it is not run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in (*cls.known_gaps, *cls.cannot_run):
             if not callable(getattr(cls, name.partition("[")[0], None)):
-                raise TypeError(f"{cls.__name__}: there is no test {name!r} to have a gap")
+                raise TypeError(f"{cls.__name__} has no test {name!r}, a key of its known gaps")
 
-    # --- what an engine's own tests give ----------------------------------------------------------
+    # --- to be overridden -------------------------------------------------------------------------
 
     @pytest.fixture
     def make_engine(self) -> MakeEngine:
-        """Return what makes an engine of a host id; each call a new object on the same node.
+        """Return a function that makes an engine of a host id; all on one node.
 
-        The node lasts at least as long as the tests of the class: the standing sandboxes are on it.
+        The node must outlive the tests of the class, because the shared sandboxes run on it.
         """
         raise NotImplementedError
 
     async def kill_sandbox(self, engine: Engine, sandbox: Sandbox) -> None:
-        """End a sandbox from outside, as a crash would; it is the only one that runs."""
+        """End a sandbox from outside, as a crash would; no other sandbox runs."""
         raise NotImplementedError
 
     def left_over(self) -> list[str]:
-        """Return what the operating system still has of this engine's sandboxes, in words."""
+        """Return what is left of this engine's sandboxes on the node, in words."""
         return []
 
     # --- fixtures of the tests ------------------------------------------------------------------
@@ -91,58 +90,60 @@ class EngineContract(
 
     @pytest.fixture
     def host_id(self) -> HostId:
-        """Return a host id that no other test has."""
+        """Return a unique host id."""
         return HostId(f"host-{uuid.uuid4().hex[:8]}")
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
-    async def _standing(cls, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standing]:
-        standing = Standing(tmp_path_factory.mktemp("standing"))
-        yield standing
-        await standing.close()
+    async def _shared(
+        cls, tmp_path_factory: pytest.TempPathFactory
+    ) -> AsyncIterator[SharedSandboxes]:
+        shared = SharedSandboxes(tmp_path_factory.mktemp("shared"))
+        yield shared
+        await shared.close()
 
     @pytest_asyncio.fixture(loop_scope="class")
-    async def standing(
-        self, _standing: Standing, make_engine: MakeEngine, request: pytest.FixtureRequest
+    async def shared(
+        self, _shared: SharedSandboxes, make_engine: MakeEngine, request: pytest.FixtureRequest
     ) -> AsyncIterator[Sandbox]:
-        """Yield a sandbox that earlier tests had and later ones will have; it must stay as it is.
+        """Yield a sandbox that all tests share; they must leave it unchanged.
 
-        What a test leaves in it has a name of its own, by `contract_bench.unique`.
+        Files and keys in it have unique names, from `contract_bench.unique`.
         """
         test = request.node.name
-        yield await _standing.sandbox("standing", test, make_engine, self.left_over)
-        await _standing.check()
+        yield await _shared.sandbox("shared", test, make_engine, self.left_over)
+        await _shared.check()
 
     @pytest_asyncio.fixture(loop_scope="class")
     async def second(
         self,
-        _standing: Standing,
-        standing: Sandbox,
+        _shared: SharedSandboxes,
+        shared: Sandbox,
         make_engine: MakeEngine,
         request: pytest.FixtureRequest,
     ) -> Sandbox:
-        """Return another one, on the same engine."""
-        del standing  # is made before and looked at afterwards
+        """Return another shared sandbox, on the same engine."""
+        del shared  # started before it, and checked afterwards
         test = request.node.name
-        return await _standing.sandbox("second", test, make_engine, self.left_over)
+        return await _shared.sandbox("second", test, make_engine, self.left_over)
 
     @pytest.fixture
-    def standing_bench(self, _standing: Standing, standing: Sandbox) -> Bench:
-        """Return what the standing sandboxes were started with."""
-        del standing  # is made before
-        return _standing.bench
+    def shared_bench(self, _shared: SharedSandboxes, shared: Sandbox) -> Bench:
+        """Return the bench that started the shared sandboxes."""
+        del shared  # started before
+        return _shared.bench
 
     @pytest_asyncio.fixture(loop_scope="class")
     async def engine(
-        self, _standing: Standing, make_engine: MakeEngine, host_id: HostId
+        self, _shared: SharedSandboxes, make_engine: MakeEngine, host_id: HostId
     ) -> AsyncIterator[Engine]:
-        """Yield an engine, beside which none runs; afterwards nothing of its sandboxes is left."""
-        await _standing.end()
+        """Yield an engine while no other runs; afterwards nothing may be left of its sandboxes."""
+        await _shared.end()
         engine = make_engine(host_id)
         yield engine
         await end_engine(engine, self.left_over)
 
     @pytest.fixture
     def bench(self, engine: Engine, tmp_path: Path) -> Bench:
-        """Return what tests work with."""
+        """Return a bench with the engine."""
         return Bench(engine, tmp_path)

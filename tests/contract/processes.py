@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.testing.looking import pause_s
+from aenv_ray.testing.contract_bench import pause_s
 
 
 def naming(text: str) -> dict[int, str]:

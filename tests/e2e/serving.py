@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.testing.looking import pause_s
+from aenv_ray.testing.contract_bench import pause_s
 
 PROJECT = Path(__file__).parents[1] / "fixtures" / "projects" / "kitchen-sink"
 START_S = 30.0

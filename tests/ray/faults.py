@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aenv_ray.testing.looking import pause_s
+from aenv_ray.testing.contract_bench import pause_s
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from aenv_ray.testing.looking import pause_s
+from aenv_ray.testing.contract_bench import pause_s
 from tests.contract.processes import naming, signal_all
 
 _UP_S = 60.0

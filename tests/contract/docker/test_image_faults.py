@@ -18,7 +18,7 @@ from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.node_images import DockerImages
 from aenv_ray.engines.node.docker_client import DockerClient
 from aenv_ray.errors import SandboxStartFailed
-from aenv_ray.testing.chaos_daemon import OwnDaemon
+from aenv_ray.testing.chaos_node import OwnDaemon
 from aenv_ray.testing.contract_bench import write_project
 from tests.conftest import require
 from tests.contract.docker.docker_node import shell_image

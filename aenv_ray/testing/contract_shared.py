@@ -1,9 +1,9 @@
-"""The standing sandboxes of the engine contract: shared by the tests that leave them as they are.
+"""Shared sandboxes of the engine contract, for the tests that leave them unchanged.
 
-A start is the dearest thing in the contract, and most of its tests only ask something of a sandbox.
-Those share two, by the fixtures ``standing`` and ``second``. Nothing else of the engine runs beside
-them: they are ended, and nothing of them may be left, before a test starts sandboxes of its own and
-when the tests of the class are over.
+Starting a sandbox is the slowest part of the contract, and most tests only call one. Those share
+two, the fixtures ``shared`` and ``second``. No other sandbox of the engine runs at the same time:
+before a test starts its own sandboxes, and after the last test of the class, the shared ones are
+stopped and must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def end_engine(engine: Engine, left_over: LeftOver) -> None:
     """Stop an engine's sandboxes and close it.
 
     Raises:
-        AssertionError: Something of them is left (invariant 3).
+        AssertionError: Something is left of them (invariant 3).
     """
     await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
     assert await engine.running() == []
@@ -36,11 +36,11 @@ async def end_engine(engine: Engine, left_over: LeftOver) -> None:
     await eventually(lambda: not left_over(), "nothing is left")
 
 
-class Standing:
-    """The standing sandboxes of one class of tests, on an engine of their own.
+class SharedSandboxes:
+    """The shared sandboxes of one test class, on a separate engine.
 
     Args:
-        directory: Empty; for projects.
+        directory: An empty directory for projects.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,11 +54,11 @@ class Standing:
     async def sandbox(
         self, name: str, test: str, make_engine: MakeEngine, left_over: LeftOver
     ) -> Sandbox:
-        """Return the sandbox of that name: the one that stands, or a new one where none does.
+        """Return the sandbox with that name; start it if it does not run.
 
         Args:
-            name: Tells the sandboxes of a class apart.
-            test: Who asks.
+            name: Distinguishes the sandboxes of a class.
+            test: Name of the test that requests it.
             make_engine: As in `EngineContract`.
             left_over: As in `EngineContract`.
         """
@@ -67,7 +67,7 @@ class Standing:
             self._lost.append(f"after {self._last_test}: {ended}")
             await self.end()
         if self._bench is None:
-            engine = make_engine(HostId(f"host-standing-{uuid.uuid4().hex[:8]}"))
+            engine = make_engine(HostId(f"host-shared-{uuid.uuid4().hex[:8]}"))
             self._bench, self._left_over = Bench(engine, self._directory), left_over
         self._last_test = test
         if name not in self._sandboxes:
@@ -76,33 +76,33 @@ class Standing:
 
     @property
     def bench(self) -> Bench:
-        """What the sandboxes were started with; there is none when none stands."""
-        assert self._bench is not None, "no sandbox stands"
+        """Return the bench that started the sandboxes."""
+        assert self._bench is not None, "no shared sandbox runs"
         return self._bench
 
     async def check(self) -> None:
-        """See that each is as a test should leave it; end them all where one is not.
+        """Check that the sandboxes are healthy; stop them all if one is not.
 
         Raises:
             AssertionError: One ended, does not answer, or is not healthy; names the test.
         """
         for name, sandbox in self._sandboxes.items():
             if wrong := await _what_is_wrong(sandbox):
-                word = f"{self._last_test} did not leave the {name} sandbox as it was: {wrong}"
+                message = f"{self._last_test} broke the {name} sandbox: {wrong}"
                 try:
                     await self.end()
                 except (AenvError, AssertionError) as exc:
-                    word += f"; and its end: {exc}"
+                    message += f"; stopping it failed: {exc}"
                 raise AssertionError(
-                    f"{word}; the next test gets a new one. A test that does this to a sandbox "
-                    "starts one of its own, by `bench`"
+                    f"{message}; the next test gets a new one. A test that breaks a sandbox must "
+                    "start its own with `bench`"
                 )
 
     async def end(self) -> None:
-        """End them; does nothing when none stands.
+        """Stop them; does nothing if none runs.
 
         Raises:
-            AssertionError: Something of them is left (invariant 3).
+            AssertionError: Something is left of them (invariant 3).
         """
         if self._bench is None:
             return
@@ -111,17 +111,17 @@ class Standing:
         await end_engine(engine, self._left_over)
 
     async def close(self) -> None:
-        """End them for good.
+        """Stop them after the last test.
 
         Raises:
-            AssertionError: Something of them is left, or one ended between two tests.
+            AssertionError: Something is left of them, or one ended between two tests.
         """
         await self.end()
-        assert not self._lost, f"standing sandboxes ended by themselves, {'; '.join(self._lost)}"
+        assert not self._lost, f"shared sandboxes ended by themselves, {'; '.join(self._lost)}"
 
 
 async def _what_is_wrong(sandbox: Sandbox) -> str:
-    """Return what is not as in a new sandbox, in words; empty when nothing is."""
+    """Return what is wrong with a sandbox, in words; empty if it is healthy."""
     try:
         health = await request(sandbox, "aenv/health", {})
     except AenvError as exc:

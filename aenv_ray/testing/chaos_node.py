@@ -1,10 +1,11 @@
-"""Where chaos plays: a Ray of its own, and what the machine itself says of what runs there."""
+"""What chaos runs on: a local Ray and, if wanted, a Docker daemon; and what is left of both."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,18 +24,20 @@ from aenv_ray.errors import FabricUnavailable
 GONE_S: Final = 10.0
 """Invariant 3: nothing outlives its deadline by more than this."""
 END_S: Final = 30.0
-"""How long everything has to end after Ray; Ray itself takes some of it."""
+"""How long everything may take to end after Ray was stopped."""
 _ASK_S: Final = 120.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
+_DAEMON_START_S: Final = 60.0
+_DAEMON_END_S: Final = 60.0
 
 
-class Stage:
-    """A local Ray with directories of its own, from `open` to `close`.
+class ChaosNode:
+    """A local Ray with separate directories, from `open` to `close`.
 
     Args:
-        engine: Of every instance.
-        docker_host: Address of the daemon; None where none is used.
-        image: Of the containers.
+        engine: The engine of every instance.
+        docker_host: Address of the Docker daemon; None if it is not used.
+        image: The image of the containers.
     """
 
     def __init__(self, engine: str, docker_host: str | None, image: str | None) -> None:
@@ -69,7 +72,7 @@ class Stage:
         self._scope = docker_scope(ray_api.session_scope())
 
     def close(self) -> list[str]:
-        """End Ray, and return what is left of it and of the engines, in words."""
+        """Stop Ray, and return what is left of it and of the engines, in words."""
         from aenv_ray.actors.ray_shell import ray_api
 
         aenv_ray.shutdown()
@@ -80,19 +83,19 @@ class Stage:
         shutil.rmtree(self.root, ignore_errors=True)
         return left
 
-    # --- what there is --------------------------------------------------------------------------
+    # --- what runs ------------------------------------------------------------------------------
 
     def sandbox_pids(self) -> list[int]:
-        """Return the processes of sandboxes, from the process table."""
+        """Return the pids of sandbox processes, from the process table."""
         return sorted(live_processes(self._node_dir))
 
     def left_over(self) -> list[str]:
-        """Return what runs of sandboxes, in words."""
+        """Return the processes and containers of sandboxes, in words."""
         containers = [f"container {one.name}" for one in self.containers()]
         return [f"process {pid}" for pid in self.sandbox_pids()] + containers
 
     def containers(self) -> list[Any]:
-        """Return the containers of this stage, whatever their state; by name."""
+        """Return the containers of this node in any state, sorted by name."""
         if self._docker_host is None:
             return []
         listed = self._daemon().containers.list(
@@ -119,28 +122,28 @@ class Stage:
         return client.DockerClient(base_url=self._docker_host, timeout=int(_ASK_S))  # type: ignore[no-untyped-call]
 
     def pids_of(self, module: str) -> list[int]:
-        """Return the processes of this stage that run a module of ours."""
+        """Return the pids of this node's processes that run a module of aenv-ray."""
         return sorted(pid for pid, command in self._processes().items() if module in command)
 
     def _processes(self) -> dict[int, str]:
-        """Return the processes that name our directory in their arguments or environment."""
+        """Return the processes with this node's directory in their arguments or environment."""
         mark, found = os.fsencode(self.root), {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 command = Path("/proc", name, "cmdline").read_bytes()
-                if not command or int(name) == os.getpid():  # a zombie, or a thread of the kernel
+                if not command or int(name) == os.getpid():  # a zombie or a kernel thread
                     continue
                 if mark in command or mark in Path("/proc", name, "environ").read_bytes():
                     found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")[:150]
-            except OSError:  # it ended meanwhile, or is not ours to read
+            except OSError:  # it ended, or belongs to another user
                 continue
         return found
 
     def actor_pid(self, name: str) -> int:
-        """Return the process of an actor of ours.
+        """Return the pid of an actor of aenv-ray.
 
         Raises:
-            FabricUnavailable: There is no such actor, or it does not answer.
+            FabricUnavailable: The actor does not exist or does not answer.
         """
         from aenv_ray.actors.ray_shell import ray_api
 
@@ -151,23 +154,94 @@ class Stage:
         return int(aenv_ray.init().wait(reference, f"the pid of {name}", _ASK_S))
 
 
+class OwnDaemon:
+    """A Docker daemon for chaos alone, which it may kill; needs root. It has no bridge.
+
+    Args:
+        image: Copied into it from the machine's daemon.
+
+    Raises:
+        FabricUnavailable: It does not start.
+    """
+
+    def __init__(self, image: str) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="aenv-d", dir="/tmp"))
+        self.address = f"unix://{self._root}/d.sock"
+        # As of now, because processes with the node's directories in their environment count as its
+        # left-overs.
+        self._environment = dict(os.environ)
+        # A separate containerd, as with systemd: containers outlive a daemon that is killed.
+        self._containerd = self._spawn(
+            "containerd", "--address", self._path("c.sock"), "--config", os.devnull,
+            "--root", self._path("croot"), "--state", self._path("cstate"),
+        )  # fmt: skip
+        self.start()
+        command = f"docker save {image} | docker --host {self.address} load"
+        subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True, capture_output=True)
+
+    def _path(self, name: str) -> str:
+        return str(self._root / name)
+
+    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self._root / "log").open("ab") as log:
+            return subprocess.Popen(
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def start(self) -> None:
+        """Start the daemon, and wait until it answers."""
+        self._process = self._spawn(
+            # In its own network namespace, because a daemon without a bridge deletes any that
+            # exists.
+            "unshare", "--net", "--", "dockerd", "--host", self.address,
+            "--containerd", self._path("c.sock"), "--data-root", self._path("data"),
+            "--exec-root", self._path("exec"), "--pidfile", self._path("pid"),
+            "--bridge=none", "--iptables=false", "--ip-masq=false",
+        )  # fmt: skip
+        ends = time.monotonic() + _DAEMON_START_S
+        ask = ["docker", "--host", self.address, "version"]
+        while subprocess.run(
+            ask, capture_output=True, check=False, timeout=_DAEMON_START_S
+        ).returncode:
+            if self._process.poll() is not None or time.monotonic() > ends:
+                output = (self._root / "log").read_text(errors="replace")[-1000:]
+                raise FabricUnavailable(f"the Docker daemon did not start: {output}")
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """Kill the daemon."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(_DAEMON_END_S)
+
+    def end(self) -> None:
+        """Stop the daemon and delete its directories."""
+        for process in (self._process, self._containerd):
+            process.terminate()
+            process.wait(_DAEMON_END_S)
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        for target in sorted((line.split()[1] for line in mounts), reverse=True):
+            if target.startswith(str(self._root)):
+                subprocess.run(["umount", "--lazy", target], check=False)
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
 def kill(pid: int) -> None:
-    """SIGKILL a process; one that is gone already does nothing."""
+    """Send SIGKILL to a process; reports one that has ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        say(f"  process {pid} was gone already")
+        say(f"  process {pid} had already ended")
 
 
 def await_empty(look: Callable[[], list[str]], within_s: float) -> list[str]:
-    """Return what `look` finds: nothing as soon as it finds nothing, else after `within_s`."""
+    """Poll `look` until it returns nothing; return what it still finds after `within_s`."""
     ends = time.monotonic() + within_s
     while (found := look()) and time.monotonic() < ends:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 
 def say(text: str) -> None:
-    """Tell people, on standard error."""
+    """Print a line for people, on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

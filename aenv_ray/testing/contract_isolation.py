@@ -23,7 +23,7 @@ _FILL_BYTES = 256 * 1024 * 1024
 """More than the contract's environment may store."""
 
 
-class ApartTests:
+class IsolationTests:
     """Sandboxes and their surroundings."""
 
     many: ClassVar[int] = 30
@@ -114,57 +114,57 @@ class ApartTests:
                 group.create_task(value_of(sandbox, "echo", text=str(index)))
 
 
-class TwoTests:
+class SharedIsolationTests:
     """Two sandboxes beside each other."""
 
     async def test_state_and_files_are_a_sandboxs_own(
-        self, standing: Sandbox, second: Sandbox
+        self, shared: Sandbox, second: Sandbox
     ) -> None:
         """Invariant 7."""
         key, note = unique("k"), unique("note")
-        assert await value_of(standing, "count", key=key) == 1
+        assert await value_of(shared, "count", key=key) == 1
         assert await value_of(second, "count", key=key) == 1
-        await execute(standing, f"echo secret > {note}")
+        await execute(shared, f"echo secret > {note}")
         assert (await execute(second, ["test", "-e", note])).exit_code == 1
-        assert (await execute(standing, ["cat", note])).text() == "secret\n"
+        assert (await execute(shared, ["cat", note])).text() == "secret\n"
 
     async def test_temporary_files_are_a_sandboxs_own(
-        self, standing: Sandbox, second: Sandbox
+        self, shared: Sandbox, second: Sandbox
     ) -> None:
         """Invariant 7."""
         path = f"/tmp/{unique('contract')}"
         try:
-            await execute(standing, f"echo secret > {path}")
+            await execute(shared, f"echo secret > {path}")
             assert (await execute(second, ["cat", path])).exit_code != 0
         finally:
-            await execute(standing, ["rm", "-f", path])
+            await execute(shared, ["rm", "-f", path])
 
-    async def test_processes_are_a_sandboxs_own(self, standing: Sandbox, second: Sandbox) -> None:
+    async def test_processes_are_a_sandboxs_own(self, shared: Sandbox, second: Sandbox) -> None:
         """Invariant 7."""
         command = sleeper()
-        pid = await value_of(standing, "spawn", command=command)
+        pid = await value_of(shared, "spawn", command=command)
 
         async def it_runs() -> bool:
-            return bool(await value_of(standing, "running", argument=command[1]))
+            return bool(await value_of(shared, "running", argument=command[1]))
 
         try:
             await eventually(it_runs, "the program runs")
             assert await value_of(second, "running", argument=command[1]) == 0
         finally:
-            await evaluate(standing, f"import os; os.kill({pid}, 9)")
+            await evaluate(shared, f"import os; os.kill({pid}, 9)")
 
-    async def test_loopback_is_a_sandboxs_own(self, standing: Sandbox, second: Sandbox) -> None:
+    async def test_loopback_is_a_sandboxs_own(self, shared: Sandbox, second: Sandbox) -> None:
         """Invariant 7."""
-        port = await value_of(standing, "listen")
-        assert await value_of(standing, "connect", port=port) is True
+        port = await value_of(shared, "listen")
+        assert await value_of(shared, "connect", port=port) is True
         assert await value_of(second, "connect", port=port) is False
 
     async def test_a_tool_that_changes_directory_changes_only_its_own(
-        self, standing: Sandbox, second: Sandbox
+        self, shared: Sandbox, second: Sandbox
     ) -> None:
-        own, others = [(await value_of(one, "facts"))["cwd"] for one in (standing, second)]
-        await evaluate(standing, "import os; os.chdir('/usr')")
-        assert (await value_of(standing, "facts"))["cwd"] == "/usr"
+        own, others = [(await value_of(one, "facts"))["cwd"] for one in (shared, second)]
+        await evaluate(shared, "import os; os.chdir('/usr')")
+        assert (await value_of(shared, "facts"))["cwd"] == "/usr"
         assert (await value_of(second, "facts"))["cwd"] == others
-        await evaluate(standing, f"import os; os.chdir({own!r})")
-        assert (await value_of(standing, "facts"))["cwd"] == own
+        await evaluate(shared, f"import os; os.chdir({own!r})")
+        assert (await value_of(shared, "facts"))["cwd"] == own
