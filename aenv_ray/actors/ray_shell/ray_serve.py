@@ -129,9 +129,11 @@ def translated(what: str) -> Iterator[None]:
 
 def was_not_sent(exc: Exception) -> bool:
     """Whether the chosen replica ended before the call was sent to it."""
-    from ray.serve.exceptions import ReplicaUnavailableError
+    from ray.serve import exceptions
 
-    return isinstance(exc, ReplicaUnavailableError)
+    # Ray below 2.56 reports a lost replica as one that may have run the call.
+    unavailable = getattr(exceptions, "ReplicaUnavailableError", ())
+    return isinstance(exc, unavailable)
 
 
 # --- in a replica --------------------------------------------------------------------------------
