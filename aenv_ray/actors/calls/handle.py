@@ -445,14 +445,16 @@ class EnvHandle:
             follow: Continue with new output until the instance ends.
 
         Returns:
-            References to pieces of text. A slow reader pauses the producer. After the death of the
-            host, pieces may be missing.
+            References to pieces of text. A slow reader pauses the producer (with Ray 2.57 or
+            later). After the death of the host, pieces may be missing.
 
         Raises:
             SandboxLost, InstanceExpired, InstanceReleased: The instance has ended.
         """
+        from aenv_ray.actors.ray_shell import ray_api
+
         _check_tail(tail)
-        method = self._host.logs.options(_generator_backpressure_num_objects=LOG_PIECES_AHEAD)
+        method = ray_api.with_backpressure(self._host.logs, LOG_PIECES_AHEAD)
         sent: ObjectRefGenerator = method.remote(self.instance_id, tail, follow)
         return sent
 

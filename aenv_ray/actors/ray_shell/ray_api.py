@@ -210,6 +210,17 @@ def session_scope() -> str:
     return f"{session}/{context.get_node_id()}"
 
 
+def with_backpressure(method: Any, items: int) -> Any:
+    """Return an actor's generator method that waits while `items` of its results are unread.
+
+    Ray below 2.57 cannot do that for async actors: there a slow reader's results wait in memory.
+    """
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if version < (2, 57):
+        return method
+    return method.options(_generator_backpressure_num_objects=items)
+
+
 def serialization_context() -> Any:
     """Return what this process serializes values for Ray with."""
     return ray._private.worker.global_worker.get_serialization_context()  # type: ignore[no-untyped-call]
