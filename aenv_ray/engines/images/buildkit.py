@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines.images.registry import Trouble, diagnose
+from aenv_ray.engines.images.registry import Reason, diagnose
 from aenv_ray.engines.node.docker_client import DockerClient
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Unauthorized
 
@@ -292,15 +292,15 @@ class ProgressReport:
         step = self._failed.title
         output = "\n".join([*self._failed.output[-_OUTPUT_LINES:], error.strip()])
         message = f"{what}{f' at step {step}' if step else ''}:\n{output}"
-        trouble = diagnose(error)
-        if trouble is Trouble.DISK_FULL:
+        reason = diagnose(error)
+        if reason is Reason.DISK_FULL:
             hint = "free some space, for example: docker system prune"
             return FabricUnavailable(f"the disk of the Docker daemon is full: {message}", hint=hint)
         base = _BASE_IMAGE.match(step)
-        if base is not None and trouble is Trouble.UNAUTHORIZED:
+        if base is not None and reason is Reason.UNAUTHORIZED:
             hint = f"check the name {base[1]}; if it is right, run `docker login` on this machine"
             return Unauthorized(message, hint=hint)
-        if base is not None and trouble is Trouble.UNREACHABLE:
+        if base is not None and reason is Reason.UNREACHABLE:
             hint = "a base image that the daemon already has needs no registry"
             return FabricUnavailable(message, hint=hint)
         return ConfigError(message, hint="fix that step; nothing was changed")

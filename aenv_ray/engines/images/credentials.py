@@ -1,8 +1,10 @@
-"""Logins for registries, from Docker's own configuration: what ``docker login`` left on this node.
+"""Logins for registries, from Docker's own configuration: what ``docker login`` wrote.
 
-``config.json`` has them itself (``auths``), or names the program that keeps them (``credHelpers``
+``config.json`` has them itself (``auths``), or names the program that stores them (``credHelpers``
 for one registry, ``credsStore`` for all): https://docs.docker.com/reference/cli/docker/login/. It
-is read anew each time, for somebody may have logged in meanwhile. No password is logged or told.
+is read for each pull and push, so that a new login takes effect at once. No password is logged or
+shown. The docker package's own reader is not used: it has no deadline for a helper, and puts the
+helper's output, which may hold the password, into its exceptions.
 """
 
 from __future__ import annotations
@@ -23,27 +25,27 @@ from aenv_ray.engines.images.reference import HUB
 logger = logging.getLogger(__name__)
 
 HELPER_DEADLINE_S: Final = 30.0
-"""A helper asks a key ring or a cloud's service."""
+"""A helper may ask a key ring or a cloud service."""
 _HELPER_PREFIX: Final = "docker-credential-"
 _HUB_KEY: Final = f"https://index.{HUB}/v1/"
-"""Under which Docker keeps the login for its own registry."""
+"""Docker's key for the login to its own registry."""
 _TOKEN_USER: Final = "<token>"
-"""The name that helpers give instead of a user's when what they keep is a token."""
-_NOT_KEPT: Final = b"credentials not found"
+"""The user name by which a helper says that the secret is a token."""
+_NOT_FOUND: Final = b"credentials not found"
 
 
 class _Unusable(Exception):
-    """A file or a helper does not say what it should; the message has no secret."""
+    """A file or a helper is broken; the message contains no secret."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """What this node shows one registry."""
+    """The login for one registry."""
 
     auth: dict[str, str] | None = field(repr=False)
-    """As the daemon wants it; None: this node is not logged in there."""
-    trouble: str = ""
-    """Why what was configured could not be had; "" when all is well."""
+    """In the daemon's format; None if this node is not logged in."""
+    problem: str = ""
+    """Why a configured login could not be read; "" if there was no problem."""
 
     @property
     def header(self) -> str:
@@ -57,8 +59,8 @@ class Credentials:
     Args:
         directory: Of ``config.json``: ``DOCKER_CONFIG``, else ``~/.docker``.
 
-    No method raises: an image that anybody may pull needs no login, so what is wrong with one is
-    told only when the registry refuses.
+    `login` does not raise: a public image needs no login, so a problem with one is reported only if
+    the registry refuses.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,7 +71,7 @@ class Credentials:
         try:
             return Login(await self._find(await asyncio.to_thread(self._read), registry))
         except _Unusable as exc:
-            logger.warning("no login for registry %s: %s", registry, exc)
+            logger.warning("the login for registry %s cannot be read: %s", registry, exc)
             return Login(None, str(exc))
 
     def _read(self) -> dict[str, Any]:
@@ -80,23 +82,23 @@ class Credentials:
         except (OSError, ValueError) as exc:
             raise _Unusable(f"{self.path} cannot be read: {type(exc).__name__}") from exc
         if not isinstance(config, dict):
-            raise _Unusable(f"{self.path} is no JSON object")
+            raise _Unusable(f"{self.path} is not a JSON object")
         parts = {}
         for name in ("auths", "credHelpers"):
             parts[name] = config.get(name) or {}
             if not isinstance(parts[name], dict):
-                raise _Unusable(f"{name} in {self.path} is no JSON object")
+                raise _Unusable(f"{name} in {self.path} is not a JSON object")
         return {**parts, "credsStore": str(config.get("credsStore") or "")}
 
     async def _find(self, config: dict[str, Any], registry: str) -> dict[str, str] | None:
         key = _HUB_KEY if registry == HUB else registry
         helpers = config["credHelpers"]
         helper = helpers.get(registry) or helpers.get(key) or config["credsStore"]
-        kept = await _ask(str(helper), key) if helper else None
-        if kept is not None:
-            return kept
-        for written, entry in config["auths"].items():
-            if _host(written) == registry and isinstance(entry, dict):
+        found = await _ask_helper(str(helper), key) if helper else None
+        if found is not None:
+            return found
+        for name, entry in config["auths"].items():
+            if _host(name) == registry and isinstance(entry, dict):
                 return self._entry(entry, registry, key)
         return None
 
@@ -115,15 +117,15 @@ class Credentials:
                     f"auths of {registry} in {self.path} is not base64 of USER:PASSWORD"
                 )
         if not (user and password):
-            return None  # an empty entry: a helper keeps it, or kept it once
+            return None  # written by `docker login` with a helper
         return {"username": str(user), "password": str(password), "serveraddress": key}
 
 
-async def _ask(helper: str, key: str) -> dict[str, str] | None:
-    """Return what a helper keeps for a registry; None for nothing.
+async def _ask_helper(helper: str, key: str) -> dict[str, str] | None:
+    """Return a helper's login for a registry; None if it has none.
 
     Raises:
-        _Unusable: There is no such program, or it fails; what it printed is not told.
+        _Unusable: The program does not exist, or fails; its output is not shown.
     """
     name = f"{_HELPER_PREFIX}{helper}"
     program = shutil.which(name) if "/" not in helper else None
@@ -137,21 +139,21 @@ async def _ask(helper: str, key: str) -> dict[str, str] | None:
         async with asyncio.timeout(HELPER_DEADLINE_S):
             answer, _ = await process.communicate(key.encode())
     except TimeoutError as exc:
-        raise _Unusable(f"{name} does not answer within {HELPER_DEADLINE_S:g} s") from exc
+        raise _Unusable(f"{name} did not answer within {HELPER_DEADLINE_S:g} s") from exc
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
     if process.returncode:
-        if _NOT_KEPT in answer.lower():
+        if _NOT_FOUND in answer.lower():
             return None
         raise _Unusable(f"{name} get failed with exit code {process.returncode}")
     try:
-        said = json.loads(answer)
-        user, secret = str(said["Username"]), str(said["Secret"])
+        fields = json.loads(answer)
+        user, secret = str(fields["Username"]), str(fields["Secret"])
     except (ValueError, KeyError, TypeError):
-        raise _Unusable(f"{name} get does not answer as credential helpers do") from None
+        raise _Unusable(f"{name} get printed no valid answer of a credential helper") from None
     if not secret:
         return None
     if user == _TOKEN_USER:
@@ -160,7 +162,7 @@ async def _ask(helper: str, key: str) -> dict[str, str] | None:
 
 
 def _host(key: str) -> str:
-    """Return the registry that a key of ``config.json`` means; it may be an address."""
+    """Return the registry of a key of ``config.json``, which may be a URL."""
     host = key.partition("://")[2] or key
     host = host.partition("/")[0]
     return HUB if host == f"index.{HUB}" else host

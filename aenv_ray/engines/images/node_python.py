@@ -1,9 +1,9 @@
-"""This node's own Python, to run the runtime in images that have none.
+"""The node's own Python, to run the runtime in images that have none.
 
-A *carried* Python is a directory with the interpreter, its standard library and every shared
-library that they load, the dynamic linker among them. Mounted read-only it runs in any image of
-this machine's architecture, whatever C library the image has, and without one too. It is for our
-runtime alone: nothing in the image finds it unless it looks for it.
+A *carried* Python is a directory with the interpreter, its standard library, every shared library
+that they load, and the dynamic linker. Mounted read-only, it runs in any image of this machine's
+architecture, with any C library or none. It is for our runtime alone and on no search path of the
+image.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _LEFT_OUT: Final = shutil.ignore_patterns(
     "site-packages", "dist-packages", "config-*", "pydoc_data", "*.a", "_tkinter*", "_test*",
     "_xx*", "_ctypes_test*", "_curses*", "readline*", "_gdbm*", "_dbm*", "nis*",
 )  # fmt: skip
-"""Of the standard library: what the runtime never imports."""
+"""Parts of the standard library that the runtime never imports."""
 _LDD_DEADLINE_S: Final = 60.0
 _LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
 
 def command(python: str) -> list[str]:
-    """Return what starts a carried Python that is mounted at `python`.
+    """Return the command that starts a carried Python mounted at `python`.
 
-    It reads no ``PYTHON…`` variable of the image and none of its libraries.
+    It ignores the image's ``PYTHON…`` variables and libraries.
     """
     return [
         f"{python}/{LINKER}", "--inhibit-cache", "--library-path", f"{python}/libraries",
@@ -47,20 +47,20 @@ def command(python: str) -> list[str]:
 
 @cache
 def name() -> str:
-    """Return what changes when the Python to carry does."""
+    """Return a name that changes with the Python to carry."""
     digest = hashlib.sha256(f"{sys.version}\0{_stdlib()}".encode()).hexdigest()[:8]
     return f"carried-{platform.python_version()}-{platform.machine()}-{digest}"
 
 
 def copy(target: Path, extensions: Sequence[Path]) -> None:
-    """Make the directory; blocks.
+    """Copy this process's Python; blocks.
 
     Args:
-        target: Does not exist yet.
-        extensions: Directories with further extension modules, whose libraries are wanted too.
+        target: Directory to create.
+        extensions: Directories with more extension modules, whose shared libraries are copied too.
 
     Raises:
-        SandboxStartFailed: This process's Python cannot be carried.
+        SandboxStartFailed: This Python cannot be carried.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = target / "lib" / version
@@ -80,7 +80,7 @@ def copy(target: Path, extensions: Sequence[Path]) -> None:
     linkers = sorted(libraries.glob("ld-*"))
     if not linkers:
         raise SandboxStartFailed(
-            "this node's Python names no dynamic linker, so it cannot be carried into an image",
+            "this node's Python is statically linked and cannot be used in an image",
             hint="use an image with Python 3.11 or newer",
         )
     linkers[0].rename(target / LINKER)
@@ -89,7 +89,7 @@ def copy(target: Path, extensions: Sequence[Path]) -> None:
 
 
 def executables(target: Path) -> tuple[Path, ...]:
-    """Return the files of a carried Python that must stay executable."""
+    """Return the files of a carried Python that must be executable."""
     return target / LINKER, target / "bin" / "python3"
 
 
@@ -102,7 +102,7 @@ def _stdlib() -> Path:
 
 
 def _shared_libraries(objects: Sequence[Path]) -> list[Path]:
-    """Return the shared libraries that objects load, the dynamic linker included."""
+    """Return the shared libraries that objects load, including the dynamic linker."""
     try:
         done = subprocess.run(
             ["ldd", *map(str, objects)], capture_output=True, text=True, check=False,
@@ -110,7 +110,7 @@ def _shared_libraries(objects: Sequence[Path]) -> list[Path]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise SandboxStartFailed(
-            f"this node's Python cannot be carried into an image: ldd: {exc}",
+            f"this node's Python cannot be used in an image: ldd: {exc}",
             hint="use an image with Python 3.11 or newer",
         ) from exc
     return [Path(path) for path in dict.fromkeys(_LIBRARY.findall(done.stdout))]

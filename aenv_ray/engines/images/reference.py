@@ -1,7 +1,4 @@
-"""Names of images: what they may be, and what their parts are.
-
-The grammar is that of https://github.com/distribution/reference.
-"""
+"""References to images: their grammar (https://github.com/distribution/reference) and parts."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 from aenv_ray.errors import ConfigError
 
 HUB: Final = "docker.io"
-"""The registry of a name that names none."""
+"""The default registry."""
 _LENGTH: Final = 255
 _LABEL: Final = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::\d+)?")
@@ -25,49 +22,49 @@ def compose(registry: str, namespace: str, name: str, tag: str) -> str:
 
     Args:
         registry: ``HOST[:PORT]``; "" for `HUB`.
-        namespace: Whose images they are there; "" for none.
-        name: May have slashes.
-        tag: Which of the images of that name.
+        namespace: In the registry; "" for none.
+        name: May contain slashes.
+        tag: Of the image.
 
     Raises:
-        ConfigError: A part is not what it may be: which, and what it may be.
+        ConfigError: A part is invalid; the message says which, the hint what is valid.
     """
     if registry and not _is_registry(registry):
         raise ConfigError(
-            f"{registry!r} is not the name of a registry",
-            hint="a registry is HOST.DOMAIN or HOST:PORT, without https:// and without a path",
+            f"invalid registry {registry!r}",
+            hint="a registry is HOST.DOMAIN or HOST:PORT, without https:// and path",
         )
     for what, part in (("namespace", namespace), ("name", name)):
         if (part or what == "name") and not _PATH.fullmatch(part):
             raise ConfigError(
-                f"{part!r} cannot be the {what} of an image",
-                hint="lower-case letters and digits, with . _ - or / between them",
+                f"invalid image {what} {part!r}",
+                hint="use lower-case letters and digits, with . _ - or / between them",
             )
     if not _TAG.fullmatch(tag):
         raise ConfigError(
-            f"{tag!r} cannot be the tag of an image",
-            hint="letters, digits, _ . and -, at most 128; give one with -t",
+            f"invalid image tag {tag!r}",
+            hint="use at most 128 letters, digits, _ . and -; set it with -t",
         )
     repository = "/".join(part for part in (registry, namespace, name) if part)
     if len(repository) > _LENGTH:
-        raise ConfigError(f"an image's name has at most {_LENGTH} characters: {repository!r}")
+        raise ConfigError(f"image name {repository!r} has more than {_LENGTH} characters")
     return f"{repository}:{tag}"
 
 
 def split_tag(reference: str) -> tuple[str, str]:
-    """Return repository and tag; ``latest`` where there is none."""
+    """Return repository and tag; ``latest`` if there is none."""
     head, slash, last = reference.rpartition("/")
     name, _, tag = last.partition(":")
     return f"{head}{slash}{name}", tag or "latest"
 
 
 def has_tag(reference: str) -> bool:
-    """Whether a reference says which image of a repository it means: by a tag or a digest."""
+    """Return whether a reference has a tag or a digest."""
     return "@" in reference or ":" in reference.rpartition("/")[2]
 
 
 def registry_of(reference: str) -> str:
-    """Return the registry, ``HOST[:PORT]``, that an image comes from."""
+    """Return the registry of a reference, ``HOST[:PORT]``."""
     first, slash, _ = reference.partition("/")
     if not (slash and _is_registry(first)):
         return HUB
@@ -75,6 +72,6 @@ def registry_of(reference: str) -> str:
 
 
 def _is_registry(first: str) -> bool:
-    """Whether the first part of a name is a registry; daemons take any other for a namespace."""
-    told_apart = "." in first or ":" in first or first == "localhost"
-    return told_apart and _HOST.fullmatch(first) is not None
+    """Return whether the first part of a name is a registry; otherwise it is a namespace."""
+    looks_like_one = "." in first or ":" in first or first == "localhost"
+    return looks_like_one and _HOST.fullmatch(first) is not None

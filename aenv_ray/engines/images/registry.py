@@ -1,4 +1,4 @@
-"""Images between a node's daemon and registries: pull, push, and what their failures mean."""
+"""Pull and push between a node's daemon and registries, and the reasons of their failures."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed, Un
 logger = logging.getLogger(__name__)
 
 SILENCE_S: Final = 600.0
-"""A daemon that unpacks a large layer says nothing meanwhile."""
-_TELL_S: Final = 5.0
+"""How long a daemon may report nothing, as while it unpacks a large layer."""
+_LOG_PROGRESS_S: Final = 5.0
 _DONE: Final = (
     "Pull complete", "Already exists", "Pushed", "Layer already exists", "Mounted from",
 )  # fmt: skip
 _MOVING: Final = ("Downloading", "Pushing")
 
 
-class Trouble(enum.Enum):
-    """What kept an image from going from or to a registry."""
+class Reason(enum.Enum):
+    """Why a pull or push failed."""
 
     DISK_FULL = enum.auto()
     OTHER_PLATFORM = enum.auto()
-    """The registry has it, but not for this node."""
+    """The registry has the image, but not for this node's platform."""
     UNAUTHORIZED = enum.auto()
     UNREACHABLE = enum.auto()
     NOT_FOUND = enum.auto()
     UNKNOWN = enum.auto()
 
 
-_MARKS: Final = (  # the first that fits counts
-    (Trouble.DISK_FULL, ("no space left", "disk quota exceeded")),
-    (Trouble.OTHER_PLATFORM, ("no matching manifest", "does not match the specified platform")),
+_MARKS: Final = (  # the first match counts
+    (Reason.DISK_FULL, ("no space left", "disk quota exceeded")),
+    (Reason.OTHER_PLATFORM, ("no matching manifest", "does not match the specified platform")),
     (
-        Trouble.UNAUTHORIZED,
+        Reason.UNAUTHORIZED,
         ("unauthorized", "no basic auth credentials", "authentication required", "denied",
          "authorization failed", "403 forbidden", "insufficient_scope"),
     ),
     (
-        Trouble.UNREACHABLE,
+        Reason.UNREACHABLE,
         ("dial tcp", "connection refused", "connection reset", "no such host", "timeout", "x509",
          "server gave http response", "network is unreachable", "no route to host",
          "request canceled", "failed to do request", "service unavailable", "bad gateway"),
     ),
-    (Trouble.NOT_FOUND, ("not found", "manifest unknown", "name unknown", "not known")),
+    (Reason.NOT_FOUND, ("not found", "manifest unknown", "name unknown", "not known")),
 )  # fmt: skip
 
 
-def diagnose(words: str) -> Trouble:
-    """Return what a daemon's words about a registry mean."""
-    low = words.lower()
-    for trouble, marks in _MARKS:
+def diagnose(message: str) -> Reason:
+    """Return the reason of a failure by the daemon's message."""
+    low = message.lower()
+    for failure, marks in _MARKS:
         if any(mark in low for mark in marks):
-            return trouble
-    return Trouble.UNKNOWN
+            return failure
+    return Reason.UNKNOWN
 
 
 class Transfer:
-    """How far an image is that is pulled or pushed: the daemon's lines in, a summary out."""
+    """The progress of a pull or push, from the daemon's report."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, str] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """Take one line of the daemon's report."""
+    def feed(self, line: Mapping[str, Any]) -> None:
+        """Parse one line of the report."""
         layer, status = str(line.get("id") or ""), str(line.get("status") or "")
-        if not layer or status.startswith("Pulling from"):  # that line's id is the tag
+        if not layer or status.startswith("Pulling from"):  # the id of that line is the tag
             return
         self._statuses[layer] = status
         detail = line.get("progressDetail") or {}
@@ -85,43 +85,43 @@ class Transfer:
 
     @property
     def layers(self) -> tuple[int, int]:
-        """How many layers are there, and how many there will be."""
+        """How many layers are done, and how many there are so far."""
         done = sum(status.startswith(_DONE) for status in self._statuses.values())
         return done, len(self._statuses)
 
     def __str__(self) -> str:
-        moved = sum(current for current, _ in self._sizes.values())
+        transferred = sum(current for current, _ in self._sizes.values())
         total = sum(total for _, total in self._sizes.values())
         done, layers = self.layers
-        size = f", {moved / 1e6:.1f} of {total / 1e6:.1f} MB" if total else ""
+        size = f", {transferred / 1e6:.1f} of {total / 1e6:.1f} MB" if total else ""
         return f"{done} of {layers} layers{size}"
 
 
 async def pull(client: DockerClient, credentials: Credentials, reference: str) -> None:
-    """Pull an image, with this node's login for its registry, telling the log how far it is.
+    """Pull an image with this node's login for its registry; the progress is logged.
 
-    Cancelling it ends the pull.
+    Cancelling ends the pull.
 
     Raises:
-        SandboxStartFailed: It does not exist, may not be pulled, its registry cannot be reached, or
+        SandboxStartFailed: The image does not exist, the registry refuses or cannot be reached, or
             the disk is full.
         FabricUnavailable: The daemon does not answer.
     """
     login = await credentials.login(registry_of(reference))
     logger.warning("pulling image %s", reference)
     loop = asyncio.get_running_loop()
-    tell_at = loop.time() + _TELL_S
+    log_at = loop.time() + _LOG_PROGRESS_S
     transfer = Transfer()
 
     def on_line() -> None:
-        nonlocal tell_at
-        if loop.time() >= tell_at:
-            tell_at = loop.time() + _TELL_S
+        nonlocal log_at
+        if loop.time() >= log_at:
+            log_at = loop.time() + _LOG_PROGRESS_S
             logger.warning("pulling image %s: %s", reference, transfer)
 
     params = {"fromImage": reference, **({} if has_tag(reference) else {"tag": "latest"})}
     try:
-        await _move(client, "/images/create", params, login, transfer, on_line)
+        await _transfer(client, "/images/create", params, login, transfer, on_line)
     except DaemonRefused as exc:
         raise _pull_failure(reference, exc.message, login, credentials) from exc
     logger.warning("pulled image %s: %s", reference, transfer)
@@ -133,36 +133,38 @@ async def push(
     reference: str,
     on_progress: Callable[[Transfer], None],
 ) -> str:
-    """Push one name of an image.
+    """Push one tag of an image.
 
     Args:
-        client: Of the daemon that has it.
-        credentials: With the login for its registry.
+        client: Of the daemon that has the image.
+        credentials: With the login for the registry.
         reference: ``REGISTRY/NAME:TAG``.
-        on_progress: Told how far it is.
+        on_progress: Called with the progress.
 
     Returns:
-        ``REGISTRY/NAME@sha256:…``: what any node can pull exactly this image by.
+        ``REGISTRY/NAME@sha256:…``, by which any node can pull exactly this image.
 
     Raises:
-        Unauthorized: The registry wants a login, or another one.
+        Unauthorized: The registry requires a login, or does not accept this node's.
         FabricUnavailable: The registry or the daemon does not answer, or refuses.
     """
     repository, tag = split_tag(reference)
     login = await credentials.login(registry_of(reference))
     transfer, path = Transfer(), f"/images/{repository}/push"
     try:
-        digest = await _move(
+        digest = await _transfer(
             client, path, {"tag": tag}, login, transfer, lambda: on_progress(transfer)
         )
     except DaemonRefused as exc:
         raise _push_failure(reference, exc.message, login, credentials) from exc
     if not digest:
-        raise FabricUnavailable(f"{reference} cannot be pushed: the daemon ended without a word")
+        raise FabricUnavailable(
+            f"{reference} cannot be pushed: the Docker daemon reported no digest"
+        )
     return f"{repository}@{digest}"
 
 
-async def _move(
+async def _transfer(
     client: DockerClient,
     path: str,
     params: Mapping[str, str],
@@ -170,10 +172,10 @@ async def _move(
     transfer: Transfer,
     on_line: Callable[[], None],
 ) -> str:
-    """Follow a pull or push to its end and return the digest that it tells; "" for none.
+    """Run a pull or push and return the digest that the daemon reports; "" for none.
 
     Raises:
-        DaemonRefused: It failed; with the daemon's words.
+        DaemonRefused: It failed; with the daemon's message.
     """
     loop = asyncio.get_running_loop()
     digest = ""
@@ -189,65 +191,67 @@ async def _move(
                     raise DaemonRefused(500, str(line["error"]))
                 limit.reschedule(loop.time() + SILENCE_S)
                 digest = (line.get("aux") or {}).get("Digest") or digest
-                transfer.take(line)
+                transfer.feed(line)
                 on_line()
     except TimeoutError as exc:
-        raise DaemonRefused(504, f"the daemon said nothing for {SILENCE_S:g} s") from exc
+        raise DaemonRefused(504, f"the daemon reported nothing for {SILENCE_S:g} s") from exc
     return digest
 
 
 def login_hint(reference: str, login: Login, credentials: Credentials) -> str:
-    """Return what to do about a registry that does not let this node in."""
+    """Return what to do if a registry refuses this node."""
     registry = registry_of(reference)
-    if login.trouble:
-        return f"{login.trouble}; mend that, or: docker login {registry}"
-    return f"on this node, docker login {registry} writes {credentials.path}, which is read here"
+    if login.problem:
+        return f"{login.problem}; fix that, or run `docker login {registry}`"
+    return f"run `docker login {registry}` on this node; it writes {credentials.path}"
 
 
 def _unauthorized(login: Login) -> str:
     if login.auth is None:
-        return "it does not exist there, or its registry wants a login and this node has none"
-    return "it does not exist there, or its registry does not accept this node's login"
+        return "it does not exist, or its registry requires a login and this node has none"
+    return "it does not exist, or its registry does not accept this node's login"
 
 
 def _pull_failure(
-    reference: str, words: str, login: Login, credentials: Credentials
+    reference: str, error: str, login: Login, credentials: Credentials
 ) -> SandboxStartFailed:
-    where = registry_of(reference)
+    registry = registry_of(reference)
     reason, hint = {
-        Trouble.DISK_FULL: (
-            "the disk of this node's Docker is full", "free some, for example: docker image prune"
+        Reason.DISK_FULL: (
+            "the disk of this node's Docker is full",
+            "free some space, for example: docker image prune",
         ),
-        Trouble.OTHER_PLATFORM: (
-            "there is none for this node's platform", "build it for this platform: aenv build -p"
+        Reason.OTHER_PLATFORM: (
+            "there is no image for this node's platform",
+            "build it for this platform: aenv build -p",
         ),
-        Trouble.UNAUTHORIZED: (_unauthorized(login), login_hint(reference, login, credentials)),
-        Trouble.UNREACHABLE: (
-            f"registry {where} cannot be reached from this node",
-            "an image that is on the node needs no registry",
+        Reason.UNAUTHORIZED: (_unauthorized(login), login_hint(reference, login, credentials)),
+        Reason.UNREACHABLE: (
+            f"registry {registry} cannot be reached from this node",
+            "an image that is already on the node needs no registry",
         ),
-        Trouble.NOT_FOUND: ("it does not exist", f"check its name and tag at {where}"),
-        Trouble.UNKNOWN: ("the daemon gives up", f"try on that node: docker pull {reference}"),
-    }[diagnose(words)]  # fmt: skip
+        Reason.NOT_FOUND: ("it does not exist", f"check its name and tag at {registry}"),
+        Reason.UNKNOWN: ("the Docker daemon failed", f"try on this node: docker pull {reference}"),
+    }[diagnose(error)]
     return SandboxStartFailed(
-        f"image {reference} cannot be pulled: {reason} ({words.strip()})", hint=hint
+        f"image {reference} cannot be pulled: {reason} ({error.strip()})", hint=hint
     )
 
 
-def _push_failure(reference: str, words: str, login: Login, credentials: Credentials) -> AenvError:
-    message = f"{reference} cannot be pushed"
-    match diagnose(words):
-        case Trouble.UNAUTHORIZED:
-            asks = "wants a login" if login.auth is None else "does not allow it to this login"
+def _push_failure(reference: str, error: str, login: Login, credentials: Credentials) -> AenvError:
+    message, registry = f"{reference} cannot be pushed", registry_of(reference)
+    match diagnose(error):
+        case Reason.UNAUTHORIZED:
+            refusal = "requires a login" if login.auth is None else "does not accept this login"
             return Unauthorized(
-                f"{message}: registry {registry_of(reference)} {asks} ({words.strip()})",
+                f"{message}: registry {registry} {refusal} ({error.strip()})",
                 hint=login_hint(reference, login, credentials),
             )
-        case Trouble.UNREACHABLE:
+        case Reason.UNREACHABLE:
             return FabricUnavailable(
-                f"{message}: registry {registry_of(reference)} cannot be reached ({words.strip()})",
-                hint="the image is built, and on this node; name a registry with -r",
+                f"{message}: registry {registry} cannot be reached ({error.strip()})",
+                hint="the image was built and is on this node; -r names another registry",
             )
     return FabricUnavailable(
-        f"{message}: {words.strip()}", hint="the image is built, and on this node"
+        f"{message}: {error.strip()}", hint="the image was built and is on this node"
     )

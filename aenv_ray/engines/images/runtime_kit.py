@@ -1,9 +1,9 @@
-"""The runtime for containers: our package's island and what it needs, for an image's Python.
+"""The runtime for containers: `aenv_ray.runtime` and its libraries, for an image's Python.
 
-A *kit* is a directory on the node, mounted read-only into every container of a fitting image:
-``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. It is made
-once for each version of the runtime and each kind of Python, under a name that says which. One more
-kit, for images without such a Python, holds this node's own in ``python``.
+A *kit* is a directory on the node, mounted read-only into the containers of matching images:
+``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. There is
+one for each version of the runtime and each kind of Python, named by both. Another kit, for images
+without a suitable Python, holds the node's own in ``python``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.images import node_python as docker_python
+from aenv_ray.engines.images import node_python
 from aenv_ray.engines.node.installer import failure_of, uv_options, uv_variables
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.files import FileLock
@@ -30,9 +30,9 @@ from aenv_ray.files import FileLock
 LIBRARIES: Final = (
     "pydantic", "pydantic_core", "typing_extensions", "annotated_types", "typing_inspection",
 )  # fmt: skip
-"""pydantic and all that it needs."""
+"""pydantic and its dependencies."""
 OLDEST: Final = (3, 11)
-"""The first Python that the runtime runs on."""
+"""The oldest Python that the runtime runs on."""
 _INSTALL_DEADLINE_S: Final = 600.0
 _LOCK_DEADLINE_S: Final = _INSTALL_DEADLINE_S + 120.0
 _PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
@@ -50,7 +50,7 @@ class ImagePython:
 
     @property
     def is_ours(self) -> bool:
-        """Whether libraries of this process's Python run on it."""
+        """Whether libraries installed for this process's Python run on it."""
         return (
             self.version == sys.version_info[:2]
             and self.machine == platform.machine()
@@ -64,16 +64,16 @@ class ImagePython:
 async def ensure(
     python: ImagePython, cache_dir: Path, compile_in: Callable[[Path], Awaitable[None]]
 ) -> Path:
-    """Return the kit for a Python, making it if need be.
+    """Return the kit for a Python; creates it if it does not exist.
 
     Args:
-        python: The image's.
-        cache_dir: Where kits are kept.
-        compile_in: Told a finished kit, to compile it with the image's own Python: containers
-            cannot write it, so what is not compiled then is compiled at every start.
+        python: Of the image.
+        cache_dir: Directory of all kits.
+        compile_in: Compiles a finished kit with the image's own Python: containers cannot write to
+            it, so otherwise they would compile it at every start.
 
     Raises:
-        SandboxStartFailed: The libraries cannot be had for this Python.
+        SandboxStartFailed: The libraries cannot be installed for this Python.
     """
     target = cache_dir / f"{python}-{fingerprint()}"
     if await asyncio.to_thread(target.is_dir):
@@ -83,40 +83,40 @@ async def ensure(
         await _fill(python, kit)
         await compile_in(kit)
 
-    return await _make_locked(target, fill)
+    return await _create_once(target, fill)
 
 
 async def carried(cache_dir: Path) -> Path:
-    """Return the kit that brings its own Python, making it if need be.
+    """Return the kit with the node's own Python; creates it if it does not exist.
 
     Args:
-        cache_dir: Where kits are kept.
+        cache_dir: Directory of all kits.
 
     Raises:
-        SandboxStartFailed: This node's Python cannot be carried.
+        SandboxStartFailed: This node's Python cannot be used in an image.
     """
-    target = cache_dir / f"{docker_python.name()}-{fingerprint()}"
+    target = cache_dir / f"{node_python.name()}-{fingerprint()}"
     if await asyncio.to_thread(target.is_dir):
         return target
 
     async def fill(kit: Path) -> None:
         await asyncio.to_thread(_fill_carried, kit)
 
-    return await _make_locked(target, fill)
+    return await _create_once(target, fill)
 
 
 def _fill_carried(kit: Path) -> None:
     copy_runtime(kit / "runtime")
     _copy_libraries(kit / "lib")
-    docker_python.copy(kit / "python", [kit / "lib"])
-    # The same Python as this one: what is compiled here counts there.
+    node_python.copy(kit / "python", [kit / "lib"])
+    # It is this very Python, so its compiled files are valid there.
     compileall.compile_dir(str(kit), quiet=2, workers=1)
     _make_readable(kit)
-    for path in docker_python.executables(kit / "python"):
+    for path in node_python.executables(kit / "python"):
         path.chmod(0o755)
 
 
-async def _make_locked(target: Path, fill: Callable[[Path], Awaitable[None]]) -> Path:
+async def _create_once(target: Path, fill: Callable[[Path], Awaitable[None]]) -> Path:
     await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
     try:
         lock = await FileLock.acquire_async(target.with_suffix(".lock"), _LOCK_DEADLINE_S)
@@ -147,7 +147,7 @@ async def _fill(python: ImagePython, kit: Path) -> None:
 
 
 def copy_runtime(target: Path) -> None:
-    """Copy the island, as a package ``aenv_ray`` that has nothing else."""
+    """Copy `aenv_ray.runtime`, as the only part of a package ``aenv_ray``."""
     for source, name in _runtime_files():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def copy_runtime(target: Path) -> None:
 
 @cache
 def fingerprint() -> str:
-    """Return what changes when the runtime or its libraries do."""
+    """Return a hash of the runtime and the versions of its libraries."""
     digest = hashlib.sha256()
     for source, name in _runtime_files():
         digest.update(f"{name}\0".encode() + source.read_bytes())
@@ -187,10 +187,10 @@ def _copy_libraries(target: Path) -> None:
 
 
 async def _install_libraries(python: ImagePython, target: Path) -> None:
-    """Install the versions that this process has, for another Python, with uv.
+    """Install this process's versions for another Python, with uv.
 
     Raises:
-        SandboxStartFailed: uv is missing or failed; the message ends with its own words.
+        SandboxStartFailed: uv failed; the message ends with its output.
     """
     from uv import find_uv_bin
 

@@ -1,6 +1,6 @@
-"""How an image serves an instance: decided from what is in it and what the project says.
+"""How an image serves an instance: decided from its content and the project's config.
 
-Nothing here speaks with anybody.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from aenv_ray.project.config import DeployConfig, NetworkMode
 
 PUBLIC_PORT: Final = "8081/tcp"
 PUBLIC_SERVER: Final = ("python3", "-m", "aenv.main", "/app/src", "--port", "8081")
-"""What AEnvironment itself starts in an image that has its package and names no command of it."""
+"""What AEnvironment starts in an image that has its package but no command for it."""
 SHARED: Final = "/shared"
 """Where an instance's container and its sidecar share files, as in AEnvironment."""
 
 
 class Serving(StrEnum):
-    """Who answers the calls of an instance in a container."""
+    """What answers the calls of an instance in a container."""
 
     RUNTIME = "runtime"
-    """Our runtime, which the image's Python runs with the project's code."""
+    """Our runtime, on the image's Python, with the project's code."""
     PUBLIC = "public"
-    """The image's own server on port 8081, as in AEnvironment; our runtime asks it."""
+    """The image's own server on port 8081, as in AEnvironment; our runtime forwards calls to it."""
     COMMANDS = "commands"
-    """Our runtime without any code of the project: commands and files only."""
+    """Our runtime without the project's code: commands and files only."""
 
 
 @dataclass(frozen=True)
 class ImageContent:
-    """What an image has that matters here."""
+    """What an image contains, as far as it decides about `Serving`."""
 
     reference: str
     python: tuple[int, int] | None
-    """Version of its ``python3``; None where none starts."""
+    """Version of its ``python3``; None if none starts."""
     has_fitting_python: bool
-    """One that our runtime runs on."""
+    """Our runtime runs on it."""
     has_shell: bool
     has_aenvironment: bool
     """AEnvironment's package is installed for its Python."""
     carries_runtime: bool
-    """It was made by ``aenv build``."""
+    """It was built by ``aenv build`` with this version of the runtime."""
     command: tuple[str, ...]
     """Its entrypoint and command."""
     ports: frozenset[str]
-    """What it exposes, for example ``8081/tcp``."""
+    """Exposed ports, for example ``8081/tcp``."""
 
     @property
     def lack(self) -> str:
-        """What keeps our runtime from running on its Python, in words."""
+        """Why our runtime does not run on its Python, in words."""
         version = ".".join(map(str, self.python or ()))
         found = f"Python {version}" if version else "no python3 that starts"
         return f"image {self.reference} has {found}, and tools need 3.11 or newer"
 
     @property
     def has_server(self) -> bool:
-        """Whether it says in any way that it serves AEnvironment's public door."""
+        """Whether anything indicates that it serves AEnvironment's public door."""
         return (
             self.has_aenvironment
             or PUBLIC_PORT in self.ports
@@ -68,22 +68,22 @@ class ImageContent:
 
 
 def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tuple[Serving, str]:
-    """Return who answers calls, and why it has no tools where it has none.
+    """Return what answers calls, and why there are no tools ("" if there are).
 
     Args:
-        deploy: The project's.
+        deploy: Of the project.
         content: Of its image.
         has_code: The project has Python files.
 
     Raises:
-        SandboxStartFailed: The image cannot run anything, or not what was asked for.
+        SandboxStartFailed: The image can run nothing, or not what the project asks for.
     """
     asked = Serving(deploy.container.door) if deploy.container.door else None
     if asked is Serving.RUNTIME or (not asked and content.carries_runtime):
         if not content.has_fitting_python:
             raise SandboxStartFailed(
                 content.lack,
-                hint="base the image on a newer Python, or leave deployConfig.container.door",
+                hint="base the image on a newer Python, or remove deployConfig.container.door",
             )
         return Serving.RUNTIME, ""
     if not asked and has_code and content.has_fitting_python:
@@ -93,7 +93,7 @@ def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tu
     if not asked and not has_code and content.has_fitting_python:
         raise SandboxStartFailed(
             "the project has no Python files to load",
-            hint='give it code, or ask with deployConfig.container.door: "commands"',
+            hint='add code, or set deployConfig.container.door to "commands"',
         )
     if not content.has_shell:
         raise SandboxStartFailed(
@@ -111,8 +111,8 @@ def server_command(content: ImageContent, arguments: tuple[str, ...]) -> tuple[s
     """Return what starts an image's own server.
 
     Args:
-        content: The image's.
-        arguments: Of the instance; in AEnvironment they go to the entrypoint.
+        content: Of the image.
+        arguments: Of the instance; AEnvironment appends them to the entrypoint.
     """
     if PUBLIC_PORT in content.ports or any("aenv.main" in word for word in content.command):
         return (*content.command, *arguments)
@@ -120,25 +120,25 @@ def server_command(content: ImageContent, arguments: tuple[str, ...]) -> tuple[s
 
 
 def has_code(project_dir: Path) -> bool:
-    """Whether a project has Python files of its own."""
+    """Return whether a project has Python files."""
     root = project_dir / "src" if (project_dir / "src").is_dir() else project_dir
     return next(root.glob("*.py"), None) is not None or next(root.glob("*/*.py"), None) is not None
 
 
 def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> NetworkMode:
-    """Return which network an instance gets.
+    """Return the network of an instance.
 
-    A project that names none gets the node's, except where that would give its ports to the node,
-    or its second container to everybody: then it gets the internet.
+    The default is the node's network. It is the internet if the node's network would expose the
+    image's server on the node, or its sidecar to other sandboxes.
 
     Raises:
-        ConfigError: It asks for the node's network where it cannot have it.
+        ConfigError: The project asks for the node's network in such a case.
     """
     why = ""
     if serving is Serving.PUBLIC:
-        why = "its image serves port 8081, which would be the node's"
+        why = "its image serves port 8081, which would be a port of the node"
     elif deploy.is_dual:
-        why = "its two containers have a network of their own"
+        why = "container and sidecar have a private network"
     if not why:
         return deploy.network or NetworkMode.HOST
     if deploy.network is NetworkMode.HOST:
@@ -150,21 +150,20 @@ def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> Netw
 
 
 def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
-    """Return the image of a second container.
+    """Return the image of a sidecar.
 
     Args:
-        reference: The project's, for messages.
-        deploy: The project's; without ``imagePrefix``, `datasource` is a full image path.
-        datasource: A tag for a prefix that ends with a repository, with or without a colon; what
-            follows for one that ends within a name or a tag.
+        reference: Of the project, for messages.
+        deploy: Of the project; without ``imagePrefix``, `datasource` is a full image reference.
+        datasource: A tag if the prefix is a repository; else what completes the prefix.
 
     Raises:
         ConfigError: There is no datasource.
     """
     if not datasource:
         raise ConfigError(
-            f"{reference} has a second container, and the instance has no datasource to name it",
-            hint='give one: create(..., datasource="TAG"), or a full image path without '
+            f"{reference} has a sidecar, but the instance has no datasource to name its image",
+            hint='create(..., datasource="TAG"), or a full image reference without '
             "deployConfig.imagePrefix",
         )
     prefix = deploy.image_prefix or ""

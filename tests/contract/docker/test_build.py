@@ -1,4 +1,4 @@
-"""`aenv build` on a real daemon: the image carries the runtime, and instances run it by digest."""
+"""`aenv build` with a real daemon."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def build(project: Path, name: str, *options: str) -> int:
     return main(["build", *where, *options])
 
 
-async def test_an_instance_runs_the_built_image_with_the_runtime_that_it_carries(
+async def test_an_instance_runs_the_built_image_with_its_own_runtime(
     tmp_path: Path,
     name: str,
     buildkit: None,
@@ -141,7 +141,7 @@ async def test_an_instance_runs_the_built_image_with_the_runtime_that_it_carries
         await engine.close()
 
 
-def test_a_failing_step_is_named_with_its_words_and_changes_nothing(
+def test_the_error_names_the_failed_step_and_nothing_is_changed(
     tmp_path: Path, name: str, buildkit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = write(tmp_path / "p", f"FROM {base_image()}\nRUN echo some words; exit 3\n")
@@ -221,10 +221,10 @@ def test_a_build_without_buildkit_names_the_way_out(
     assert "docker-buildx" in err
 
 
-def test_the_context_is_the_projects_and_less_what_it_ignores(
+def test_the_context_is_the_project_without_what_dockerignore_excludes(
     tmp_path: Path, name: str, buildkit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its Dockerfile may lie elsewhere; what is outside of the context is not in it."""
+    """The Dockerfile may be outside the context; other files outside cannot be used."""
     project = write(tmp_path / "p", "FROM scratch\n")
     (project / ".dockerignore").write_text("# secrets\nsecret*\n")
     (project / "secret.txt").write_text("x")
@@ -239,7 +239,7 @@ def test_the_context_is_the_projects_and_less_what_it_ignores(
     assert "COPY ../beside" in capsys.readouterr().err
 
 
-def test_a_base_image_that_cannot_be_had_is_told_apart_from_a_mistake(
+def test_an_unreachable_registry_is_not_a_mistake_in_the_dockerfile(
     tmp_path: Path, name: str, buildkit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = write(tmp_path / "p", "FROM localhost:1/no/registry:1\n")
@@ -252,7 +252,7 @@ def test_a_base_image_that_cannot_be_had_is_told_apart_from_a_mistake(
     assert "NOT" in err
 
 
-def test_an_image_for_another_platform_says_what_that_needs(
+def test_the_error_for_another_platform_says_what_is_needed(
     tmp_path: Path, name: str, buildkit: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = f"localhost/tests/{name}:foreign"
@@ -264,9 +264,7 @@ def test_an_image_for_another_platform_says_what_that_needs(
     assert "binfmt_misc" in err
 
 
-def test_ctrl_c_in_the_middle_of_a_build_ends_it_and_changes_nothing(
-    tmp_path: Path, name: str, buildkit: None
-) -> None:
+def test_ctrl_c_ends_a_build_and_changes_nothing(tmp_path: Path, name: str, buildkit: None) -> None:
     """Invariant 11."""
     project = write(tmp_path / "p", f"FROM {base_image()}\nRUN echo begun; sleep 4321\n")
     before = (project / "config.json").read_bytes()
@@ -290,7 +288,7 @@ def test_ctrl_c_in_the_middle_of_a_build_ends_it_and_changes_nothing(
 
 
 def call_it_foreign(image: str, foreign: str, directory: Path) -> None:
-    """Load an image anew that says that it is for another platform."""
+    """Load a copy of an image that claims to be for another platform."""
     saved, unpacked = directory / "saved.tar", directory / "saved"
     docker("save", "--output", str(saved), image)
     unpacked.mkdir()
@@ -307,7 +305,7 @@ def call_it_foreign(image: str, foreign: str, directory: Path) -> None:
 
 
 def sleepers() -> bool:
-    """Whether a step of the test above runs, in whichever container."""
+    """Return whether a step of the test above runs in any container."""
     return "sleep 4321" in naming("sleep 4321").values()
 
 
@@ -318,7 +316,7 @@ def wait_for(happened: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_missing_is_said(
+def test_invalid_options_and_missing_files_are_reported(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = write(tmp_path / "p", "FROM scratch\n")
@@ -328,9 +326,9 @@ def test_what_is_missing_is_said(
     for options, words in (
         (("--build-arg", "novalue"), "not NAME=VALUE"),
         (("-p", "linux/amd64,linux/arm64"), "give one platform"),
-        (("-t", "not a tag"), "cannot be the tag"),
-        (("-n", "Upper"), "cannot be the name"),
-        (("-r", "https://ghcr.io"), "not the name of a registry"),
+        (("-t", "not a tag"), "invalid image tag"),
+        (("-n", "Upper"), "invalid image name"),
+        (("-r", "https://ghcr.io"), "invalid registry"),
     ):
         assert build(project, name, *options) == 3
         assert words in capsys.readouterr().err
@@ -347,7 +345,7 @@ def test_what_is_missing_is_said(
     assert "no.sock" in capsys.readouterr().err
 
 
-async def test_an_image_of_another_node_says_that_it_was_not_pushed(
+async def test_the_error_for_an_image_of_another_node_says_that_it_was_not_pushed(
     tmp_path: Path, docker_node: DockerNode
 ) -> None:
     digest = "sha256:" + "0" * 64

@@ -1,4 +1,4 @@
-"""Logins for registries: each place where Docker keeps them, and none of them in any message."""
+"""Logins for registries: wherever Docker stores them, and never in a message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decoded(header: str) -> Any:
 
 
 @pytest.mark.parametrize("key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/v2/"])
-async def test_a_login_in_the_file_is_found_under_any_form_of_the_name(tmp_path, key):
+async def test_a_login_in_the_file_is_found_by_any_form_of_the_name(tmp_path, key):
     own = credentials(tmp_path, {"auths": {key: {"auth": basic("me", "a:b")}}})
     login = await own.login("ghcr.io")
     assert decoded(login.header) == {
@@ -49,19 +49,19 @@ async def test_a_login_in_the_file_is_found_under_any_form_of_the_name(tmp_path,
     assert (await own.login("gcr.io")).auth is None
 
 
-async def test_the_hubs_login_has_a_key_of_its_own(tmp_path):
+async def test_the_login_for_docker_hub_has_its_own_key(tmp_path):
     own = credentials(tmp_path, {"auths": {HUB_KEY: {"identitytoken": SECRET}}})
     login = await own.login("docker.io")
     assert login.auth == {"identitytoken": SECRET, "serveraddress": HUB_KEY}
 
 
-async def test_no_file_is_no_login_and_no_trouble(tmp_path):
+async def test_without_a_file_there_is_no_login_and_no_problem(tmp_path):
     login = await Credentials(tmp_path / "nowhere").login("ghcr.io")
-    assert (login.auth, login.trouble) == (None, "")
+    assert (login.auth, login.problem) == (None, "")
     assert decoded(login.header) == {}
 
 
-async def test_a_helper_is_asked_for_its_registry_and_the_store_for_all_others(
+async def test_a_helper_is_used_for_its_registry_and_the_store_for_all_others(
     tmp_path, monkeypatch
 ):
     helper(
@@ -76,7 +76,7 @@ async def test_a_helper_is_asked_for_its_registry_and_the_store_for_all_others(
         assert login.auth == {"username": key, "password": SECRET, "serveraddress": key}
 
 
-async def test_a_helper_may_keep_a_token(tmp_path, monkeypatch):
+async def test_a_helper_may_return_a_token(tmp_path, monkeypatch):
     helper(tmp_path, monkeypatch, f'echo \'{{"Username":"<token>","Secret":"{SECRET}"}}\'')
     own = credentials(tmp_path, {"credsStore": "tests"})
     assert (await own.login("ghcr.io")).auth == {
@@ -84,20 +84,20 @@ async def test_a_helper_may_keep_a_token(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-async def test_a_helper_that_keeps_nothing_leaves_what_the_file_has(tmp_path, monkeypatch):
+async def test_the_file_is_used_if_the_helper_has_no_login(tmp_path, monkeypatch):
     helper(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
     auths = {"ghcr.io": {"auth": basic("me", "word")}}
     own = credentials(tmp_path, {"credsStore": "tests", "auths": auths})
     login = await own.login("ghcr.io")
     assert login.auth is not None
-    assert login.trouble == ""
+    assert login.problem == ""
 
 
 @pytest.mark.parametrize(
-    ("config", "script", "trouble"),
+    ("config", "script", "problem"),
     [
         ("{", "", "config.json cannot be read"),
-        ("[]", "", "is no JSON object"),
+        ("[]", "", "is not a JSON object"),
         ({"auths": ["x"]}, "", "auths in"),
         ({"auths": {"ghcr.io": {"auth": SECRET}}}, "", "not base64 of USER:PASSWORD"),
         (
@@ -107,30 +107,34 @@ async def test_a_helper_that_keeps_nothing_leaves_what_the_file_has(tmp_path, mo
         ),
         ({"credsStore": "../tests"}, "", "is not on PATH"),
         ({"credsStore": "tests"}, f"echo '{SECRET}'; exit 2", "failed with exit code 2"),
-        ({"credsStore": "tests"}, f"echo '{SECRET}'", "does not answer as credential helpers do"),
+        (
+            {"credsStore": "tests"},
+            f"echo '{SECRET}'",
+            "printed no valid answer of a credential helper",
+        ),
     ],
 )
-async def test_what_is_wrong_is_said_without_the_secret(
-    tmp_path, monkeypatch, caplog, config, script, trouble
+async def test_problems_are_reported_without_the_secret(
+    tmp_path, monkeypatch, caplog, config, script, problem
 ):
     """Invariant 10."""
     caplog.set_level(logging.DEBUG)
     helper(tmp_path, monkeypatch, script)
     login = await credentials(tmp_path, config).login("ghcr.io")
     assert login.auth is None
-    assert trouble in login.trouble
-    assert trouble in caplog.text
-    assert SECRET not in caplog.text + login.trouble
+    assert problem in login.problem
+    assert problem in caplog.text
+    assert SECRET not in caplog.text + login.problem
 
 
-async def test_a_helper_that_hangs_is_ended(tmp_path, monkeypatch):
+async def test_a_helper_that_hangs_is_killed(tmp_path, monkeypatch):
     """Invariant 9."""
     monkeypatch.setattr(docker_credentials, "HELPER_DEADLINE_S", 0.2)
     helper(tmp_path, monkeypatch, "exec sleep 600")
     login = await credentials(tmp_path, {"credsStore": "tests"}).login("ghcr.io")
-    assert "does not answer within 0.2 s" in login.trouble
+    assert "did not answer within 0.2 s" in login.problem
 
 
-async def test_a_login_is_not_in_its_own_description(tmp_path):
+async def test_the_repr_of_a_login_has_no_secret(tmp_path):
     own = credentials(tmp_path, {"auths": {"ghcr.io": {"auth": basic("me", SECRET)}}})
     assert SECRET not in repr(await own.login("ghcr.io"))

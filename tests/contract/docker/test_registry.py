@@ -63,7 +63,7 @@ def registry() -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def closed_registry() -> Iterator[Registry]:
-    """Yield a registry that wants a login."""
+    """Yield a registry that requires a login."""
     yield from _registry(with_login=True)
 
 
@@ -161,13 +161,13 @@ async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
     before = (project / "config.json").read_bytes()
     assert await asyncio.to_thread(build, project, closed_registry, "--push") == 1
     err = capsys.readouterr().err
-    assert "wants a login" in err
+    assert "requires a login" in err
     assert f"docker login {closed_registry.name}" in err
     assert (project / "config.json").read_bytes() == before
     log_in(docker_config, closed_registry.name, "another word")
     assert await asyncio.to_thread(build, project, closed_registry, "--push") == 1
     err = capsys.readouterr().err
-    assert "does not allow it to this login" in err
+    assert "does not accept this login" in err
     assert "another word" not in err
     assert (project / "config.json").read_bytes() == before
     log_in(docker_config, closed_registry.name)
@@ -182,7 +182,7 @@ async def test_a_small_image_is_pulled_with_the_login(
     offer: Callable[[Registry], str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """That image has no Python: the build of the project's own Dockerfile is what is looked at."""
+    """The image has no Python: only the build of the Dockerfile matters here."""
     base = f"{closed_registry.name}/{offer(closed_registry)}"
     project = write(tmp_path / "p", f"FROM {base}\n")
     assert await asyncio.to_thread(build, project, closed_registry) == 1
@@ -209,7 +209,9 @@ async def test_a_pull_shows_this_nodes_login_and_never_tells_it(
     caplog.set_level(logging.DEBUG)
     reference = f"{closed_registry.name}/{offer(closed_registry)}"
     project = bare_project(bench, reference)
-    with pytest.raises(SandboxStartFailed, match="wants a login and this node has none") as raised:
+    with pytest.raises(
+        SandboxStartFailed, match="requires a login and this node has none"
+    ) as raised:
         await bench.start(project)
     assert f"docker login {closed_registry.name}" in str(raised.value.hint)
     assert str(docker_config / "config.json") in str(raised.value.hint)
@@ -282,7 +284,7 @@ async def test_a_registry_that_falls_silent_is_given_up(
     gate = Gate(registry)
     path = offer(registry)
     async with gate.serve(free_bytes=64 * 1024):
-        with pytest.raises(SandboxStartFailed, match="the daemon said nothing for 1 s"):
+        with pytest.raises(SandboxStartFailed, match="the daemon reported nothing for 1 s"):
             await bench.start(bare_project(bench, f"{gate.name}/{path}"))
 
 

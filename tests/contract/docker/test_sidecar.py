@@ -263,7 +263,7 @@ async def test_the_error_says_why_a_sidecar_did_not_start(bench: Bench) -> None:
         await bench.start(dual_project(bench), datasource="localhost:1/none:x")
     with pytest.raises(ConfigError, match='cannot have network "host"'):
         await bench.start(dual_project(bench, network="host"), datasource=shell_image())
-    early = TOOLS + "\nsecond.exec('true')\n"
+    early = TOOLS + "\nsidecar.exec('true')\n"
     with pytest.raises(SandboxStartFailed, match="not while the code is loaded"):
         await bench.start(dual_project(bench, early), datasource=shell_image())
 

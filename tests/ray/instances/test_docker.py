@@ -152,7 +152,7 @@ def test_a_node_pulls_with_the_login_that_it_has(
     config["deployConfig"]["container"]["image"] = reference
     (probe / "config.json").write_text(json.dumps(config))
     try:
-        with pytest.raises(SandboxStartFailed, match="wants a login and this node has none"):
+        with pytest.raises(SandboxStartFailed, match="requires a login and this node has none"):
             make_container()
         log_in(settings().docker_config, registry.name)
         env = make_container()

@@ -1,4 +1,4 @@
-"""Names of images: what may be one, and which registry it comes from."""
+"""References to images: validation and parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def test_a_reference_is_composed(parts, reference):
     [
         (("https://ghcr.io", "a", "b", "1"), "registry"),
         (("ghcr.io/team", "a", "b", "1"), "registry"),
-        (("myregistry", "a", "b", "1"), "registry"),  # daemons take it for a namespace of the hub
+        (
+            ("myregistry", "a", "b", "1"),
+            "registry",
+        ),  # a daemon takes it for a namespace of Docker Hub
         (("docker.io", "Team", "b", "1"), "namespace"),
         (("docker.io", "a", "Todo", "1"), "name"),
         (("docker.io", "a", "", "1"), "name"),
@@ -38,7 +41,7 @@ def test_a_reference_is_composed(parts, reference):
         (("docker.io", "a", "b" * 250, "1"), "255"),
     ],
 )
-def test_what_cannot_be_a_part_is_named(parts, what):
+def test_the_error_names_the_invalid_part(parts, what):
     with pytest.raises(ConfigError, match=what):
         compose(*parts)
 
@@ -58,7 +61,7 @@ def test_the_registry_of_a_reference(reference, registry):
     assert registry_of(reference) == registry
 
 
-def test_tags_and_ports_are_told_apart():
+def test_tags_and_ports_are_distinguished():
     assert split_tag("localhost:5000/a/b") == ("localhost:5000/a/b", "latest")
     assert split_tag("localhost:5000/a/b:1") == ("localhost:5000/a/b", "1")
     assert not has_tag("localhost:5000/a/b")

@@ -1,39 +1,39 @@
-"""What daemons say of registries: what it means, and how far an image is."""
+"""The daemon's messages about registries, and the progress of transfers."""
 
 from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.images.registry import Transfer, Trouble, diagnose
+from aenv_ray.engines.images.registry import Reason, Transfer, diagnose
 
 
 @pytest.mark.parametrize(
-    ("words", "trouble"),
+    ("message", "reason"),
     [
-        ('Head "http://x/v2/a/manifests/1": no basic auth credentials', Trouble.UNAUTHORIZED),
-        ("unauthorized: authentication required", Trouble.UNAUTHORIZED),
+        ('Head "http://x/v2/a/manifests/1": no basic auth credentials', Reason.UNAUTHORIZED),
+        ("unauthorized: authentication required", Reason.UNAUTHORIZED),
         ("pull access denied for a/b, repository does not exist or may require 'docker login': "
-         "denied: requested access to the resource is denied", Trouble.UNAUTHORIZED),
+         "denied: requested access to the resource is denied", Reason.UNAUTHORIZED),
         ("pulling from host localhost:1 failed with status code [manifests 1]: 401 Unauthorized",
-         Trouble.UNAUTHORIZED),
+         Reason.UNAUTHORIZED),
         ("manifest for localhost:5000/a:1 not found: manifest unknown: manifest unknown",
-         Trouble.NOT_FOUND),
+         Reason.NOT_FOUND),
         ("no matching manifest for linux/arm64/v8 in the manifest list entries",
-         Trouble.OTHER_PLATFORM),
+         Reason.OTHER_PLATFORM),
         ('Get "https://x/v2/": dial tcp: lookup x on 127.0.0.1:53: no such host',
-         Trouble.UNREACHABLE),
+         Reason.UNREACHABLE),
         ('Get "http://localhost:1/v2/": dial tcp 127.0.0.1:1: connect: connection refused',
-         Trouble.UNREACHABLE),
-        ('Get "https://x/v2/": net/http: TLS handshake timeout', Trouble.UNREACHABLE),
-        ('Get "https://x/v2/": x509: certificate signed by unknown authority', Trouble.UNREACHABLE),
+         Reason.UNREACHABLE),
+        ('Get "https://x/v2/": net/http: TLS handshake timeout', Reason.UNREACHABLE),
+        ('Get "https://x/v2/": x509: certificate signed by unknown authority', Reason.UNREACHABLE),
         ('Get "https://x/v2/": http: server gave HTTP response to HTTPS client',
-         Trouble.UNREACHABLE),
-        ("failed to register layer: write /usr/lib/x: no space left on device", Trouble.DISK_FULL),
-        ("something else", Trouble.UNKNOWN),
+         Reason.UNREACHABLE),
+        ("failed to register layer: write /usr/lib/x: no space left on device", Reason.DISK_FULL),
+        ("something else", Reason.UNKNOWN),
     ],
 )  # fmt: skip
-def test_a_daemons_words_are_understood(words, trouble):
-    assert diagnose(words) is trouble
+def test_the_reason_of_a_failure_is_recognized(message, reason):
+    assert diagnose(message) is reason
 
 
 def moved(layer: str, status: str, current: int = 0, total: int = 0) -> dict[str, object]:
@@ -41,28 +41,28 @@ def moved(layer: str, status: str, current: int = 0, total: int = 0) -> dict[str
     return {"id": layer, "status": status, "progressDetail": detail}
 
 
-def test_a_pull_is_summed_up_by_layers_and_bytes():
+def test_the_progress_of_a_pull_counts_layers_and_bytes():
     pull = Transfer()
-    pull.take({"id": "1.0", "status": "Pulling from tests/shell"})  # its id is the tag
+    pull.feed({"id": "1.0", "status": "Pulling from tests/shell"})  # its id is the tag
     for layer in ("a", "b", "c"):
-        pull.take(moved(layer, "Pulling fs layer"))
-    pull.take(moved("a", "Already exists"))
-    pull.take(moved("b", "Downloading", 2_000_000, 8_000_000))
+        pull.feed(moved(layer, "Pulling fs layer"))
+    pull.feed(moved("a", "Already exists"))
+    pull.feed(moved("b", "Downloading", 2_000_000, 8_000_000))
     assert str(pull) == "1 of 3 layers, 2.0 of 8.0 MB"
-    pull.take(moved("b", "Download complete"))
-    pull.take(moved("b", "Extracting", 100_000, 8_000_000))  # of what is there already
-    pull.take(moved("b", "Pull complete"))
+    pull.feed(moved("b", "Download complete"))
+    pull.feed(moved("b", "Extracting", 100_000, 8_000_000))  # of what is there already
+    pull.feed(moved("b", "Pull complete"))
     assert str(pull) == "2 of 3 layers, 8.0 of 8.0 MB"
-    pull.take({"status": "Digest: sha256:00"})
+    pull.feed({"status": "Digest: sha256:00"})
     assert pull.layers == (2, 3)
 
 
-def test_a_push_is_summed_up_and_may_tell_more_than_all():
+def test_the_progress_of_a_push_is_never_above_100_percent():
     push = Transfer()
-    push.take(moved("a", "Preparing"))
-    push.take(moved("a", "Pushing", 2_100_000, 2_000_000))
+    push.feed(moved("a", "Preparing"))
+    push.feed(moved("a", "Pushing", 2_100_000, 2_000_000))
     assert str(push) == "0 of 1 layers, 2.0 of 2.0 MB"
-    push.take(moved("a", "Pushed"))
-    push.take(moved("b", "Layer already exists"))
-    push.take(moved("c", "Mounted from tests/other"))
+    push.feed(moved("a", "Pushed"))
+    push.feed(moved("b", "Layer already exists"))
+    push.feed(moved("c", "Mounted from tests/other"))
     assert push.layers == (3, 3)

@@ -1,4 +1,4 @@
-"""How an image is classified, and where a second container comes from: facts in, decision out."""
+"""How images serve instances, and which image a sidecar has."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ NONE: dict[str, Any] = {"python": None, "has_fitting_python": False}
         ({}, False, "runtime", Serving.RUNTIME),
     ],
 )
-def test_who_answers_is_what_the_image_and_the_project_have(
+def test_image_and_project_decide_what_answers_calls(
     facts: dict[str, Any], code: bool, door: str | None, serving: Serving
 ) -> None:
     wanted = deploy(container={"door": door})
-    chosen, absence = choose(wanted, content(**facts), has_code=code)
+    chosen, lack = choose(wanted, content(**facts), has_code=code)
     assert chosen is serving
-    assert bool(absence) == (serving is Serving.COMMANDS)
+    assert bool(lack) == (serving is Serving.COMMANDS)
 
 
-def test_why_an_image_has_no_tools_is_said() -> None:
+def test_the_reason_for_having_no_tools_is_given() -> None:
     assert "Python 3.9, and tools need 3.11" in choose(deploy(), content(**OLD), has_code=True)[1]
     assert "no python3" in choose(deploy(), content(**NONE), has_code=True)[1]
     assert "has no code" in choose(deploy(), content(**NONE), has_code=False)[1]
 
 
-def test_an_image_that_can_do_nothing_is_refused() -> None:
+def test_an_image_that_can_run_nothing_is_refused() -> None:
     with pytest.raises(SandboxStartFailed, match=r"no python3.*no /bin/sh"):
         choose(deploy(), content(**NONE, has_shell=False), has_code=True)
     with pytest.raises(SandboxStartFailed, match="no Python files"):
@@ -80,7 +80,7 @@ def test_an_image_that_can_do_nothing_is_refused() -> None:
         choose(deploy(container={"door": "runtime"}), content(**OLD), has_code=True)
 
 
-def test_what_starts_an_images_server() -> None:
+def test_the_command_of_an_images_server() -> None:
     named = content(command=("run", "me"), **SERVER)
     assert server_command(named, ("-x",)) == ("run", "me", "-x")
     unnamed = content(has_aenvironment=True, command=("python3",))
@@ -92,7 +92,7 @@ def test_a_project_has_code_when_it_has_python_files(tmp_path: Path) -> None:
     assert not has_code(tmp_path)
     (tmp_path / "src").mkdir()
     (tmp_path / "setup.py").touch()
-    assert not has_code(tmp_path), "src counts where there is one"
+    assert not has_code(tmp_path), "if there is a src, only that counts"
     (tmp_path / "src" / "package").mkdir()
     (tmp_path / "src" / "package" / "tools.py").touch()
     assert has_code(tmp_path)
@@ -117,17 +117,17 @@ def test_the_sidecar_image_is_the_prefix_and_the_datasource(
 
 
 def test_a_sidecar_image_needs_a_datasource() -> None:
-    with pytest.raises(ConfigError, match=r"x@1 has a second container.*no datasource"):
+    with pytest.raises(ConfigError, match=r"x@1 has a sidecar.*no datasource"):
         sidecar_image("x@1", deploy(imagePrefix="a/b"), "")
 
 
 @pytest.mark.parametrize("name", ["DualContainer", "dualContainer"])
-def test_both_spellings_ask_for_two_containers(name: str) -> None:
+def test_both_spellings_request_a_sidecar(name: str) -> None:
     assert deploy(podTemplate=name).is_dual
     assert not deploy(podTemplate="singleContainer").is_dual
 
 
-def test_an_unnamed_network_is_the_nodes_only_where_that_gives_nothing_away() -> None:
+def test_the_default_network_is_the_nodes_unless_that_would_expose_something() -> None:
     dual = deploy(podTemplate="DualContainer")
     assert network_mode("x@1", deploy(), Serving.RUNTIME) == "host"
     assert network_mode("x@1", deploy(), Serving.PUBLIC) == "internet"
