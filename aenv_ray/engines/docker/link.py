@@ -30,7 +30,7 @@ from aenv_ray.engines.node.docker_labels import LINK_LABEL
 from aenv_ray.engines.node.host_key import HostKey, authenticate
 from aenv_ray.runtime.container.process_one import HOME
 
-PROOF_S: Final = 60.0
+AUTHENTICATION_S: Final = 60.0
 """How long process 1 may take to answer; it does not answer while it loads the project."""
 _REPORT_BYTES: Final = 1 << 20
 _SHARED_KERNEL: Final = frozenset({"runc", "crun", "youki", "nvidia-container-runtime"})
@@ -215,7 +215,7 @@ class ExecLink(Link):
         except DaemonRefused as exc:
             raise ConnectionRefusedError(exc.message) from exc
         try:
-            async with asyncio.timeout(PROOF_S):
+            async with asyncio.timeout(AUTHENTICATION_S):
                 await authenticate(stream.socket, self._secret, {"kind": kind})
         except ConnectionError as exc:
             stream.socket.close()

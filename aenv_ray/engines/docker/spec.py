@@ -169,7 +169,7 @@ def _labels(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, str]:
     if root and not plan.daemon.disk_quota:
         own[labels.STORAGE_LABEL] = str(root)
     if plan.runtime.has_own_kernel:
-        own[labels.LINK_LABEL] = "program"
+        own[labels.LINK_LABEL] = "exec"
     if plan.sidecar is not None:
         own[labels.VOLUME_LABEL] = volume_name(plan.name)
     users = {f"{labels.USER_LABEL_PREFIX}{key}": value for key, value in spec.labels.items()}

@@ -1,7 +1,7 @@
-"""The Docker daemon's HTTP API over its Unix socket: the few requests that the engine makes.
+"""The Docker daemon's HTTP API over its Unix socket.
 
-Requests of many starts go out at once and none of them takes a thread, as those of the `docker`
-package would.
+Asynchronous: a node starts many containers at once, and the `docker` package would need a thread
+for each request. That package reads Docker's contexts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -18,16 +18,16 @@ import httpx
 from aenv_ray.errors import ConfigError, FabricUnavailable
 
 REQUEST_DEADLINE_S: Final = 120.0
-"""A daemon under load answers late; one that is stuck must not hold a host for ever."""
+"""A daemon under load answers late; one that hangs must not block a host for ever."""
 _CONNECTIONS: Final = 64
 
 
 class DaemonRefused(Exception):
-    """The daemon answered that it cannot do what was asked.
+    """The daemon answered a request with an error.
 
     Attributes:
-        status: HTTP status: 404 no such thing, 409 conflict, 500 it failed.
-        message: Its own words.
+        status: HTTP status: 404 not found, 409 conflict, 500 the daemon failed.
+        message: The daemon's message.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -40,12 +40,12 @@ def socket_path(address: str) -> str:
     """Return the path of the daemon's socket.
 
     Raises:
-        ConfigError: `address` is no Unix socket: sandboxes share directories with this node.
+        ConfigError: `address` is not a Unix socket; sandboxes share directories with this node.
     """
     scheme, _, path = address.partition("://")
     if scheme != "unix" or not path.startswith("/"):
         raise ConfigError(
-            f"DOCKER_HOST {address!r} is no Unix socket on this node",
+            f"DOCKER_HOST {address!r} is not a Unix socket on this node",
             hint="the docker engine needs the node's own daemon: unix:///var/run/docker.sock",
         )
     return path
@@ -64,13 +64,13 @@ def daemon_hint(address: str) -> str:
 
 
 class DockerClient:
-    """Speaks with one daemon. Every method is safe to use concurrently.
+    """A client of one daemon; safe to use concurrently.
 
     Args:
         address: ``unix:///path``.
 
-    Every request raises `FabricUnavailable` when the daemon does not answer, and `DaemonRefused`
-    when it refuses.
+    Every request raises `FabricUnavailable` if the daemon does not answer, and `DaemonRefused` if
+    it answers with an error.
     """
 
     def __init__(self, address: str) -> None:
@@ -83,7 +83,7 @@ class DockerClient:
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=_CONNECTIONS)
-            # A socket file has no TLS, and reading the machine's certificates takes 20 ms.
+            # No TLS on a Unix socket; loading the certificates would take 20 ms.
             transport = httpx.AsyncHTTPTransport(
                 uds=self.path, limits=limits, verify=False, trust_env=False
             )
@@ -103,14 +103,14 @@ class DockerClient:
         body: Any = None,
         within_s: float = REQUEST_DEADLINE_S,
     ) -> Any:
-        """Make one request and return its JSON answer; None when that is empty.
+        """Make a request and return its JSON answer; None if it is empty.
 
         Args:
             method: HTTP method.
-            path: Below the daemon's root.
-            params: Query; mappings in it are sent as JSON, as the daemon wants its filters.
+            path: Of the request.
+            params: Query; mappings in it are sent as JSON, the format of the daemon's filters.
             body: Sent as JSON.
-            within_s: How long the whole of it may take.
+            within_s: Deadline of the whole request.
         """
         with self._reaching():
             async with asyncio.timeout(within_s):
@@ -127,23 +127,19 @@ class DockerClient:
         *,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        content: AsyncIterable[bytes] | None = None,
         opens_in_s: float | None = None,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Make a request that is answered by one JSON object a line, for as long as it takes.
+        """Make a request whose answer is a stream of JSON objects, one per line.
 
         Args:
             method: HTTP method.
-            path: Below the daemon's root.
+            path: Of the request.
             params: Query, as for `request`.
-            headers: Beside the usual ones.
-            content: Sent as it is.
-            opens_in_s: How long the answer may take to begin. None: as long as the work that the
-                daemon begins it with, such as to reach a registry.
+            headers: Additional headers.
+            opens_in_s: Deadline for the first byte of the answer. None: no deadline, because the
+                daemon first does some work, such as connecting to a registry.
         """
-        async with self._answer(
-            method, path, params, headers, content, opens_in_s=opens_in_s
-        ) as response:
+        async with self._answer(method, path, params, headers, opens_in_s=opens_in_s) as response:
             yield self._lines(response)
 
     @contextlib.asynccontextmanager
@@ -153,18 +149,17 @@ class DockerClient:
         path: str,
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str] | None = None,
-        content: AsyncIterable[bytes] | None = None,
         *,
         opens_in_s: float | None,
         silence_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Make a request and give its answer unread.
+        """Make a request and yield its answer unread.
 
-        Reading raises after a silence of `silence_s`; None: never.
+        Reading fails if nothing comes for `silence_s`; None: never.
         """
         with self._reaching():
             request = self._http.build_request(
-                method, path, params=_query(params), headers=headers, content=content,
+                method, path, params=_query(params), headers=headers,
                 timeout=httpx.Timeout(REQUEST_DEADLINE_S, read=silence_s),
             )  # fmt: skip
             async with asyncio.timeout(opens_in_s):
@@ -183,7 +178,7 @@ class DockerClient:
                     yield json.loads(line)
 
     async def log(self, container: str, lines: int) -> str:
-        """Return the last `lines` of a container's output, stdout and stderr as they came."""
+        """Return the last `lines` of a container's output, stdout and stderr in order."""
         params = {"stdout": 1, "stderr": 1, "tail": lines}
         with self._reaching():
             async with asyncio.timeout(REQUEST_DEADLINE_S):
@@ -195,10 +190,10 @@ class DockerClient:
     async def frames(
         self, path: str, params: Mapping[str, Any]
     ) -> AsyncGenerator[list[bytes], None]:
-        """Yield the frames of what there is of a container's output, as many at once as came.
+        """Yield the frames of a container's log, in batches as they arrive.
 
         Args:
-            path: Below the daemon's root.
+            path: Of the request.
             params: Query.
         """
         async with self._answer(
@@ -219,7 +214,7 @@ class DockerClient:
             raise FabricUnavailable(
                 f"the Docker daemon at {self._address} does not answer: "
                 f"{type(exc).__name__}: {exc}".rstrip(": "),
-                hint="is it running, and may this user open its socket?",
+                hint="check that it is running, and that this user may open its socket",
             ) from exc
 
     async def close(self) -> None:
@@ -244,7 +239,7 @@ def _refusal(status: int, content: bytes) -> DaemonRefused:
 
 
 def _unframed(stream: bytes) -> tuple[list[bytes], bytes]:
-    """Return the payloads of the daemon's frames, and the beginning of one that is not whole yet.
+    """Return the payloads of the complete frames, and the incomplete rest.
 
     A frame is a kind, three zeros, a length, and as many bytes.
     """

@@ -1,4 +1,4 @@
-"""A Docker daemon of a test's own, which it may break."""
+"""A Docker daemon for one test, which may break it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.contract.processes import naming, signal_all
 
 _UP_S = 60.0
 _SHIM_END_S = 20.0
-"""A shim that is told to end has ended by then, or is killed."""
+"""How long a terminated shim may take before it is killed."""
 
 
 class OwnDaemon:
-    """A Docker daemon with directories of its own, without a bridge.
+    """A Docker daemon with its own directories, without a bridge.
 
     Args:
         root: Its directories; None for new ones.
@@ -28,7 +28,7 @@ class OwnDaemon:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
         self.address = f"unix://{self.root}/d.sock"
-        # As where systemd starts it: it outlives the daemon, and containers outlive both.
+        # As with systemd: containerd outlives the daemon, and containers outlive both.
         with (self.root / "containerd.log").open("ab") as log:
             self.containerd = subprocess.Popen(
                 [
@@ -43,7 +43,7 @@ class OwnDaemon:
         with (self.root / "log").open("ab") as log:
             process = subprocess.Popen(
                 [
-                    # Apart, for a daemon without a bridge deletes the one that it finds.
+                    # In its own network: a daemon without a bridge deletes the one that it finds.
                     "unshare", "--net", "--", "dockerd", "--host", self.address,
                     "--containerd", str(self.root / "c.sock"),
                     "--data-root", str(self.root / "data"),
@@ -84,7 +84,7 @@ class OwnDaemon:
         signal_all(pids(f"aenv_ray.engines.docker.janitor {self.root}"))
         begun = time.monotonic()
         while pids(str(self.root)) and (waited := time.monotonic() - begun) < 2 * _SHIM_END_S:
-            # Of containers that nobody ended, or that were on their way when containerd ended.
+            # Shims of containers that were left, or were being created when containerd ended.
             number = signal.SIGTERM if waited < _SHIM_END_S else signal.SIGKILL
             signal_all(pids(f"-address {self.root}"), number)
             time.sleep(0.1)

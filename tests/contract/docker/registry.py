@@ -1,4 +1,4 @@
-"""A real image registry of a test's own, and what may stand between it and a daemon."""
+"""A real image registry for a test, and a gate between it and a daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contract.docker.docker_node import docker, shell_image
 
 PROGRAM = shutil.which("docker-registry")
 USER, PASSWORD = "tester", "word for tests"
-# htpasswd's bcrypt of the password, of the least cost there is.
+# The password in bcrypt, by htpasswd, with the lowest cost.
 _HASH = "$2b$04$W58voRb2VEmodhFUcXGPcO5/17e1gqCgsYCu6qpfOkDjBlWaX8Gvu"
 _LOOPBACK_ON = """
 import fcntl, socket, struct
@@ -30,7 +30,7 @@ _LISTENING = re.compile(r'msg="listening on 127\.0\.0\.1:(\d+)"')
 
 
 class Registry:
-    """A registry on a free port of this machine; daemons speak HTTP with those.
+    """A registry on a free port of this machine, which daemons reach over HTTP.
 
     Args:
         with_login: Whether it wants one: `USER` and `PASSWORD`.
@@ -79,12 +79,12 @@ class Registry:
         return f"localhost:{self.port}"
 
     def requests(self, method: str, part: str) -> int:
-        """Return how many requests it got whose path has a part."""
+        """Return how many requests with a path that contains a part it received."""
         lines = self._log.read_text().splitlines()
         return sum(f'"{method} ' in line and part in line for line in lines)
 
     def end(self) -> None:
-        """End it and delete its images."""
+        """Stop it and delete its images."""
         for process in (self._process, self._drain):
             process.terminate()
             process.wait(30)
@@ -92,7 +92,7 @@ class Registry:
 
 
 def _inside(process: int | None) -> list[str]:
-    """Return what runs a command in the network of a process, whose loopback it turns on."""
+    """Return a command prefix that enters the network of a process and enables its loopback."""
     if process is None:
         return []
     inside = ["nsenter", f"--net=/proc/{process}/ns/net", "--"]
@@ -108,7 +108,7 @@ def log_in(directory: Path, registry: str, password: str = PASSWORD) -> None:
 
 
 def push_new(reference: str, size_bytes: int, directory: Path) -> str:
-    """Push an image that has only a shell, and a layer that is nowhere else; return its id.
+    """Push an image with only a shell and a unique layer; return its id.
 
     Args:
         reference: In a registry that wants the login of this module, or none.
@@ -127,7 +127,7 @@ def push_new(reference: str, size_bytes: int, directory: Path) -> str:
 
 
 def keep_login(directory: Path, programs: Path, registry: str) -> None:
-    """Write a login into a credential helper, a program of its own, as ``docker login`` does."""
+    """Store a login in a credential helper, as ``docker login`` does."""
     directory.mkdir(exist_ok=True)
     programs.mkdir()
     config = {"auths": {registry: {}}, "credHelpers": {registry: "tests"}}
@@ -143,19 +143,19 @@ def keep_login(directory: Path, programs: Path, registry: str) -> None:
 
 
 class Gate:
-    """A way to a registry that can be shut: answers stop after a few bytes."""
+    """A proxy for a registry that can be closed: answers stop after a few bytes."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._open = asyncio.Event()
         self._passed = 0
         self.stuck = asyncio.Event()
-        """Set while something waits for it to be opened."""
+        """Set while an answer waits."""
         self.name = ""
         """``HOST:PORT``."""
 
     def open(self) -> None:
-        """Let everything pass."""
+        """Forward everything from now on."""
         self._open.set()
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""A daemon that dies and comes back: what runs in between, what is lost, and that it is said.
+"""A daemon that dies and comes back.
 
 The daemon is one of this test's own, so nothing else on the machine notices.
 """
@@ -35,7 +35,7 @@ def daemon() -> Iterator[OwnDaemon]:
 
 
 async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Path) -> None:
-    """Invariants 1 and 2: sandboxes go on without it, and what its return ends is lost."""
+    """Invariants 1 and 2: sandboxes go on without it; those that its return ends are lost."""
     engine = DockerEngine(
         HostId(f"host-{uuid.uuid4().hex[:8]}"), runtime_dir=daemon.root / "r", data_dir=data_dir(),
         scope=daemon.root.name, owner_pid=os.getpid(), address=daemon.address, image=small_image(),

@@ -1,4 +1,4 @@
-"""What containers write to their image's directories is bounded: by quota, or by being watched."""
+"""Writes to an image's directories are limited: by quota, or by checks of the janitor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.docker
 
 LIMIT_MIB = 64
 MOST_MIB = 512
-"""What the tools write at most, should nothing stop them: where the disk has much more to write, a
-daemon waits minutes for each small file of its own."""
+"""What the tools write at most if nothing stops them; with much more to write back, a daemon waits
+minutes for each of its own small files."""
 FILL = f"""
 import errno
 from aenv_ray.runtime import register_tool
@@ -69,15 +69,15 @@ async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]
     await eventually(lambda: not docker_node.left_over(), "nothing is left")
 
 
-async def test_a_file_of_the_images_directories_has_the_limit(bench: Bench) -> None:
+async def test_a_single_file_cannot_exceed_the_limit(bench: Bench) -> None:
     sandbox = await bench.start(filling(bench))
     stopped = (await call(sandbox, "fill_one_file")).data
     assert stopped in {f"EFBIG after {LIMIT_MIB} MiB", f"ENOSPC after {LIMIT_MIB - 1} MiB"}
     assert f"{LIMIT_MIB} MiB" in sandbox.isolation.limits["image's directories"]
 
 
-async def test_a_sandbox_that_fills_the_images_directories_ends(bench: Bench) -> None:
-    """Where no quota stops it: the node's disk is not its own."""
+async def test_a_sandbox_that_writes_too_much_ends(bench: Bench) -> None:
+    """Without a quota the janitor protects the disk of the node."""
     sandbox = await bench.start(filling(bench))
     if "quota" in sandbox.isolation.limits["image's directories"]:
         pytest.skip("the daemon has quotas")
@@ -86,7 +86,7 @@ async def test_a_sandbox_that_fills_the_images_directories_ends(bench: Bench) ->
         await call(sandbox, "fill_many_files")
 
 
-async def test_a_second_container_is_watched_as_well(bench: Bench) -> None:
+async def test_a_sidecar_is_checked_as_well(bench: Bench) -> None:
     source = (
         "from aenv_ray.runtime import register_tool, sidecar\n"
         "@register_tool\ndef fill() -> str:\n"
@@ -100,7 +100,7 @@ async def test_a_second_container_is_watched_as_well(bench: Bench) -> None:
         await call(pair, "fill")
 
 
-async def test_a_read_only_root_needs_no_watching(bench: Bench) -> None:
+async def test_a_read_only_root_needs_no_check(bench: Bench) -> None:
     sandbox = await bench.start(filling(bench, container={"readOnlyRoot": True}))
     assert not any(item.startswith("storage") for item in sandbox.isolation.missing)
     assert "image's directories" not in sandbox.isolation.limits
@@ -117,7 +117,7 @@ async def test_a_read_only_root_needs_no_watching(bench: Bench) -> None:
 
 @pytest.fixture
 def quota_daemon() -> Iterator[OwnDaemon]:
-    """A daemon whose directory is on xfs with project quotas."""
+    """Yield a daemon whose directory is on xfs with project quotas."""
     require("docker", os.geteuid() == 0, "a daemon of the test's own needs root")
     require("xfs", shutil.which("mkfs.xfs") is not None, "xfsprogs is not installed")
     root = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
@@ -141,8 +141,10 @@ def quota_daemon() -> Iterator[OwnDaemon]:
     daemon.end()
 
 
-async def test_a_quota_is_the_tools_own_error(quota_daemon: OwnDaemon, tmp_path: Path) -> None:
-    """Where the daemon can limit it, a full disk ends nobody."""
+async def test_exceeding_a_quota_is_an_error_of_the_tool(
+    quota_daemon: OwnDaemon, tmp_path: Path
+) -> None:
+    """With a quota, a full disk does not end the sandbox."""
     engine = DockerEngine(
         new_host(), runtime_dir=quota_daemon.root / "r", data_dir=data_dir(),
         scope=quota_daemon.root.name, owner_pid=os.getpid(), address=quota_daemon.address,

@@ -1,4 +1,4 @@
-"""What containers add to the engine contract: causes of death, limits, walls, and the janitor."""
+"""What containers add to the engine contract: causes of death, limits, isolation, the janitor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]
 
 @pytest.fixture
 def own_node() -> Iterator[DockerNode]:
-    """Yield a node of one test, which may break it."""
+    """Yield a node for one test, which may break it."""
     node = DockerNode()
     yield node
     node.end()
@@ -50,15 +50,15 @@ def own_node() -> Iterator[DockerNode]:
 # --- why it died ---------------------------------------------------------------------------------
 
 
-async def test_running_out_of_memory_is_said(bench: Bench) -> None:
-    """Invariant 2: a container that its limit killed is lost, and says which limit."""
+async def test_running_out_of_memory_is_the_cause(bench: Bench) -> None:
+    """Invariant 2: the error names the limit."""
     sandbox = await bench.start(bench.contract_project({"memory": "64M"}))
     assert sandbox.isolation.limits["memory"].startswith("64 MiB")
     with pytest.raises(SandboxLost, match=r"out of memory .*limit 64 MiB"):
         await evaluate(sandbox, "result = len(bytearray(200 * 1024 * 1024))")
 
 
-async def test_a_container_removed_by_hand_is_said(bench: Bench, docker_node: DockerNode) -> None:
+async def test_removal_by_somebody_else_is_the_cause(bench: Bench, docker_node: DockerNode) -> None:
     """Invariant 2."""
     sandbox = await bench.start()
     docker("rm", "--force", docker_node.container(sandbox.instance_id))
@@ -66,7 +66,7 @@ async def test_a_container_removed_by_hand_is_said(bench: Bench, docker_node: Do
     assert await bench.running() == set()
 
 
-async def test_a_dead_container_tells_its_last_log(bench: Bench) -> None:
+async def test_the_error_for_a_dead_container_shows_the_end_of_its_log(bench: Bench) -> None:
     source = (
         "import os\nfrom aenv_ray.runtime import register_tool\n"
         "@register_tool\ndef speak_and_die() -> None:\n"
@@ -80,10 +80,10 @@ async def test_a_dead_container_tells_its_last_log(bench: Bench) -> None:
     assert lines[1] == "line 10"
 
 
-async def test_a_slow_reader_of_a_log_holds_nobody_up_and_is_told_what_it_missed(
+async def test_a_slow_reader_of_a_log_blocks_nobody_and_sees_where_output_is_missing(
     bench: Bench,
 ) -> None:
-    """Invariant 12: of much that was printed the daemon keeps the end."""
+    """Invariant 12: the daemon keeps only the end of long output."""
     sandbox = await bench.start()
     await evaluate(sandbox, "print('begin', flush=True); result = 1")
     heard = b""
@@ -114,17 +114,17 @@ result = {lines}
 NETLESS = {"deployConfig": {"network": "none"}}
 
 
-async def test_an_image_that_ends_at_once_is_a_failed_start_with_its_log(bench: Bench) -> None:
+async def test_the_error_for_an_image_that_exits_at_once_shows_its_log(bench: Bench) -> None:
     source = "import os\nprint('so long', flush=True)\nos._exit(5)\n"
     with pytest.raises(SandboxStartFailed, match=r"(?s)code 5.*so long"):
         await bench.start(bench.project({"tools.py": source}, NETLESS))
     assert await bench.running() == set()
 
 
-async def test_one_that_never_becomes_ready_is_a_failed_start_and_is_ended(
+async def test_a_container_that_never_becomes_ready_is_removed(
     bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariants 3 and 9: the wait has an end, and says what it waited for and what was printed."""
+    """Invariants 3 and 9: the error names the deadline and shows the log."""
     monkeypatch.setattr(docker_instances, "BOOT_DEADLINE_S", 0.5)
     last_log = Containers.last_log
 
@@ -145,7 +145,7 @@ async def test_one_that_never_becomes_ready_is_a_failed_start_and_is_ended(
     await eventually(lambda: not docker_node.left_over(), "nothing is left", 60.0)
 
 
-async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: DockerNode) -> None:
+async def test_images_that_cannot_run_are_reported(bench: Bench, docker_node: DockerNode) -> None:
     async def start_in(image: str) -> None:
         deploy = {"network": "none", "container": {"image": image}}
         await bench.start(bench.contract_project(deploy))
@@ -164,13 +164,13 @@ async def test_images_that_cannot_be_run_are_said(bench: Bench, docker_node: Doc
             await engine.start(bench.spec())
 
 
-async def test_a_runtime_that_the_daemon_does_not_have_is_refused(bench: Bench) -> None:
+async def test_an_unknown_oci_runtime_is_refused(bench: Bench) -> None:
     project = bench.contract_project({"container": {"runtime": "no-such-runtime"}})
     with pytest.raises(ConfigError, match=r"no runtime 'no-such-runtime'.*it has .*\brunc\b"):
         await bench.start(project)
 
 
-async def test_a_project_runs_under_the_runtime_that_it_names(
+async def test_a_project_runs_under_the_oci_runtime_that_it_names(
     bench: Bench, docker_node: DockerNode
 ) -> None:
     known = docker("info", "--format", "{{json .Runtimes}}")
@@ -187,13 +187,13 @@ async def test_a_project_runs_under_the_runtime_that_it_names(
         await evaluate(sandbox, "result = len(bytearray(600 * 1024 * 1024))")
 
 
-async def test_a_project_for_another_system_is_refused(bench: Bench) -> None:
+async def test_a_project_for_another_operating_system_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match=r"is for windows .*the Docker daemon runs linux"):
         await bench.start(bench.contract_project({"os": "windows"}))
     await bench.start(bench.contract_project({"os": "Linux"}))
 
 
-async def test_a_daemon_that_is_not_there_is_an_unavailable_fabric(
+async def test_without_a_daemon_the_fabric_is_unavailable(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
     engine = DockerEngine(
@@ -208,7 +208,7 @@ async def test_a_daemon_that_is_not_there_is_an_unavailable_fabric(
 # --- walls ---------------------------------------------------------------------------------------
 
 
-async def test_limits_and_rights_are_what_the_facts_say(
+async def test_limits_and_capabilities_are_as_the_facts_say(
     bench: Bench, docker_node: DockerNode
 ) -> None:
     container = {"pids": 100, "readOnlyRoot": True}
@@ -233,8 +233,8 @@ async def test_limits_and_rights_are_what_the_facts_say(
     assert sandbox.isolation.limits["processes"] == "100 per sandbox"
 
 
-async def test_commands_cannot_use_the_runtimes_own_door(bench: Bench) -> None:
-    """Invariant 8: whoever runs inside the container is no host."""
+async def test_commands_cannot_use_the_door_of_the_runtime(bench: Bench) -> None:
+    """Invariant 8: only the host may use it."""
     sandbox = await bench.start()
     script = (
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(10); "
@@ -248,7 +248,7 @@ async def test_commands_cannot_use_the_runtimes_own_door(bench: Bench) -> None:
     assert memory.stdout == b""
 
 
-async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> None:
+async def test_project_and_runtime_are_read_only(bench: Bench) -> None:
     deploy = {"network": "none", "container": {"user": "root"}}
     sandbox = await bench.start(bench.contract_project(deploy))
     assert (await execute(sandbox, "id -u")).text() == "0\n"
@@ -256,8 +256,8 @@ async def test_the_project_and_the_runtime_cannot_be_changed(bench: Bench) -> No
         assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
 
 
-async def test_a_hidden_project_is_gone_once_its_code_is_loaded(bench: Bench) -> None:
-    """Solutions and graders lie in it."""
+async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench) -> None:
+    """It contains solutions and graders."""
     sandbox = await bench.start(bench.contract_project({"hideSource": True}))
     assert await value_of(sandbox, "echo", text="loaded") == "loaded"
     assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
@@ -271,10 +271,10 @@ def _serve(listener: socket.socket) -> None:
             listener.accept()[0].close()
 
 
-async def test_the_internet_is_not_the_node_nor_its_neighbours(
+async def test_the_internet_excludes_the_node_and_its_neighbours(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
-    """Invariant 7: neither the node's own addresses, nor private ones, nor another sandbox."""
+    """Invariant 7: the node's addresses, private ones and other sandboxes cannot be reached."""
     if os.geteuid() != 0:
         pytest.skip("the rules of the packet filter need root")
     listener = socket.create_server(("0.0.0.0", 0))
@@ -317,7 +317,7 @@ except OSError as exc:
 # --- the janitor (invariant 3, design D8) --------------------------------------------------------
 
 
-async def test_containers_whose_host_stays_away_are_ended(
+async def test_containers_end_if_their_host_stays_away(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
     engine = docker_node.engine(new_host())
@@ -327,7 +327,9 @@ async def test_containers_whose_host_stays_away_are_ended(
     await eventually(lambda: not docker_node.left_over(), "nothing of it is left")
 
 
-async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_path: Path) -> None:
+async def test_the_deadline_is_enforced_without_a_host(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
     engine = docker_node.engine(new_host())
     bench = Bench(engine, tmp_path)
     sandbox = await bench.start(ttl_s=600.0)
@@ -337,7 +339,7 @@ async def test_the_deadline_holds_without_a_host(docker_node: DockerNode, tmp_pa
 
 
 @pytest.mark.usefixtures("watched_closely")
-async def test_a_killed_janitor_is_started_again(own_node: DockerNode, tmp_path: Path) -> None:
+async def test_a_killed_janitor_is_restarted(own_node: DockerNode, tmp_path: Path) -> None:
     async with engine_on(own_node) as engine:
         bench = Bench(engine, tmp_path)
         sandbox = await bench.start()
@@ -353,10 +355,10 @@ async def _janitor(node: DockerNode) -> list[int]:
     return node.janitor_pids()
 
 
-async def test_everything_ends_with_its_owner_and_nothing_else(
+async def test_everything_of_a_node_ends_with_its_owner_and_nothing_else(
     own_node: DockerNode, tmp_path: Path
 ) -> None:
-    """The raylet's death ends every container of its node; others' containers stay."""
+    """The death of the raylet ends the containers of its node, and no other containers."""
     bystander = docker("run", "--detach", "--network=none", own_node.image, "sleep", "300")
     owner = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -383,10 +385,10 @@ async def test_everything_ends_with_its_owner_and_nothing_else(
         owner.stdin.close()
 
 
-async def test_what_a_dead_janitor_left_is_ended_by_another(
+async def test_a_janitor_ends_overdue_containers_of_a_dead_one(
     own_node: DockerNode, docker_node: DockerNode
 ) -> None:
-    """A container past its deadline whose scope has nobody: any janitor of the machine ends it."""
+    """Any janitor of the machine ends containers past their deadline whose scope has none."""
     labels = {
         "aenv.scope": own_node.scope + "/docker",
         "aenv.host": "nobody",

@@ -1,4 +1,4 @@
-"""Images with a server of their own: AEnvironment's published package, unmodified."""
+"""Images with their own server: AEnvironment's published package, unmodified."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ async def bench(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def foreign(bench: Bench) -> Sandbox:
-    """Return an instance for every test that leaves it as it is: its server starts in seconds."""
+    """Yield an instance that tests share and do not change: its server takes seconds to start."""
     return await bench.start(bare_project(bench, aenvironment_image()))
 
 
-async def test_an_unmodified_image_is_reached_without_network_or_ports(
+async def test_an_unmodified_image_needs_no_network_or_ports(
     foreign: Sandbox, docker_node: DockerNode
 ) -> None:
     assert foreign.start_mode.endswith("with its own server (public door)")
@@ -56,7 +56,7 @@ async def test_an_unmodified_image_is_reached_without_network_or_ports(
     assert any(item.startswith("public door: port 8081") for item in foreign.isolation.missing)
 
 
-async def test_an_unmodified_image_offers_what_it_registers(foreign: Sandbox) -> None:
+async def test_an_unmodified_image_offers_its_tools(foreign: Sandbox) -> None:
     tools = {tool["name"]: tool for tool in await request(foreign, "tools/list", {})}
     assert set(tools) == {"echo", "add", "count", "fail", "slow", "block", "die"}
     assert tools["echo"]["description"] == "Return the text, some times over."
@@ -103,7 +103,7 @@ async def test_a_repeated_call_runs_once_in_a_foreign_image(foreign: Sandbox) ->
 
 
 async def test_a_foreign_tool_is_stopped_at_its_deadline(foreign: Sandbox) -> None:
-    """Invariant 11: its server is told, and other calls go on."""
+    """Invariant 11: its server is notified, and other calls go on."""
     with pytest.raises(ToolTimeout):
         await call(foreign, "slow", {"seconds": 2.0, "path": "/tmp/late"}, timeout_s=0.3)
     assert await value_of(foreign, "slow", seconds=2.1, path="/tmp/later") == "done"
@@ -116,8 +116,8 @@ async def test_many_foreign_calls_run_at_once(foreign: Sandbox) -> None:
     assert [task.result()["sum"] for task in calls] == list(range(1, 51))
 
 
-async def test_a_server_that_dies_in_a_call_is_a_lost_sandbox(bench: Bench) -> None:
-    """Invariant 2: neither a result nor a second attempt."""
+async def test_a_sandbox_whose_server_dies_during_a_call_is_lost(bench: Bench) -> None:
+    """Invariant 2: there is neither a result nor a second attempt."""
     foreign = await bench.start(bare_project(bench, aenvironment_image()))
     with pytest.raises((SandboxLost, CallOutcomeUnknown)):
         await call(foreign, "die")
@@ -129,13 +129,15 @@ async def test_a_server_that_dies_in_a_call_is_a_lost_sandbox(bench: Bench) -> N
         await call(foreign, "echo", {"text": "x"})
 
 
-async def test_a_server_that_does_not_start_says_so(bench: Bench, docker_node: DockerNode) -> None:
+async def test_the_error_says_that_the_server_did_not_start(
+    bench: Bench, docker_node: DockerNode
+) -> None:
     project = bare_project(bench, docker_node.image, door="public")
     with pytest.raises(SandboxStartFailed, match=r"(?s)exited with code 1.*No module named .*aenv"):
         await bench.start(project)
 
 
-async def test_the_nodes_own_port_is_never_given_away(bench: Bench) -> None:
+async def test_a_server_cannot_get_a_port_of_the_node(bench: Bench) -> None:
     deploy = {"network": "host", "container": {"image": aenvironment_image()}}
     project = bench.project({"notes.txt": ""}, {"deployConfig": deploy})
     with pytest.raises(ConfigError, match=r'cannot have network "host".*8081'):

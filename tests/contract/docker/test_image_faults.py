@@ -1,4 +1,4 @@
-"""Images when the daemon itself is in trouble: a full disk, or killed in the middle of a build.
+"""Failures of the daemon itself: a full disk, and its death during a build.
 
 The daemon is one of this test's own, so nothing else on the machine notices.
 """
@@ -30,7 +30,7 @@ _DISK_BYTES = 24 * 1024**2
 
 
 class SmallDaemon(OwnDaemon):
-    """A daemon whose disk is small."""
+    """A daemon with a small disk."""
 
     def start(self) -> None:
         data = self._root / "data"
@@ -42,7 +42,7 @@ class SmallDaemon(OwnDaemon):
 
     @property
     def pid(self) -> int:
-        """Of a process in its network."""
+        """Pid of a process in its network."""
         return self._process.pid
 
 
@@ -54,7 +54,9 @@ def daemon() -> Iterator[SmallDaemon]:
     daemon.end()
 
 
-async def test_a_pull_that_fills_the_disk_says_so(daemon: SmallDaemon, tmp_path: Path) -> None:
+async def test_the_error_for_a_pull_that_fills_the_disk_says_so(
+    daemon: SmallDaemon, tmp_path: Path
+) -> None:
     require("registry", PROGRAM is not None, "docker-registry is not installed")
     path = f"tests/{uuid.uuid4().hex[:8]}:1"
     registry = Registry(with_login=False)
@@ -72,7 +74,7 @@ async def test_a_pull_that_fills_the_disk_says_so(daemon: SmallDaemon, tmp_path:
         registry.end()
 
 
-def test_a_daemon_that_is_killed_in_the_middle_of_a_build_is_no_mistake_of_the_project(
+def test_the_death_of_the_daemon_is_not_a_mistake_in_the_project(
     daemon: SmallDaemon, tmp_path: Path
 ) -> None:
     config = {"buildConfig": {"dockerfile": "./Dockerfile"}}

@@ -1,4 +1,4 @@
-"""Images that have only a shell: commands and files work, and tools say why they do not."""
+"""Images with only a shell: commands and files work, and the error for tools says why not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def plain(bench: Bench) -> Sandbox:
     return await bench.start(bare_project(bench, shell_image()))
 
 
-async def test_commands_run_in_an_image_that_has_only_a_shell(plain: Sandbox) -> None:
+async def test_commands_run_in_an_image_with_only_a_shell(plain: Sandbox) -> None:
     result = await execute(plain, "echo $AENV_INSTANCE_ID; ls / >&2; exit 3")
     assert (result.exit_code, result.text()) == (3, f"{plain.instance_id}\n")
     assert b"python" not in (await execute(plain, "ls /bin")).stdout
@@ -41,7 +41,7 @@ async def test_commands_run_in_an_image_that_has_only_a_shell(plain: Sandbox) ->
     assert echoed.stdout == b"\0\xff"
 
 
-async def test_files_are_written_read_and_listed_in_an_image_that_has_only_a_shell(
+async def test_files_work_in_an_image_with_only_a_shell(
     plain: Sandbox,
 ) -> None:
     data = bytes(range(256)) * 5000
@@ -54,7 +54,7 @@ async def test_files_are_written_read_and_listed_in_an_image_that_has_only_a_she
         await request(plain, "aenv/read_file", {"arguments": {"path": "nothing"}})
 
 
-async def test_a_command_that_is_too_slow_is_killed_with_what_it_started(plain: Sandbox) -> None:
+async def test_a_command_that_is_too_slow_is_killed_with_its_children(plain: Sandbox) -> None:
     with pytest.raises(ToolTimeout):
         await execute(plain, "sleep 1234 & sleep 1234", timeout_s=0.5)
 
@@ -74,7 +74,7 @@ async def test_a_repeated_command_runs_once_in_any_image(plain: Sandbox) -> None
     assert (await execute(plain, "cat log")).text() == "x\n"
 
 
-async def test_tools_say_why_there_are_none(bench: Bench) -> None:
+async def test_the_error_says_why_there_are_no_tools(bench: Bench) -> None:
     deploy = {"network": "none", "container": {"image": shell_image()}}
     sandbox = await bench.start(bench.contract_project(deploy))
     reason = r"aenv-test-shell:.* has no python3 that starts, and tools need 3\.11"
@@ -92,7 +92,7 @@ async def test_tools_say_why_there_are_none(bench: Bench) -> None:
 async def test_an_image_with_python_and_a_project_without_code_has_commands(
     bench: Bench, docker_node: DockerNode
 ) -> None:
-    """When it says that it wants nothing else: code that is missing by mistake is told."""
+    """Only if the project asks for that: code missing by mistake is an error."""
     with pytest.raises(SandboxStartFailed, match="no Python files"):
         await bench.start(bare_project(bench, docker_node.image))
     sandbox = await bench.start(bare_project(bench, docker_node.image, door="commands"))
@@ -100,7 +100,7 @@ async def test_an_image_with_python_and_a_project_without_code_has_commands(
     assert "the project has no code" in sandbox.start_mode
 
 
-async def test_a_plain_image_is_adopted_like_any_other(
+async def test_an_instance_of_a_plain_image_can_be_attached_to(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
     host = HostId(f"host-{uuid.uuid4().hex[:8]}")

@@ -1,4 +1,4 @@
-"""Containers with a kernel of their own (gVisor): a part of the contract, and who gets in."""
+"""Containers with their own kernel (gVisor): a part of the contract, and access to the door."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.contract.docker.docker_node import DockerNode, bare_project, docker, 
 pytestmark = pytest.mark.docker
 RUNTIME = "runsc"
 IS_WHOLE = bool(os.environ.get("AENV_WHOLE_CONTRACT"))
-"""Run all of the contract rather than its part: some minutes more."""
+"""Run the whole contract instead of a part; takes some minutes more."""
 PART = frozenset(
     {
         "test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing",
@@ -47,7 +47,7 @@ PART = frozenset(
         "test_http_reaches_a_server_inside",
     }
 )
-"""What another kernel, and another way to the sandbox, could break; a start takes a second."""
+"""What another kernel and another link could break; a start takes a second."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,7 +96,7 @@ for line in open('/proc/net/unix'):
         s.connect(chr(0) + line.split('@')[1].strip())
         s.recv(16, socket.MSG_WAITALL)
         try:
-            # A proof by somebody who has no key.
+            # An authentication without the key.
             s.sendall(bytes(48) + (15).to_bytes(2, 'big') + b'{"kind":"door"}')
             s.sendall(b'{"jsonrpc":"2.0","id":1,"method":"aenv/reward","params":{}}' + bytes([10]))
             print(s.recv(100))
@@ -127,10 +127,10 @@ done
 
 
 @pytest.mark.parametrize("user", ["65534", "root"])
-async def test_whoever_runs_inside_has_no_key(
+async def test_processes_inside_cannot_get_the_key(
     bench: Bench, docker_node: DockerNode, user: str
 ) -> None:
-    """Invariants 8 and 10: not by the door, by memory, by a variable, or by what Docker tells."""
+    """Invariants 8 and 10: not from the door, memory, variables or the daemon."""
     deploy = {"network": "none", "container": {"user": user}}
     sandbox = await bench.start(bench.contract_project(deploy))
     assert sandbox.start_mode.endswith("own kernel by runsc")
@@ -151,11 +151,11 @@ async def test_whoever_runs_inside_has_no_key(
     assert await value_of(sandbox, "echo", text="still there") == "still there"
 
 
-async def test_a_broken_way_in_ends_the_sandbox_and_its_container(
+async def test_a_broken_link_ends_the_sandbox_and_its_container(
     bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariants 2 and 3: a call whose sandbox cannot be reached is lost, and nothing stays."""
-    monkeypatch.setattr(docker_engine, "CAUSE_WAIT_S", 1.0)  # the daemon has nothing to tell
+    """Invariants 2 and 3: a call to a sandbox that cannot be reached is lost; nothing is left."""
+    monkeypatch.setattr(docker_engine, "CAUSE_WAIT_S", 1.0)  # the daemon has nothing to report
     sandbox = await bench.start()
     name = docker_node.container(sandbox.instance_id)
     docker("exec", "--user", "64871", name, "sh", "-c", _BRIDGES.format("kill -9 $n"), check=False)
@@ -165,8 +165,8 @@ async def test_a_broken_way_in_ends_the_sandbox_and_its_container(
     await eventually(lambda: not docker_node.left_over(), "its container is gone", 60.0)
 
 
-async def test_names_need_no_resolver_of_the_daemon(bench: Bench) -> None:
-    """That listens on a loopback which is not gVisor's own."""
+async def test_names_resolve_without_the_daemons_resolver(bench: Bench) -> None:
+    """It listens on a loopback that gVisor does not share."""
     if os.geteuid() != 0:
         pytest.skip("the rules of the packet filter need root")
     sandbox = await bench.start(bench.contract_project({"network": "internet"}))
@@ -174,12 +174,12 @@ async def test_names_need_no_resolver_of_the_daemon(bench: Bench) -> None:
     assert shown.split() == [word for one in RESOLVERS for word in ("nameserver", one)]
 
 
-async def test_an_image_with_a_shell_alone_has_commands(bench: Bench) -> None:
+async def test_an_image_with_only_a_shell_has_commands(bench: Bench) -> None:
     sandbox = await bench.start(bare_project(bench, shell_image()))
     assert (await execute(sandbox, "echo from the shell")).text() == "from the shell\n"
 
 
-async def test_an_image_that_ends_at_once_is_a_failed_start_with_its_log(bench: Bench) -> None:
+async def test_the_error_for_an_image_that_exits_at_once_shows_its_log(bench: Bench) -> None:
     source = "import os\nprint('so long', flush=True)\nos._exit(5)\n"
     project = bench.project({"tools.py": source}, {"deployConfig": {"network": "none"}})
     with pytest.raises(SandboxStartFailed, match=r"(?s)code 5.*so long"):

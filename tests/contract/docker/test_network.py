@@ -60,7 +60,7 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[None]:
-    """Have the world, and something that listens on the node itself."""
+    """Create the network, with a listener on the node itself."""
     require("docker", os.geteuid() == 0, "a network namespace of the test's own needs root")
     require("docker", shutil.which("ip") is not None, "iproute2 is not installed")
     space, near, far = (f"aet{uuid.uuid4().hex[:6]}{end}" for end in "snf")
@@ -104,7 +104,7 @@ async def reaches(sandbox: Sandbox, host: str, port: int = PORT) -> bool:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The node's resolver knows these."""
+    """Let the node's resolver know some names."""
     known = {"mirror.test": MIRROR, "self.test": "127.0.0.1"}
 
     def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
@@ -117,8 +117,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("world", "names")
-async def test_an_allow_list_is_all_that_is_reached(bench: Bench, docker_node: DockerNode) -> None:
-    """Invariant 7: not the node, not a neighbour, no other address, no other port, no resolver."""
+async def test_only_the_allow_list_can_be_reached(bench: Bench, docker_node: DockerNode) -> None:
+    """Invariant 7: no node, neighbour, other address, other port or resolver."""
     allow = [f"{PUBLIC}:{PORT}", PRIVATE, f"mirror.test:{PORT}"]
     project = listed(bench, *allow)
     one, two = await bench.start(project), await bench.start(project)
@@ -147,7 +147,7 @@ async def test_an_allow_list_is_all_that_is_reached(bench: Bench, docker_node: D
 
 
 @pytest.mark.usefixtures("world")
-async def test_a_name_that_moves_is_followed_by_new_sandboxes(
+async def test_new_sandboxes_use_the_new_address_of_a_name(
     bench: Bench, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aenv_ray.engines.docker.networks.RESOLVED_FOR_S", 0.0)
@@ -162,7 +162,7 @@ async def test_a_name_that_moves_is_followed_by_new_sandboxes(
 
 
 @pytest.mark.usefixtures("world", "names")
-async def test_a_second_container_has_the_allow_list_of_the_first(bench: Bench) -> None:
+async def test_a_sidecar_has_the_allow_list_of_the_main_container(bench: Bench) -> None:
     source = (
         "from aenv_ray.runtime import register_tool, sidecar\n"
         "@register_tool\ndef dial(to: str) -> int:\n"
@@ -177,10 +177,10 @@ async def test_a_second_container_has_the_allow_list_of_the_first(bench: Bench) 
 
 
 @pytest.mark.usefixtures("world", "watched_closely")
-async def test_networks_of_lists_that_nobody_uses_are_removed(
+async def test_unused_networks_of_allow_lists_are_removed(
     bench: Bench, docker_node: DockerNode
 ) -> None:
-    """A daemon has room for few of them, and a project may have many lists."""
+    """A daemon has room for about thirty networks."""
     project = listed(bench, f"{PUBLIC}:{PORT}")
     bridge = Bridge(f"{docker_node.scope}/docker", (f"{PUBLIC}:{PORT}",))
 
@@ -191,7 +191,7 @@ async def test_networks_of_lists_that_nobody_uses_are_removed(
 
     async def has_new_janitor() -> None:
         await eventually(docker_node.janitor_pids, "there is a janitor")
-        signal_all(docker_node.janitor_pids(), signal.SIGTERM)  # a new one looks at once
+        signal_all(docker_node.janitor_pids(), signal.SIGTERM)  # a new one checks at once
 
     sandbox = await bench.start(project)
     await has_new_janitor()
@@ -206,9 +206,7 @@ async def test_networks_of_lists_that_nobody_uses_are_removed(
 
 
 @pytest.mark.usefixtures("world")
-async def test_rules_that_somebody_flushed_are_set_again(
-    bench: Bench, docker_node: DockerNode
-) -> None:
+async def test_flushed_rules_are_set_again(bench: Bench, docker_node: DockerNode) -> None:
     project = listed(bench, PUBLIC)
     await bench.start(project)
     bridge = Bridge(f"{docker_node.scope}/docker", (PUBLIC,))
@@ -218,8 +216,8 @@ async def test_rules_that_somebody_flushed_are_set_again(
     assert not await reaches(again, OTHER)
 
 
-async def test_without_a_network_it_knows_its_loopback_by_name(bench: Bench) -> None:
-    """Its image need not: the daemon writes names for containers with a network alone."""
+async def test_localhost_resolves_without_a_network(bench: Bench) -> None:
+    """The daemon writes /etc/hosts only for containers with a network."""
     deploy = {"network": "none", "container": {"user": "root"}}
     sandbox = await bench.start(bench.contract_project(deploy))
     for name, address in (("localhost", "::1 "), ('"$(hostname)"', "127.0.1.1 ")):
@@ -231,7 +229,7 @@ async def test_without_a_network_it_knows_its_loopback_by_name(bench: Bench) -> 
     assert (await execute(sandbox, "cat /etc/resolv.conf")).text() == "nameserver 127.0.0.1\n"
 
 
-async def test_files_that_cannot_be_written_are_a_failed_start(
+async def test_a_start_fails_if_its_files_cannot_be_written(
     bench: Bench, docker_node: DockerNode
 ) -> None:
     await bench.start()
@@ -249,7 +247,7 @@ async def test_files_that_cannot_be_written_are_a_failed_start(
 
 
 @pytest.mark.usefixtures("names")
-async def test_a_name_without_an_address_is_a_failed_start(bench: Bench) -> None:
+async def test_a_start_fails_if_a_name_has_no_usable_address(bench: Bench) -> None:
     for name, why in (
         ("nowhere.test", "not known"),
         ("self.test", "which sandboxes may not reach"),
@@ -261,17 +259,17 @@ async def test_a_name_without_an_address_is_a_failed_start(bench: Bench) -> None
 @pytest.mark.parametrize(
     "deploy", [{"network": "internet"}, {"network": "allowlist", "allow": [PUBLIC]}]
 )
-async def test_where_rules_cannot_be_set_there_is_no_such_network(
+async def test_without_rules_there_is_no_network(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deploy: dict[str, Any]
 ) -> None:
-    """Never more than was asked for."""
+    """A sandbox never reaches more than it asked for."""
     await bench.engine.start_many([])  # its janitor needs programs too
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="is not available on this node: iptables"):
         await bench.start(bench.contract_project(deploy))
 
 
-async def test_no_network_is_loopback_alone(bench: Bench) -> None:
+async def test_without_a_network_there_is_only_the_loopback(bench: Bench) -> None:
     sandbox = await bench.start()
     shown = await execute(sandbox, "cat /proc/net/dev")
     assert [line.split(":")[0].strip() for line in shown.text().splitlines()[2:]] == ["lo"]

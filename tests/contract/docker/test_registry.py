@@ -1,4 +1,4 @@
-"""Images from and to a real registry: pushed, pulled once, by digest, with and without a login."""
+"""Push to and pull from a real registry, with and without a login."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _registry(*, with_login: bool) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[Registry]:
-    """Yield a registry that anybody may use."""
+    """Yield a registry without login."""
     yield from _registry(with_login=False)
 
 
@@ -69,7 +69,7 @@ def closed_registry() -> Iterator[Registry]:
 
 @pytest.fixture
 def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield the directory of Docker's configuration; nobody is logged in."""
+    """Yield a directory for Docker's configuration, without logins."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
     monkeypatch.setenv("AENV_DATA_DIR", str(data_dir()))
     settings.cache_clear()
@@ -81,7 +81,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 async def bench(
     docker_node: DockerNode, docker_config: Path, offer: object, tmp_path: Path
 ) -> AsyncIterator[Bench]:
-    del offer  # whose images go when these containers have gone
+    del offer  # its images are removed after these containers
     engine = _engine(docker_node, docker_config)
     yield Bench(engine, tmp_path)
     await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
@@ -95,7 +95,7 @@ def _engine(node: DockerNode, docker_config: Path) -> DockerEngine:
 
 @pytest.fixture
 def offer(tmp_path: Path) -> Iterator[Callable[[Registry], str]]:
-    """Yield what pushes an image that is nowhere else and returns its name in the registry."""
+    """Yield a function that pushes a unique image and returns its name in the registry."""
     made = []
 
     def push(registry: Registry) -> str:
@@ -110,7 +110,7 @@ def offer(tmp_path: Path) -> Iterator[Callable[[Registry], str]]:
 
 
 def build(project: Path, registry: Registry, *options: str) -> int:
-    """Run ``aenv build`` for a repository of the project's own."""
+    """Run ``aenv build`` with a unique repository."""
     return main(["build", "-w", str(project), "-r", registry.name, "-s", "tests", *options])
 
 
@@ -151,7 +151,7 @@ async def test_an_instance_runs_the_pushed_image_on_a_node_that_did_not_build_it
     assert docker("images", "--digests", "--format", "{{.Digest}}", repository) in digest
 
 
-async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
+async def test_the_error_for_a_push_without_a_login_says_how_to_log_in(
     tmp_path: Path,
     closed_registry: Registry,
     docker_config: Path,
@@ -175,7 +175,7 @@ async def test_a_push_without_a_login_says_where_to_log_in_and_changes_nothing(
     assert f"{closed_registry.name}/tests/" in (project / "config.json").read_text()
 
 
-async def test_a_small_image_is_pulled_with_the_login(
+async def test_a_base_image_is_pulled_with_the_login(
     tmp_path: Path,
     closed_registry: Registry,
     docker_config: Path,
@@ -195,7 +195,7 @@ async def test_a_small_image_is_pulled_with_the_login(
 
 
 @pytest.mark.parametrize("kept_by", ["file", "helper"])
-async def test_a_pull_shows_this_nodes_login_and_never_tells_it(
+async def test_a_pull_uses_this_nodes_login_and_never_shows_it(
     closed_registry: Registry,
     docker_config: Path,
     tmp_path: Path,
@@ -235,7 +235,7 @@ async def test_a_pull_shows_this_nodes_login_and_never_tells_it(
         assert secret not in told
 
 
-async def test_what_is_not_there_and_who_does_not_answer_are_told_apart(
+async def test_a_missing_image_and_an_unreachable_registry_are_different_errors(
     registry: Registry, bench: Bench
 ) -> None:
     with pytest.raises(SandboxStartFailed, match="it does not exist"):
@@ -245,7 +245,7 @@ async def test_what_is_not_there_and_who_does_not_answer_are_told_apart(
         await bench.start(bare_project(bench, f"{nobody}/tests/nothing:1"))
 
 
-async def test_many_creates_on_a_node_are_one_pull(
+async def test_concurrent_creates_on_a_node_share_one_pull(
     registry: Registry,
     docker_node: DockerNode,
     docker_config: Path,
@@ -273,7 +273,7 @@ async def test_many_creates_on_a_node_are_one_pull(
     assert caplog.text.count("pulling image") == 1
 
 
-async def test_a_registry_that_falls_silent_is_given_up(
+async def test_a_pull_from_a_registry_that_falls_silent_fails(
     registry: Registry,
     bench: Bench,
     offer: Callable[[Registry], str],
@@ -288,7 +288,7 @@ async def test_a_registry_that_falls_silent_is_given_up(
             await bench.start(bare_project(bench, f"{gate.name}/{path}"))
 
 
-async def test_an_image_that_was_removed_is_pulled_anew(
+async def test_an_image_that_was_removed_is_pulled_again(
     registry: Registry, bench: Bench, offer: Callable[[Registry], str]
 ) -> None:
     reference = f"{registry.name}/{offer(registry)}"
@@ -301,7 +301,7 @@ async def test_an_image_that_was_removed_is_pulled_anew(
     await bench.start(project)
 
 
-async def test_a_cancelled_create_leaves_the_pull_to_others_and_the_last_one_ends_it(
+async def test_a_pull_ends_when_the_last_create_that_waits_for_it_is_cancelled(
     registry: Registry,
     bench: Bench,
     offer: Callable[[Registry], str],

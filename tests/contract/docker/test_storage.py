@@ -1,4 +1,4 @@
-"""Storage that outlives containers, on a real daemon."""
+"""Storage that outlives containers, with a real daemon."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def bench(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]
 
 
 @pytest.mark.parametrize("path", ["/home/admin/data", "/home/agent/kept"])
-async def test_one_container_at_a_time_has_a_storage(bench: Bench, path: str) -> None:
-    """The next one waits for it, and begins where the one before ended."""
+async def test_only_one_container_at_a_time_uses_a_storage(bench: Bench, path: str) -> None:
+    """The next one waits, and finds the data of the one before."""
     storage = a_storage(mount_path=path)
     project = bench.project({"tools.py": SOURCE}, {"deployConfig": {"network": "none"}})
     variables = {"KEPT": path}
@@ -41,7 +41,7 @@ async def test_one_container_at_a_time_has_a_storage(bench: Bench, path: str) ->
     await bench.engine.delete_storage(storage)
 
 
-async def test_any_user_of_an_image_writes_to_a_storage(bench: Bench) -> None:
+async def test_any_user_of_an_image_can_write_to_a_storage(bench: Bench) -> None:
     storage = a_storage(is_shared=True)
     for user in ("0:0", "1234:1234"):
         project = bench.contract_project({"network": "none", "container": {"user": user}})

@@ -1,4 +1,4 @@
-"""Containers through handles, on a real Ray and a real Docker daemon, at both densities."""
+"""Containers by handles, with a real Ray and a real Docker daemon, at both densities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.docker
 
 
 def containers(cluster: Cluster) -> list[str]:
-    """Return the containers of this cluster's instances, by the daemon."""
+    """Return the containers of this cluster's instances."""
     form = '{{.Names}} {{.Label "aenv.instance"}} {{.Label "aenv.directory"}}'
     rows = docker("ps", "--all", "--filter", "label=aenv.instance", "--format", form)
     return [row for row in rows.splitlines() if str(cluster.root) in row]
@@ -47,7 +47,7 @@ def probe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     target = tmp_path / "probe"
     shutil.copytree(PROBE, target, ignore=shutil.ignore_patterns("__pycache__"))
     config = json.loads((target / "config.json").read_text())
-    # No pools by demand: the tests count containers.
+    # Without automatic pools: the tests count containers.
     container = {"image": base_image()}
     config["deployConfig"] |= {"engine": "docker", "container": container, "warm": 0}
     (target / "config.json").write_text(json.dumps(config))
@@ -58,7 +58,7 @@ def probe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def make_container(
     probe: Path, cluster: Cluster, nothing_left: None
 ) -> Iterator[Callable[..., Any]]:
-    """Create instances in containers; released after the test, and then nothing is left."""
+    """Yield a function that creates instances in containers; afterwards nothing may be left."""
     del nothing_left
     made: list[Any] = []
 
@@ -82,7 +82,7 @@ def inside(command: str) -> str:
 """
 
 
-def test_a_second_container_outlives_the_death_of_its_host(
+def test_a_sidecar_survives_the_death_of_its_host(
     probe: Path, make_container: Callable[..., Any], cluster: Cluster
 ) -> None:
     config = json.loads((probe / "config.json").read_text())
@@ -101,7 +101,7 @@ def test_a_second_container_outlives_the_death_of_its_host(
     assert "; sidecar: sha256:" in ray.get(handle.info.remote()).start_mode
 
 
-def test_an_instance_is_a_container_and_release_removes_it(
+def test_release_removes_the_container_of_an_instance(
     make_container: Callable[..., Any], cluster: Cluster, density: str
 ) -> None:
     handle = make_container(actor=density, labels={"run": "seven"})
@@ -126,7 +126,7 @@ def test_an_instance_is_a_container_and_release_removes_it(
 def test_a_call_survives_the_death_of_its_host(
     make_container: Callable[..., Any], witness: Witness, density: str
 ) -> None:
-    """Invariant 1, design D7: the container goes on, the call runs once, its state stays."""
+    """Invariant 1, design D7: the container goes on, the call runs once, the state is unchanged."""
     handle = make_container(actor=density, environment_variables=witness.variables)
     assert ray.get(handle.call_tool.remote("count")).data == 1
     reference = handle.call_tool.remote("hold", {"key": "k"})
@@ -140,10 +140,10 @@ def test_a_call_survives_the_death_of_its_host(
     assert (info.generation, info.status) == (1, InstanceStatus.RUNNING)
 
 
-def test_a_node_pulls_with_the_login_that_it_has(
+def test_a_node_pulls_with_its_own_login(
     probe: Path, make_container: Callable[..., Any], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """That of the host's own Docker configuration, read when it is needed."""
+    """It is read from the Docker configuration on that node when it is needed."""
     require("registry", PROGRAM is not None, "docker-registry is not installed")
     registry = Registry(with_login=True)
     reference = f"{registry.name}/tests/{tmp_path.name.lower()}:1"
@@ -171,7 +171,7 @@ def test_the_ttl_ends_a_container(make_container: Callable[..., Any], cluster: C
     eventually_empty(lambda: containers(cluster))
 
 
-def test_a_container_that_dies_is_lost_with_its_exit_code(
+def test_the_error_for_a_dead_container_has_its_exit_code(
     make_container: Callable[..., Any], density: str
 ) -> None:
     """Invariant 2."""
@@ -180,7 +180,9 @@ def test_a_container_that_dies_is_lost_with_its_exit_code(
         ray.get(handle.call_tool.remote("leave", {"code": 7}), timeout=30)
 
 
-def test_a_group_is_all_or_nothing(probe: Path, cluster: Cluster) -> None:
+def test_a_group_of_instances_starts_completely_or_not_at_all(
+    probe: Path, cluster: Cluster
+) -> None:
     handles = aenv_ray.create_many(probe, 6)
     assert len(containers(cluster)) == 6
     results = ray.get([handle.call_tool.remote("count") for handle in handles], timeout=60)
@@ -193,7 +195,7 @@ def test_a_group_is_all_or_nothing(probe: Path, cluster: Cluster) -> None:
     eventually_empty(lambda: containers(cluster))
 
 
-def test_containers_end_with_their_ray(
+def test_containers_end_with_their_ray_node(
     short_dir: Path, probe: Path, alone: Callable[..., Driver]
 ) -> None:
     """Invariant 3: SIGKILL of the raylet leaves no container and no janitor."""

@@ -1,4 +1,4 @@
-"""Which rules keep sandboxes within their network."""
+"""Rules of the packet filter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def chain_of(rules: str, chain: str) -> list[str]:
     return [line.split(" ", 2)[2] for line in rules.splitlines() if line.startswith(f"-A {chain} ")]
 
 
-def test_the_internet_is_all_but_what_is_not_public() -> None:
+def test_the_internet_excludes_addresses_that_are_not_public() -> None:
     bridge = Bridge(SCOPE)
     rules = chain_of(bridge.rules(()), bridge.chain)
     assert "ESTABLISHED" in rules[0]
@@ -19,7 +19,7 @@ def test_the_internet_is_all_but_what_is_not_public() -> None:
     assert all(" -j REJECT " in rule for rule in rules[1:])
 
 
-def test_a_list_is_all_that_is_let_through_and_the_node_is_not_on_it() -> None:
+def test_an_allow_list_allows_nothing_else_and_never_the_node() -> None:
     bridge = Bridge(SCOPE, ("a.org:443", "10.0.0.0/8"))
     text = bridge.rules({Opening("10.0.0.0/8"), Opening("1.2.3.4/32", 443)})
     assert chain_of(text, bridge.chain)[1:] == [
@@ -30,7 +30,7 @@ def test_a_list_is_all_that_is_let_through_and_the_node_is_not_on_it() -> None:
     assert [rule.split()[-3] for rule in chain_of(text, f"{bridge.chain}-IN")[1:]] == ["REJECT"]
 
 
-def test_names_fit_and_tell_lists_and_scopes_apart() -> None:
+def test_names_are_short_enough_and_unique_by_list_and_scope() -> None:
     bridges = [
         Bridge(SCOPE), Bridge("other/docker"), Bridge(SCOPE, ("a.org",)), Bridge(SCOPE, ("b.org",)),
         Bridge("other/docker", ("a.org",)),

@@ -95,7 +95,7 @@ def connect(name: str) -> socket.socket:
 
 @pytest.fixture
 def bridged(name: str) -> Iterator[socket.socket]:
-    """Yield a socket that a bridge, a real process, joins to the door of that name."""
+    """Yield a socket that a bridge, a real process, connects to the door of that name."""
     near, far = socket.socketpair()
     program = subprocess.Popen(
         [sys.executable, "-I", "-S", bridge.__file__, name], stdin=far, stdout=far
@@ -106,8 +106,8 @@ def bridged(name: str) -> Iterator[socket.socket]:
     assert program.wait(60) == 0, "it ends with its host"
 
 
-async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: socket.socket) -> None:
-    """Invariant 8: whoever runs inside the container can connect, and is no host."""
+async def test_only_peers_with_the_key_are_admitted(name: str, bridged: socket.socket) -> None:
+    """Invariant 8: processes in the container can connect, but have no key."""
     door = KeyedDoor(name, KEY)
     door.tell({"ready": {"uid": 1}})
     bridged.setblocking(False)
@@ -119,7 +119,7 @@ async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: soc
     loop = asyncio.get_running_loop()
     assert await loop.sock_recv(bridged, 100) == b'{"ready": {"uid": 1}}\n'
     accepted: list[socket.socket] = []
-    # What `accept` would return, without its signal handling: this is not a main program.
+    # What `accept` returns, without its signal handling, which needs the main thread.
     thread = threading.Thread(target=lambda: accepted.append(door._handed_over.accept()[0]))
     thread.start()
     await asyncio.to_thread(thread.join, 60)
@@ -134,10 +134,10 @@ async def test_who_has_the_key_gets_in_and_others_do_not(name: str, bridged: soc
     assert await loop.sock_recv(bridged, 1) == b""
 
 
-async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
+async def test_a_failed_start_is_reported_before_its_process_ends(
     name: str, bridged: socket.socket
 ) -> None:
-    """Its end would end the program that passes it on, with what is still on its way there."""
+    """Its end would end the bridge, with the report still on its way."""
     door = KeyedDoor(name, KEY)
     bridged.setblocking(False)
     telling = asyncio.create_task(asyncio.to_thread(door.tell, {"failed": "no such tool"}))
@@ -149,8 +149,8 @@ async def test_a_failed_start_is_told_and_heard_before_its_process_ends(
     await telling
 
 
-def test_the_key_comes_once_and_on_standard_input_alone(name: str) -> None:
-    """Invariant 10: what runs later finds neither the key nor a way to ask for it."""
+def test_the_key_is_read_once_from_standard_input(name: str) -> None:
+    """Invariant 10: later processes find neither the key nor a way to get it."""
     script = (
         "import os, sys; from aenv_ray.runtime.container.keyed_door import read_order; "
         "door = read_order(); "

@@ -1,4 +1,4 @@
-"""A container's log is read without a gap that says nothing, and nothing of it twice."""
+"""A container's log is read without unmarked gaps and without repetition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCH_S = 1_769_860_800
 
 
 class FakeDaemon(DockerClient):
-    """Keeps the end of one log, and tells it in pieces of any size."""
+    """Keeps the end of one log and returns it in pieces of any size."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__("unix:///nowhere")
@@ -63,7 +63,7 @@ async def read(log: ContainerLog) -> str:
 @pytest.mark.parametrize(
     ("lines", "begins"), [(None, "a b c "), (2, "b c "), (0, ""), (9, "a b c ")]
 )
-async def test_a_log_begins_where_it_is_asked_to(lines: int | None, begins: str) -> None:
+async def test_a_log_begins_with_the_requested_lines(lines: int | None, begins: str) -> None:
     daemon = FakeDaemon()
     for number, text in enumerate("abc"):
         daemon.put(f"{text} ", number)
@@ -76,7 +76,7 @@ async def test_a_log_begins_where_it_is_asked_to(lines: int | None, begins: str)
 
 
 @pytest.mark.parametrize("lines", [None, 0, 3])
-async def test_a_log_that_begins_empty_is_read_from_its_first_line(lines: int | None) -> None:
+async def test_a_log_that_is_empty_at_first_is_read_completely(lines: int | None) -> None:
     daemon = FakeDaemon()
     log = ContainerLog(daemon, "c", lines)
     assert await read(log) == ""
@@ -88,8 +88,8 @@ async def test_a_log_that_begins_empty_is_read_from_its_first_line(lines: int | 
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whatever_comes_between_two_looks_is_told_once_or_said_to_be_cut(seed: int) -> None:
-    """Invariant 12: with lines of one moment, lines out of order, and a daemon that forgets."""
+async def test_output_between_two_reads_is_returned_once_or_marked_as_cut(seed: int) -> None:
+    """Invariant 12: with equal time stamps, lines out of order, and a daemon that drops lines."""
     dice, daemon = random.Random(seed), FakeDaemon(seed)
     log, now, number, told = ContainerLog(daemon, "c", None), 10**9, 1, 0
     daemon.put("0\n", now)
@@ -114,8 +114,8 @@ async def test_whatever_comes_between_two_looks_is_told_once_or_said_to_be_cut(s
         told = number - 1
 
 
-async def test_the_parts_of_a_long_line_are_not_mixed_up() -> None:
-    """They are alike, and of one moment."""
+async def test_the_parts_of_a_long_line_stay_in_order() -> None:
+    """They are equal and have the same time stamp."""
     daemon = FakeDaemon()
     daemon.put("before\n", 5)
     for _ in range(3):
@@ -128,8 +128,8 @@ async def test_the_parts_of_a_long_line_are_not_mixed_up() -> None:
     assert await read(log) == "aaaaaaaa\n"
 
 
-async def test_the_end_of_a_long_log_is_not_searched_for_a_line() -> None:
-    """To look for a moment, the daemon goes through all that it keeps."""
+async def test_new_lines_are_found_without_reading_the_whole_log() -> None:
+    """To find a time stamp, the daemon scans its whole log."""
     daemon = FakeDaemon()
     for number in range(10 * RECENT):
         daemon.put(f"{number} ", number * 10**6)
@@ -141,7 +141,7 @@ async def test_the_end_of_a_long_log_is_not_searched_for_a_line() -> None:
     assert [asked.get("tail") for asked in daemon.asked] == [RECENT]
 
 
-async def test_a_log_is_followed_to_the_last_words() -> None:
+async def test_a_log_is_followed_to_its_end() -> None:
     daemon = FakeDaemon()
     daemon.put("first\n", 1)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -15,13 +15,16 @@ from aenv_ray.engines.docker import containers as docker_containers
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.firewall import Bridge
 from aenv_ray.engines.docker.instances import SIDECAR, DockerInstance, await_boot
 from aenv_ray.engines.docker.link import SocketLink
 from aenv_ray.engines.docker.locks import START_SLOTS
+from aenv_ray.engines.docker.networks import Networks
 from aenv_ray.engines.node import docker_client
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.project.config import NetworkMode
 
 
 @pytest.fixture
@@ -205,6 +208,30 @@ async def test_slots_that_are_never_given_back_block_nobody_for_ever(
             held.enter_context(slot)
         async with asyncio.timeout(60.0), containers(_Scripted(), files).slot():
             pass
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
+async def test_cancelling_the_wait_for_a_network_leaves_it_removable(files: DockerFiles) -> None:
+    """Invariant 11: the janitor removes only networks that no host uses."""
+    bridge = Bridge("scope", ("1.2.3.4",))
+    networks = Networks(_Scripted(), files, "scope")
+
+    async def join() -> None:
+        async with networks.joined(NetworkMode.ALLOWLIST, bridge.allow):
+            pass
+
+    reservation = files.locks.reserve_network(bridge.chain)
+    assert reservation is not None
+    with reservation:
+        joining = asyncio.create_task(join())
+        await asyncio.wait([joining], timeout=0.1)
+        assert joining.cancel()
+        await asyncio.wait([joining])
+    again = files.locks.reserve_network(bridge.chain)
+    assert again is not None
+    again.close()
 
 
 # --- boots ---------------------------------------------------------------------------------------
