@@ -206,7 +206,7 @@ def _home() -> str:
     Raises:
         ConfigError: That node has left the cluster, and the data with it.
     """
-    node = ray_api.noted("hub-node", ray_api.node_id())
+    node = ray_api.store_once("hub-node", ray_api.node_id())
     if node not in ray_api.alive_nodes():
         raise ConfigError(
             f"the hub's data is on node {node[:8]}, which is gone from the cluster",

@@ -1,7 +1,6 @@
 """Published versions as projects on this node.
 
-A version becomes a directory, named by its digest, at its first use; from there on it is a project
-like any other.
+At its first use a version is unpacked into a directory named by its digest.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def published(
 
     Args:
         reference: ``name`` or ``name@version``.
-        connect: Joins the fabric.
-        otherwise: Raised where there is no hub that may know it.
+        connect: Connects to the fabric.
+        otherwise: Raised if there is no hub.
 
     Raises:
         AenvError: As `aenv_ray.actors.fabric.references.resolve`.
@@ -48,7 +47,7 @@ def published(
 
 
 def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
-    """Return the hub; None where there never was one: nothing is started to find nothing."""
+    """Return the hub; None if this machine never had one, so that none is started in vain."""
     may_know = given.redis_url is not None or (given.data_dir / "hub").is_dir()
     if may_know:
         connect()
@@ -62,7 +61,7 @@ def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
 async def _published(
     hub: Hub, given: Settings, reference: str, otherwise: EnvironmentNotFound
 ) -> Project:
-    """Return a published version as a project, with a store that is closed afterwards."""
+    """Return the project of a published version."""
     store = open_artifact_store(given)
     try:
         return await Catalog(hub, store, given.data_dir)(reference)
@@ -74,12 +73,12 @@ async def _published(
 
 
 class Catalog:
-    """Finds projects of references by name, for those who have a hub and an artifact store.
+    """Resolves references by name to projects on this node.
 
     Args:
-        hub: Knows what is published.
-        store: Has the archives.
-        data_dir: Unpacked projects are below it.
+        hub: Has the published versions.
+        store: Has their archives.
+        data_dir: Projects are unpacked into its subdirectory ``projects``.
     """
 
     def __init__(self, hub: Hub, store: ArtifactStore, data_dir: Path) -> None:
@@ -88,10 +87,10 @@ class Catalog:
         self._projects = data_dir / "projects"
 
     async def __call__(self, reference: str) -> Project:
-        """Return the project of ``name`` or ``name@version``; built-in ones come first.
+        """Return the project of ``name`` or ``name@version``; built-in environments come first.
 
         Raises:
-            EnvironmentNotFound: There is no such environment.
+            EnvironmentNotFound: It does not exist.
             CatalogConflict: The version is Failed.
             ConfigError: The reference is malformed, or the version was published without source.
             FabricUnavailable: The hub or the store does not answer.
@@ -106,23 +105,23 @@ class Catalog:
                 return await self.project_of(await self._hub.environment(name, version))
             except EnvironmentNotFound as exc:
                 if not await self._hub.versions(name):
-                    raise otherwise from None  # it is known, and what is built in is all there is
+                    raise otherwise from None  # only built-in versions exist
                 hint = f"{exc.hint}; built in: {otherwise.hint}"
                 raise EnvironmentNotFound(exc.message, hint=hint) from None
         return await self.project_of(await self._hub.environment(name, version))
 
     async def project_of(self, entry: EnvironmentVersion) -> Project:
-        """Return a version as a project on this node, fetched and unpacked where it is not yet.
+        """Return the project of a version; download and unpack it if necessary.
 
         Raises:
             CatalogConflict: The version is Failed.
             ConfigError: It was published without source.
-            ArtifactNotFound: The store has lost its archive.
+            ArtifactNotFound: The store does not have its archive.
         """
         if entry.status is EnvironmentStatus.FAILED:
             raise CatalogConflict(
-                f"{entry.reference} is Failed: no instance is made of it",
-                hint="publish a new version, or give this one another status once it works",
+                f"{entry.reference} has status Failed, so no instance can be created from it",
+                hint="publish a new version, or change the status of this one once it works",
             )
         if not entry.archive:
             raise ConfigError(
@@ -137,14 +136,15 @@ class Catalog:
         if found.digest != entry.digest:
             raise ConfigError(
                 f"the copy of {entry.reference} in {directory} was edited",
-                hint=f"remove it, and it is fetched again: rm -r {directory}",
+                hint=f"delete it, so that it is downloaded again: rm -r {directory}",
             )
         return found
 
     async def _archive(self, digest: str) -> bytes:
-        """Return an archive; where this node's own directory has none, the head's may.
+        """Return an archive from the store, or else from the store of Ray's head.
 
-        In a cluster the gateway writes it, on the head, and a directory may be the head's alone.
+        The gateway on the head writes archives. If the store is a directory that the nodes do not
+        share, only the head has them.
 
         Raises:
             ArtifactNotFound: Neither has it.
@@ -161,7 +161,7 @@ class Catalog:
 
 
 def _read_here(digest: str) -> bytes:
-    """Return an archive that this node has."""
+    """Return an archive from the store of this node."""
 
     async def read() -> bytes:
         store = open_artifact_store(settings())

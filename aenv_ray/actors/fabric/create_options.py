@@ -1,4 +1,4 @@
-"""The optional arguments of a create, parsed where the caller gives them."""
+"""The optional arguments of a create."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from aenv_ray import ids, units
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
-from aenv_ray.project import process_strings as texts
-from aenv_ray.project import project
+from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
 
@@ -22,7 +21,7 @@ _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
 
 QUEUE_S: Final = 300.0
-"""A create waits so long for room in a full cluster: a node takes minutes to come."""
+"""Default wait for room in a full cluster: a new node takes minutes to join."""
 
 
 _warned: set[str] = set()
@@ -30,7 +29,7 @@ _warned: set[str] = set()
 
 
 class CreateOptions:
-    """The optional arguments of a create, parsed."""
+    """The optional arguments of a create, parsed and checked."""
 
     def __init__(
         self,
@@ -52,13 +51,13 @@ class CreateOptions:
     ) -> None:
         self.actor = _member(ActorDensity, actor, "actor")
         self.lifetime = _member(Lifetime, lifetime, "lifetime")
-        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for none
+        self.ttl = None if ttl == "" else ttl  # AEnvironment's clients send "" for None
         self.idle_timeout = None if idle_timeout == "" else idle_timeout
         self.engine = engine
         self.environment_variables = _strings(environment_variables, "environment_variables")
-        texts.checked_variables(self.environment_variables, what="environment_variables")
+        process_strings.checked_variables(self.environment_variables, what="environment_variables")
         self.arguments = _texts(arguments, "arguments")
-        texts.check_total((len(text.encode()) for text in self.arguments), "arguments")
+        process_strings.check_total((len(text.encode()) for text in self.arguments), "arguments")
         self.labels = _strings(labels, "labels")
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
@@ -73,10 +72,15 @@ class CreateOptions:
     def specs(
         self, source: project.Project, count: int, *, job_id: str | None
     ) -> list[InstanceSpec]:
-        """Return the specs of `count` new instances of a project, owned by a Ray job.
+        """Return the specs of `count` new instances of a project.
+
+        Args:
+            source: The project.
+            count: Number of instances.
+            job_id: The Ray job that they end with, unless they are detached.
 
         Raises:
-            ConfigError: A TTL, idle timeout or engine that cannot be.
+            ConfigError: The TTL, idle timeout or engine is invalid.
         """
         _warn_of_open_network(source)
         deploy = source.config.deploy
@@ -119,18 +123,20 @@ def _warn_of_open_network(source: project.Project) -> None:
 
 
 def group_size(count: Any) -> int:
-    """Return how many instances a caller asks for.
+    """Return the number of instances of a group.
 
     Raises:
-        ConfigError: It is no whole number from 1 on.
+        ConfigError: It is not an integer, or less than 1.
     """
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise ConfigError(
-            f"count {count!r} is no whole number", hint="say how many instances: 1, 2, 3 …"
+            f"count {count!r} is not an integer", hint="pass the number of instances, at least 1"
         )
     number = operator.index(count)
     if number < 1:
-        raise ConfigError(f"count {count!r} is not at least 1")
+        raise ConfigError(
+            f"count {count!r} is less than 1", hint="pass the number of instances, at least 1"
+        )
     return number
 
 
@@ -139,12 +145,12 @@ def _member(kind: Any, value: str, what: str) -> Any:
         return kind(value)
     except ValueError:
         known = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"{what} {value!r} is unknown", hint=f"it is one of {known}") from None
+        raise ConfigError(f"unknown {what} {value!r}", hint=f"use one of {known}") from None
 
 
 def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
     if not isinstance(values, Mapping | None):
-        raise ConfigError(f"{what} is {type(values).__name__}, not a mapping of text to text")
+        raise ConfigError(f"{what} must map strings to strings, not be {type(values).__name__}")
     return {
         _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
         for key, value in (values or {}).items()
@@ -153,27 +159,27 @@ def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
 
 def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence | None):
-        raise ConfigError(f"{what} {values!r} is not a list of texts", hint="write it as a list")
+        raise ConfigError(f"{what} {values!r} is not a list of strings", hint="pass a list")
     return tuple(_text(value, f"{what}[{n}]") for n, value in enumerate(values or ()))
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(
-            f"{what} is {type(value).__name__}, not text",
+            f"{what} must be a string, not {type(value).__name__}",
             hint="convert it with str(), or leave it out",
         )
-    texts.check_text(value, what)
+    process_strings.check_text(value, what)
     return value
 
 
 def chosen_engine(source: project.Project, explicit: str | None = None) -> str:
-    """Return the engine of a project's instances: `explicit`, else its own, else the setting.
+    """Return the engine of instances: `explicit`, else the project's, else the setting's.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is no engine with this name.
     """
     name = explicit or source.config.deploy.engine or settings().engine
     if name not in _ENGINES:
-        raise ConfigError(f"there is no engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
+        raise ConfigError(f"unknown engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
     return name

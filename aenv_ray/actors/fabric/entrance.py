@@ -1,6 +1,6 @@
-"""The entrance for Ray code: `init`, `create`, `create_many`, `get`, `list_instances`, `shutdown`.
+"""The functions for Ray code: `init`, `create`, `create_many`, `get`, `list_instances`, `shutdown`.
 
-These functions block; in async code, call them in a thread or use `aenv_ray.Environment`.
+They block; in async code, use `aenv_ray.Environment` or call them in a thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aenv_ray.models import InstanceInfo
 logger = logging.getLogger("aenv_ray")
 
 LEAVE_S: Final = 5.0
-"""How long `shutdown` waits for threads that still use the connection: longer than a look."""
+"""How long `shutdown` waits for other threads; they notice it within half a second."""
 
 _fabric: Fabric | None = None
 _fabric_lock = threading.Lock()
@@ -29,10 +29,10 @@ _shutdowns = 0
 
 
 def init(address: str | None = None) -> Fabric:
-    """Connect this process to the fabric, bringing up Ray and the fabric where they are missing.
+    """Connect this process to the fabric; start Ray and the fabric if necessary.
 
     Args:
-        address: Ray cluster. None: ``RAY_ADDRESS``, a local Ray that runs, or a new local one.
+        address: Ray cluster. None: ``RAY_ADDRESS``, else a running local Ray, else a new one.
 
     Raises:
         FabricUnavailable: Ray or the controller does not answer.
@@ -42,7 +42,7 @@ def init(address: str | None = None) -> Fabric:
 
 
 def _connected(address: str | None) -> Fabric:
-    """Return the connection, made when there is none; the caller holds the lock."""
+    """Return the connection, after connecting if necessary; the caller holds the lock."""
     global _fabric
     if _fabric is None or not _fabric.ray.is_connected():
         _fabric = Fabric(address)
@@ -50,9 +50,9 @@ def _connected(address: str | None) -> Fabric:
 
 
 def connector() -> Callable[[], Fabric]:
-    """Return an `init` for work that may run late, as in a thread of a pool.
+    """Return an `init` for work that may run later, for example in a thread pool.
 
-    It raises FabricUnavailable where `shutdown` was called since: such work starts no Ray anew.
+    It raises FabricUnavailable after a `shutdown`, so that late work does not start Ray again.
     """
     asked_at = _shutdowns
 
@@ -60,7 +60,8 @@ def connector() -> Callable[[], Fabric]:
         with _fabric_lock:
             if _shutdowns != asked_at:
                 raise FabricUnavailable(
-                    "the fabric was shut down meanwhile", hint="aenv_ray.init() connects again"
+                    "the fabric was shut down in the meantime",
+                    hint="aenv_ray.init() connects again",
                 )
             return _connected(None)
 
@@ -68,9 +69,9 @@ def connector() -> Callable[[], Fabric]:
 
 
 def shutdown() -> None:
-    """Forget the connection; a local Ray that `init` started ends, with every instance on it.
+    """Disconnect. A local Ray that `init` started ends, with all its instances.
 
-    What other threads still do with the connection ends first, with FabricUnavailable.
+    Operations that other threads have under way fail with FabricUnavailable first.
     """
     global _fabric, _shutdowns
     with _fabric_lock:
@@ -79,7 +80,7 @@ def shutdown() -> None:
         if fabric is None:
             return
         if not fabric.gate.close(LEAVE_S):
-            logger.warning("a thread still uses the fabric that is shut down")
+            logger.warning("shutting down although another thread still uses the fabric")
         if fabric.owns_ray:
             fabric.ray.leave()
 
@@ -99,32 +100,32 @@ def create(
     datasource: str = "",
     queue_timeout: str | float = QUEUE_S,
 ) -> EnvHandle:
-    """Make an instance and return its handle once it answers calls.
+    """Create an instance and return its handle once it answers calls.
 
     Args:
-        environment: ``name@version`` or ``name`` of an environment that is built in or published
-            to the hub, or a project's path.
-        actor: ``dedicated``: an actor of its own, visible in ``ray list actors``; ``shared``: a
-            place on an actor of the node, a hundred times cheaper.
-        lifetime: ``job``: ends with the Ray job of the caller; ``detached``: does not.
-        ttl: Ends it after this long, renewable: ``"30m"``, ``"2h"``, or seconds. None: the
+        environment: ``name@version`` or ``name`` of a built-in or published environment, or the
+            path of a project.
+        actor: ``dedicated``: the instance has its own actor, visible in ``ray list actors``;
+            ``shared``: it shares a host actor of its node, which is a hundred times cheaper.
+        lifetime: ``job``: it ends with the Ray job of the caller; ``detached``: it does not.
+        ttl: It ends after this long unless renewed: ``"30m"``, ``"2h"``, or seconds. None: the
             project's ``deployConfig.ttl``, else 30 minutes.
-        idle_timeout: Ends it after this long without a call. None: the project's, else never.
+        idle_timeout: It ends after this long without a call. None: the project's, else never.
         engine: None: the project's, else ``AENV_ENGINE``, else ``process``.
-        environment_variables: Added to the project's.
+        environment_variables: Added to those of the project.
         arguments: ``sys.argv[1:]`` of its code.
-        labels: For people and listings.
-        owner: Whom it is accounted to.
-        datasource: Given to it as ``AENV_DATASOURCE``.
-        queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: not
-            at all.
+        labels: For listings and quotas.
+        owner: Whose quota it counts towards.
+        datasource: Value of ``AENV_DATASOURCE`` in the sandbox.
+        queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do
+            not wait.
 
     Raises:
-        EnvironmentNotFound: No such environment or project.
-        CatalogConflict: The published version is Failed.
-        ConfigError: A malformed reference, project, TTL or option.
+        EnvironmentNotFound: The environment or project does not exist.
+        CatalogConflict: The published version has status Failed.
+        ConfigError: The reference, the project or an option is invalid.
         SandboxStartFailed: Its code does not load, or its sandbox does not start.
-        CapacityExceeded: The cluster was full all that time.
+        CapacityExceeded: The cluster remained full for `queue_timeout`.
         FabricUnavailable: Ray does not answer.
     """
     options = CreateOptions(
@@ -143,18 +144,18 @@ def create_many(
     actor: Literal["dedicated", "shared"] = "shared",
     **options: Any,
 ) -> list[EnvHandle]:
-    """Make `count` instances in one round trip to each node, all of them or none.
+    """Create `count` instances, all or none, with one round trip to each node.
 
     Args:
         environment: As in `create`.
-        count: How many, at least 1.
+        count: Number of instances, at least 1.
         actor: As in `create`, but shared by default.
         options: The other options of `create`.
 
     Raises:
-        ConfigError: `count` is no whole number from 1 on.
-        CapacityExceeded: The cluster never holds so many, or has no room for them now.
-        AenvError: As `create`; nothing is left then.
+        ConfigError: `count` is not an integer, or less than 1.
+        CapacityExceeded: So many never fit into the cluster, or there is no room for them now.
+        AenvError: As `create`; nothing is left behind.
     """
     parsed = CreateOptions(actor=actor, **options)
     number, source = group_size(count), resolve(environment, init)
@@ -162,7 +163,7 @@ def create_many(
 
 
 def get(instance_id: str) -> EnvHandle:
-    """Return a handle to a live instance, from any driver.
+    """Return a handle to a live instance, whoever created it.
 
     Raises:
         InstanceNotFound: No host has it, or it has ended.
@@ -176,14 +177,14 @@ def list_instances() -> list[InstanceInfo]:
 
 
 def release_many(handles: Sequence[EnvHandle]) -> None:
-    """End instances in one round trip to each node; from every state, any number of times.
+    """End instances in any state, with one round trip to each node; idempotent.
 
     Raises:
-        ConfigError: Something in it is no handle; nothing is ended then.
+        ConfigError: An item is not a handle; nothing is ended.
     """
     for handle in handles:
         if not isinstance(handle, EnvHandle):
             raise ConfigError(
-                f"{handle!r} is not a handle of an instance", hint="pass what create returned"
+                f"{handle!r} is not an EnvHandle", hint="pass the handles that create returned"
             )
     init().release([handle.instance_id for handle in handles])

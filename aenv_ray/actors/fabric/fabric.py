@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.shutdown_gate import Gate, gated
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceInfo, InstanceStatus
@@ -36,7 +36,7 @@ class Fabric:
         from aenv_ray.actors.ray_shell import ray_api
 
         self.ray = ray_api
-        self.gate = Gate()
+        self.gate = ShutdownGate()
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller()
         self._notice_after_s = NOTICE_AFTER_S

@@ -1,4 +1,4 @@
-"""From a project to a published version: look at what it offers, keep its archive, tell the hub."""
+"""Publishes a project: inspect what it registers, store its archive, create the version."""
 
 from __future__ import annotations
 
@@ -21,86 +21,88 @@ from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 INSPECT_S: Final = 600.0
-"""Most of it is for a virtual environment that is built for the first time."""
+"""Deadline of an inspection; a new virtual environment takes most of it."""
 _CALL_S: Final = 60.0
-_LOOKING: Final = (NetworkMode.NONE, NetworkMode.HOST)
-"""What a sandbox to look in may reach."""
+_INSPECTABLE: Final = (NetworkMode.NONE, NetworkMode.HOST)
+"""Networks with which a project can be inspected."""
 
 Kind = Literal["tool", "function", "reward", "health"]
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an environment offers, as loading its code showed it."""
+    """What the code of an environment registers."""
 
     functions: tuple[FunctionSchema, ...]
     note: str = ""
-    """Why nothing is known of it, for people; empty when it was loaded."""
+    """Why its code was not loaded; empty if it was."""
 
 
 async def inspect(
     source: project.Project, *, timeout_s: float = INSPECT_S, make_engine: MakeEngine | None = None
 ) -> Inspection:
-    """Load an environment in a sandbox of its own and return the schemas of what it registers.
+    """Load an environment in a temporary sandbox and return the schemas of what it registers.
 
-    Nothing of it is called. What only runs in an image of its own is not loaded, and the note says
-    so: it has no code here, or its code needs what is in the image.
+    No function of it is called. A project that only runs in its own image, because it has no code
+    or its code needs the image, is not loaded, and the note says so.
 
     Args:
         source: The project.
-        timeout_s: For all of it, its virtual environment too.
+        timeout_s: Longest time, including the installation of requirements.
         make_engine: None: the process engine.
 
     Raises:
         SandboxStartFailed: Its code does not load; the message ends with the traceback.
-        ConfigError: The project asks for what this machine does not have.
+        ConfigError: The project needs something that this machine does not have.
         DeadlineExceeded: `timeout_s` passed.
-        FabricUnavailable: This machine makes no sandboxes.
+        FabricUnavailable: This machine cannot make sandboxes.
 
-    Cancelling ends what was started. Nothing is left in any case.
+    The sandbox is gone afterwards, also after an error or cancellation.
     """
     if not await asyncio.to_thread(has_code, source.path):
-        return Inspection((), "it has no code here: its image is not looked into")
+        return Inspection(
+            (), "the project has no code outside of its image, which is not inspected"
+        )
     try:
         async with asyncio.timeout(timeout_s):
             async with fresh_sandbox(
                 source,
                 lifetime_s=timeout_s,
-                config=_for_looking(source.config),
+                config=_for_inspection(source.config),
                 make_engine=make_engine,
             ) as sandbox:
                 return Inspection(await _schemas(sandbox))
     except SandboxStartFailed as exc:
         if _runs_in_an_image(source.config):
             last_line = exc.message.strip().rpartition("\n")[2]
-            return Inspection((), f"it does not load outside of its image: {last_line}")
+            return Inspection((), f"its code does not load outside of its image: {last_line}")
         raise SandboxStartFailed(
-            f"{source.reference} cannot be looked at: {exc.message}",
-            hint="mend the project; `aenv run` shows the same error",
+            f"{source.reference} cannot be inspected: {exc.message}",
+            hint="fix the project; `aenv run` shows the same error",
         ) from None
     except TimeoutError as exc:
         if isinstance(exc, DeadlineExceeded):
             raise
         raise DeadlineExceeded(
-            f"waited {timeout_s:g} s for the code of {source.reference} to load",
-            hint="does it do long work, or wait for something, when it is imported?",
+            f"the code of {source.reference} did not load within {timeout_s:g} s",
+            hint="check for slow work, or waits, at import",
         ) from None
 
 
 def _runs_in_an_image(config: EnvironmentConfig) -> bool:
-    """Whether its instances cannot be processes of a node, or are not meant to be."""
+    """Whether its instances cannot be plain processes, or are not meant to be."""
     deploy = config.deploy
     return (
         deploy.engine not in (None, "process")
         or deploy.is_dual
-        or deploy.network not in (None, *_LOOKING)
+        or deploy.network not in (None, *_INSPECTABLE)
     )
 
 
-def _for_looking(config: EnvironmentConfig) -> EnvironmentConfig:
-    """Return a config with what the process engine has: to load the code, less will do."""
+def _for_inspection(config: EnvironmentConfig) -> EnvironmentConfig:
+    """Return a config that the process engine can run, which is enough to load the code."""
     changes: dict[str, Any] = {}
-    if config.deploy.network not in (None, *_LOOKING):
+    if config.deploy.network not in (None, *_INSPECTABLE):
         changes |= {"network": NetworkMode.NONE, "allow": None}
     if config.deploy.is_dual:
         changes["pod_template"] = None
@@ -133,10 +135,10 @@ def _schema(kind: Kind, entry: Mapping[str, Any]) -> FunctionSchema:
 def entry_of(
     package: Package, functions: Sequence[FunctionSchema], owner: str | None
 ) -> EnvironmentVersion:
-    """Return what the hub keeps of a project.
+    """Return the version of a project for the hub.
 
     Raises:
-        ConfigError: Its config has a status that there is none of.
+        ConfigError: Its config has an unknown status.
     """
     config = package.source.config
     return EnvironmentVersion(
@@ -161,7 +163,7 @@ def _status(text: str) -> EnvironmentStatus:
     except ValueError:
         known = ", ".join(EnvironmentStatus)
         raise ConfigError(
-            f"config.json: there is no status {text!r}", hint=f"one of {known}"
+            f"config.json: unknown status {text!r}", hint=f"use one of {known}"
         ) from None
 
 
@@ -175,30 +177,31 @@ async def publish(
     allow: Sequence[str] = (),
     timeout_s: float = INSPECT_S,
 ) -> EnvironmentVersion:
-    """Publish a project's archive, whoever made it, and return the version as it is kept.
+    """Publish the archive of a project and return the stored version; idempotent.
 
-    What is kept is the archive that `aenv_ray.project.project.Project.archive` makes of it. The
-    order is such that a version never names an archive that is not there; doing it again is the
-    same.
+    The archive is repacked by `aenv_ray.project.project.Project.archive`, and stored before the
+    version that names it.
 
     Args:
-        data: A tar, a gzipped tar or a zip.
-        owner: Who pushes it.
-        hub: Where the version is kept.
-        store: Where the archive is kept.
-        projects_dir: Of unpacked projects, by digest.
+        data: A tar, a gzipped tar or a zip, made by anybody.
+        owner: Who publishes it.
+        hub: Stores the version.
+        store: Stores the archive.
+        projects_dir: Directory of unpacked projects, by digest.
         allow: Files that may look like secrets, as for `aenv_ray.hub.packing.pack`.
         timeout_s: For `inspect`.
 
     Raises:
         AenvError: As `aenv_ray.hub.packing.unpack_any` and `pack`, `inspect`, `ArtifactStore.put`
-            and `Hub.push` do; nothing is published then.
+            and `Hub.push`; nothing is published.
     """
     source = await asyncio.to_thread(packing.unpack_any, data, projects_dir)
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s)
     await store.put(package.data, digest=package.sha256)
     entry = await hub.push(entry_of(package, found.functions, owner))
-    if not await store.exists(package.sha256):  # the same bytes were refused to somebody just now
+    if not await store.exists(
+        package.sha256
+    ):  # a refused push of the same bytes deleted it just now
         await store.put(package.data, digest=package.sha256)
     return entry

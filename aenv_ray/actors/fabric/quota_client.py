@@ -1,8 +1,8 @@
-"""Accounts of instances that Ray code makes: quotas hold for them as for the gateway's.
+"""Quotas for instances that Ray code creates; they are the same as the gateway's.
 
-A create asks the hub only where it names an owner or labels, a hub runs, and a quota is set for one
-of these; otherwise it costs nothing. Ray code releases its instances without the hub, so the hub
-compares its leases with what runs, now and then and when a quota is used up.
+A create asks the hub only if it names an owner or labels, a hub is running, and one of these has a
+quota; otherwise it costs nothing. Ray code releases its instances without the hub, so the hub
+compares its leases with the running instances, regularly and when a quota is used up.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from aenv_ray.models import InstanceSpec, InstanceStatus
 logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 5.0
-"""A quota that is set holds for Ray code after this much."""
+"""A new quota takes effect for Ray code within this time."""
 STARTING_S: Final = 310.0
-"""A place is kept for a create so long, beyond what it waits for room: longer than any lasts."""
+"""How long a starting instance counts towards a quota, in addition to its wait for room."""
 
 
 class QuotaClient:
-    """The quotas of one connection to the fabric.
+    """Asks the hub for places under quotas, for one connection to the fabric.
 
     Args:
-        clock: For the age of what is known.
+        clock: For the age of the known quotas.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -44,10 +44,10 @@ class QuotaClient:
     def take_places(
         self, specs: Sequence[InstanceSpec], options: CreateOptions
     ) -> QuotaPlaces | None:
-        """Take places for instances about to be made; None: no quota is set for them.
+        """Take places for instances that are about to start; None if no quota applies.
 
         Raises:
-            QuotaExceeded: There are not so many.
+            QuotaExceeded: A quota is used up.
             FabricUnavailable: The hub does not answer.
         """
         subjects = {label_subject(key, value) for key, value in options.labels.items()}
@@ -61,7 +61,7 @@ class QuotaClient:
         return places
 
     def _limited(self) -> frozenset[str]:
-        """Return the subjects that have quotas, as of a moment ago."""
+        """Return the subjects that have quotas; the answer is cached for `FRESH_S`."""
         now = self._clock.now()
         if now >= self._known_until:
             from aenv_ray.hub.hub_actor import find_hub
@@ -74,7 +74,7 @@ class QuotaClient:
 
 
 class QuotaPlaces:
-    """The places of one create."""
+    """The places of one create under its quotas."""
 
     def __init__(
         self, hub: HubClient, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
@@ -93,12 +93,12 @@ class QuotaPlaces:
         try:
             blocking(self._hub.admit(pending))
         except QuotaExceeded:
-            # Some that count may be released already: the hub has not looked yet.
+            # Released instances may still be counted, until the hub compares.
             blocking(self._hub.compare())
             blocking(self._hub.admit(pending))
 
     def settle(self, made: Iterable[tuple[InstanceSpec, InstanceId]]) -> None:
-        """Account for what was made, by the ids that it has."""
+        """Replace the places by leases of the instances that run, under their actual ids."""
         running = [
             lease_of(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING)
             for spec, i in made
@@ -106,8 +106,8 @@ class QuotaPlaces:
         blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
 
     def give_back(self) -> None:
-        """Give the places back: nothing was made."""
+        """Give the places back: no instance was created."""
         try:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
-        except AenvError as exc:  # why nothing was made says more
-            logger.warning("places of a quota are free again in %g s: %s", self._starting_s, exc)
+        except AenvError as exc:  # the error of the create matters more
+            logger.warning("a quota counts a failed create for %g s: %s", self._starting_s, exc)

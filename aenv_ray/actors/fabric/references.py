@@ -1,6 +1,6 @@
-"""Where references lead: a project's directory, what is built in, what the hub has.
+"""Resolves references: a project's directory, a built-in or a published environment.
 
-Paths and built-in environments cost no look at the hub, and import nothing for it.
+Only published environments need the hub, which is imported for them alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def resolve(reference: str | Path, connect: Callable[[], Any]) -> Project:
     """Return the project that a reference names; blocks.
 
     Args:
-        reference: As in `aenv_ray.project.project.resolve`, or ``name`` or ``name@version`` in
-            the hub.
-        connect: Joins the fabric; called if the reference is neither a path nor built in.
+        reference: As in `aenv_ray.project.project.resolve`, or ``name`` or ``name@version`` of a
+            published environment.
+        connect: Connects to the fabric; called only for published environments.
 
     Raises:
-        EnvironmentNotFound: There is no such environment, version or directory.
+        EnvironmentNotFound: The environment, version or directory does not exist.
         CatalogConflict: The version is Failed.
         ConfigError: The reference or the project's config is malformed.
         FabricUnavailable: The hub or the artifact store does not answer.

@@ -1,7 +1,7 @@
-"""A gate: work passes through it until it is closed, and closing waits for the work inside.
+"""Makes `shutdown` wait for other threads that use the connection, and stops new ones.
 
-Ray starts a new cluster by itself for whoever uses it after `ray.shutdown`. A thread that still
-creates an instance then would do just that; behind a gate it is out before Ray ends.
+Any use of Ray after ``ray.shutdown`` starts a new cluster. A thread that is still creating an
+instance would do that, so it must have stopped before Ray ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Gate:
-    """Lets work in until it is closed. Any thread may use it; a thread may enter again inside."""
+class ShutdownGate:
+    """Counts the operations under way and refuses new ones once closed; reentrant, thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,15 +26,15 @@ class Gate:
         self._is_closed = False
 
     def check(self) -> None:
-        """Do nothing while it is open.
+        """Raise an error if the gate is closed.
 
         Raises:
-            FabricUnavailable: It was closed.
+            FabricUnavailable: It is closed.
         """
         if self._is_closed:
             raise FabricUnavailable(
                 "this connection to the fabric was shut down",
-                hint="aenv_ray.init() makes a new one",
+                hint="aenv_ray.init() connects again",
             )
 
     def __enter__(self) -> Self:
@@ -49,13 +49,13 @@ class Gate:
             self._changed.notify_all()
 
     def close(self, deadline_s: float) -> bool:
-        """Let nothing in any more, and wait until all that is inside has left.
+        """Refuse new operations and wait until those under way have ended.
 
         Args:
-            deadline_s: Seconds to wait at most.
+            deadline_s: Longest wait.
 
         Returns:
-            Whether all has left.
+            Whether all have ended.
         """
         with self._changed:
             self._is_closed = True
@@ -64,14 +64,14 @@ class Gate:
 
 class _Gated(Protocol):
     @property
-    def gate(self) -> Gate: ...
+    def gate(self) -> ShutdownGate: ...
 
 
 G = TypeVar("G", bound=_Gated)
 
 
 def gated(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
-    """Have a method run inside its object's gate; it raises `FabricUnavailable` once closed."""
+    """Run a method inside the gate of its object; once closed, raise FabricUnavailable."""
 
     @functools.wraps(method)
     def within(self: G, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Asks the shared hosts to keep sandboxes ready: `aenv_ray.warm` (design D9)."""
+"""`aenv_ray.warm`: ask the shared hosts to keep sandboxes ready (design D9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.errors import ConfigError
 
 _ANSWER_S: Final = 30.0
-"""A host says within this that it was asked, beyond what it was asked to wait for."""
+"""Deadline of a host's answer, in addition to the requested wait."""
 
 
 def warm(
@@ -33,41 +33,43 @@ def warm(
     labels: Mapping[str, str] | None = None,
     datasource: str = "",
 ) -> int:
-    """Keep sandboxes ready in the cluster, so that creates of shared density need not start them.
+    """Keep warm sandboxes in the cluster, so that creates with ``actor="shared"`` start faster.
 
-    They are divided among the shared hosts that there are now, started in the background at a
-    bounded rate, and replaced as they are taken. A create takes one whose `engine`,
-    `environment_variables`, `arguments`, `labels` and `datasource` are equal; TTL, idle timeout and
-    owner are its own. A repeated request of a job for the same pool replaces the earlier one.
+    They are divided among the present shared hosts, started in the background at a bounded rate,
+    and replaced when they are taken. A create takes one with the same `engine`,
+    `environment_variables`, `arguments`, `labels` and `datasource`; TTL, idle timeout and owner are
+    those of the create. A new request of a job for the same pool replaces its earlier one.
 
     Args:
         environment: As in `create`.
-        count: How many in the whole cluster. 0: none, and none by recent demand either; those that
-            this was asked for before, and nobody took, are gone when it returns.
+        count: Number of sandboxes in the whole cluster. 0: none, not even by recent demand;
+            sandboxes of an earlier request are gone when this returns.
         wait: Return only when all are ready.
-        lifetime: ``job``: ends with the Ray job of the caller; ``detached``: until asked for 0 with
-            the same `lifetime`.
-        idle_timeout: They are ended when nobody created one for this long, and come back with the
-            next create.
+        lifetime: ``job``: the request ends with the Ray job of the caller; ``detached``: it lasts
+            until a request for 0 with the same `lifetime`.
+        idle_timeout: The sandboxes end once no create has used the pool for this long, and come
+            back with the next create.
         engine: As in `create`, like the options below.
-        environment_variables: Their sandboxes are started with these.
+        environment_variables: The sandboxes start with these.
         arguments: Like `environment_variables`.
         labels: Like `environment_variables`.
         datasource: Like `environment_variables`.
 
     Returns:
-        How many are ready now.
+        The number of sandboxes that are ready now.
 
     Raises:
-        EnvironmentNotFound: No such environment or project.
-        ConfigError: A malformed option.
+        EnvironmentNotFound: The environment or project does not exist.
+        ConfigError: An option is invalid.
         CapacityExceeded: So many do not fit.
-        FabricUnavailable: A host does not answer; others may keep their share ready.
-        SandboxStartFailed: One did not start, when that was waited for; it is tried again.
-        DeadlineExceeded: They are not ready after five minutes, when that was waited for.
+        FabricUnavailable: A host does not answer; the others keep their share ready.
+        SandboxStartFailed: With `wait`: a sandbox did not start; it is tried again.
+        DeadlineExceeded: With `wait`: they are not ready after five minutes.
     """
     if count < 0:
-        raise ConfigError(f"count {count!r} is not a number of sandboxes, 0 or more")
+        raise ConfigError(
+            f"count {count!r} is negative", hint="pass the number of sandboxes, or 0 for none"
+        )
     options = CreateOptions(
         actor="shared", lifetime=lifetime, engine=engine, arguments=arguments, labels=labels,
         environment_variables=environment_variables, datasource=datasource,

@@ -1,6 +1,6 @@
-"""One sandbox of a project for a moment, of which nothing is left afterwards: no Ray, no host.
+"""A temporary sandbox of a project, without Ray and without a host.
 
-For whoever has to load a project's code and must not do it in his own process.
+For code that must load a project and may not do so in its own process.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ async def fresh_sandbox(
     """Start a sandbox of a project; it ends with the block, with this process, or by its deadline.
 
     Args:
-        source: The project; a copy of it is loaded, as instances get one.
-        lifetime_s: Until its deadline.
-        config: What it gets. None: what the project says.
-        make_engine: None: the process engine, with a launcher of its own.
+        source: The project; the sandbox loads a copy of it, as instances do.
+        lifetime_s: Time until its deadline.
+        config: Replaces the config of the project. None: it does not.
+        make_engine: None: the process engine, with its own launcher.
 
     Raises:
         SandboxStartFailed: Its code does not load, or the sandbox cannot be made.
-        ConfigError: The project asks for what the engine does not have.
-        FabricUnavailable: This machine makes no sandboxes at all.
+        ConfigError: The project needs something that the engine does not have.
+        FabricUnavailable: This machine cannot make sandboxes.
     """
     with tempfile.TemporaryDirectory(prefix=f"aenv-fresh-{os.getpid()}-", dir="/tmp") as name:
         directory = Path(name)
@@ -86,10 +86,10 @@ async def _engine(directory: Path, make: MakeEngine | None) -> AsyncIterator[Eng
 async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
     """Yield an engine whose launcher, templates and sandboxes all end with the block.
 
-    A launcher ends with the process that owns it. Here that is a ``cat`` which reads from us: it
-    ends when we close its input, and also when we are killed.
+    A launcher ends with its owner process. Here that is a ``cat`` that reads from this process: it
+    ends when its input is closed, also if this process is killed.
     """
-    # A launcher keeps its templates for a while: the project's code was loaded in those, too.
+    # Without an owner that ends, the launcher would keep templates with the project's code.
     owner = await asyncio.create_subprocess_exec(
         "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
@@ -106,7 +106,7 @@ async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
     try:
         yield engine
     finally:
-        # A launcher holds its lock until it has ended; the file itself goes before.
+        # A launcher holds its lock until it has ended, but removes the file earlier.
         locks = [os.open(lock, os.O_RDWR | os.O_CLOEXEC) for lock in runtime_dir.glob("*/lock")]
         try:
             owner.kill()
@@ -119,18 +119,18 @@ async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
 
 
 def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
-    """Wait for the end of the launchers that hold locks."""
+    """Wait until the launchers that hold these locks have ended."""
     deadline = time.monotonic() + _GONE_S
     while any(map(_is_held, locks)):
         if time.monotonic() > deadline:
-            # Where it cannot watch its owner it ends by itself, once nobody uses it.
-            logger.warning("a launcher in %s still ends", runtime_dir)
+            # A launcher that cannot watch its owner ends once nobody uses it.
+            logger.warning("a launcher in %s has not ended yet", runtime_dir)
             return
         time.sleep(_LOOK_S)
 
 
 def _is_held(lock: int) -> bool:
-    """Whether the process that holds a lock runs."""
+    """Whether a process holds a lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Ray's own API, its versions and private corners: nothing else of `actors` knows them."""
+"""The only package that uses Ray's API, including its private parts and version differences."""

@@ -1,8 +1,8 @@
-"""Work on a thread that lasts as long as the process.
+"""Runs work on a thread that lives as long as the process.
 
-Ray has the kernel kill the processes of a local Ray when their parent dies (``PR_SET_PDEATHSIG``),
-and for the kernel the parent is the *thread* that started them. Started on a thread of a pool or of
-a sampling, that Ray would be killed when the thread ends, and the driver with it a minute later.
+A local Ray asks the kernel to kill its processes when their parent dies (``PR_SET_PDEATHSIG``), and
+for the kernel the parent is the *thread* that started them. A Ray started on a pool thread would
+die with that thread, and the driver a minute later.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _thread: threading.Thread | None = None
 
 
 def run(work: Callable[[], T]) -> T:
-    """Run `work` on this thread if it is the main one, else on one that never ends; wait for it.
+    """Run `work` on the main thread if this is it, else on a thread that never ends; wait for it.
 
     Raises:
-        Whatever `work` raises.
+        BaseException: What `work` raises.
     """
     if threading.current_thread() is threading.main_thread():
         return work()
     global _thread
     with _start_lock:
-        if _thread is None or not _thread.is_alive():  # a forked process has none
-            # A daemon: one that is joined at exit would end before Ray is shut down.
+        if _thread is None or not _thread.is_alive():  # a fork does not inherit threads
+            # A daemon thread: any other would be joined at exit, before Ray is shut down.
             _thread = threading.Thread(target=_work_on, name="aenv-ray-start", daemon=True)
             _thread.start()
     done: Future[T] = Future()
@@ -44,6 +44,6 @@ def _work_on() -> None:
         work, done = _tasks.get()
         try:
             done.set_result(work())
-        except BaseException as exc:  # noqa: BLE001  # the caller's, on its own thread
+        except BaseException as exc:  # noqa: BLE001  # raised on the caller's thread
             done.set_exception(exc)
         del work, done

@@ -1,4 +1,4 @@
-"""Where a Ray is: whether one listens at an address, and where a local one keeps its sockets."""
+"""Addresses and directories of Ray: waiting for a listener, and short paths for sockets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Final
 from aenv_ray.errors import FabricUnavailable
 
 _PATIENCE_S: Final = 30.0
-"""How long a head may take to listen: a driver often starts beside it."""
+"""How long to wait for a head that is just starting."""
 _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.25
 _SOCKET_PATH_BYTES: Final = 107
-"""What Linux allows the path of a Unix socket."""
+"""Longest path of a Unix socket on Linux."""
 _SOCKET: Final = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12"
-"""The longest that Ray puts below the directory for temporary files."""
+"""Longest path that Ray appends to the temporary directory."""
 _LEAST_BYTES: Final = 16 << 20
-"""What a local Ray writes there in its first minutes, and some more."""
+"""Free space that a local Ray needs to start."""
 
 
 def short_directory() -> str | None:
-    """Return a directory for Ray's session where that of ``TMPDIR`` is too long for its sockets.
+    """Return a directory for Ray's session if ``TMPDIR`` is too long for its sockets.
 
-    None: Ray's own choice will do, or ``RAY_TMPDIR`` names one.
+    None: Ray's default is short enough, or ``RAY_TMPDIR`` is set.
     """
     if "RAY_TMPDIR" in os.environ:
         return None
@@ -34,7 +34,7 @@ def short_directory() -> str | None:
     return "/tmp/ray" if len(longest) > _SOCKET_PATH_BYTES else None
 
 
-def way_out() -> str:
+def start_hint() -> str:
     """Return the hint for a local Ray that does not start."""
     directory = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     directory = short_directory() or f"{directory}/ray"
@@ -44,22 +44,19 @@ def way_out() -> str:
         free_bytes = _LEAST_BYTES
     if free_bytes < _LEAST_BYTES:
         return (
-            f"{os.path.dirname(directory)} has {free_bytes >> 10} KiB of room left: make more, or "
-            "name another directory in RAY_TMPDIR"
+            f"{os.path.dirname(directory)} has only {free_bytes >> 10} KiB left: free some space, "
+            "or set RAY_TMPDIR to another directory"
         )
-    return (
-        "the machine may be short of memory, cores or disk; its words are in "
-        f"{directory}/session_latest/logs"
-    )
+    return f"the machine may be short of memory, CPU or disk; see {directory}/session_latest/logs"
 
 
 def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
-    """Return when something listens at ``host:port``; at once for every other form of address.
+    """Wait until something listens at ``host:port``; other forms of address return at once.
 
-    Ray's own driver asks for minutes, in lines of its log.
+    Without this check a driver of Ray retries for minutes.
 
     Raises:
-        FabricUnavailable: Nothing did for `patience_s`.
+        FabricUnavailable: Nothing listened within `patience_s`.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if "/" in host or not (host and port.isdecimal() and int(port) < 1 << 16):
@@ -73,7 +70,7 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
                 time.sleep(_PAUSE_S)
                 continue
             raise FabricUnavailable(
-                f"no Ray listens at {address}, asked for {patience_s:.0f} s: {exc}",
+                f"no Ray listened at {address} within {patience_s:.0f} s: {exc}",
                 hint="check RAY_ADDRESS, or unset it to start a local Ray",
             ) from exc
         return

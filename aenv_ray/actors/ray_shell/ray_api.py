@@ -1,7 +1,4 @@
-"""The one place that knows Ray's own API: starting it, finding actors, jobs and nodes.
-
-Everything here is a thin call; what to do with it is decided elsewhere.
-"""
+"""Thin wrappers around Ray's API: start it, find actors, jobs and nodes, wait for references."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from aenv_ray import local_fabric
 from aenv_ray.actors.ray_shell import main_thread_executor, ray_cleanup
 from aenv_ray.actors.ray_shell.nodes import SLOT, NodeFacts
-from aenv_ray.actors.ray_shell.ray_address import await_listener, short_directory, way_out
+from aenv_ray.actors.ray_shell.ray_address import await_listener, short_directory, start_hint
 from aenv_ray.actors.ray_shell.ray_token import carry_token, use_token
 from aenv_ray.config import settings
 from aenv_ray.errors import (
@@ -41,7 +38,7 @@ T = TypeVar("T")
 logger = logging.getLogger("aenv_ray")
 
 NAMESPACE: Final = "aenv"
-"""Ray namespace of every actor of ours."""
+"""Ray namespace of all our actors."""
 CONTROLLER_NAME: Final = "aenv-controller"
 HUB_NAME: Final = "aenv-hub"
 _ROUTINE_WARNINGS: Final = {
@@ -50,31 +47,31 @@ _ROUTINE_WARNINGS: Final = {
 }
 """Loggers of Ray, with the beginning of a warning that each start of Ray logs."""
 _HEAD: Final = "node:__internal_head__"
-"""Resource by which Ray marks its head."""
+"""Resource with which Ray marks its head."""
 _SHARE_OF_HEAD: Final = 0.001
 _DEMAND: Final = "aenv-demand-"
-"""What the names of our placement groups begin with."""
+"""Prefix of the names of our placement groups."""
 
 SYSTEM_CONFIG: Final = {
-    # Keep started workers warm: an actor from the pool takes 0.4 s, a cold one several.
+    # Keep idle workers: an actor in an existing worker takes 0.4 s, in a new one several.
     "idle_worker_killing_time_threshold_ms": 600_000,
-    # Its agents import for seconds; on a busy machine half a minute, Ray's own limit, is too short.
+    # Ray's agents import for seconds; its limit of 30 s is too short on a busy machine.
     "agent_register_timeout_ms": 120_000,
 }
 
 
 def ensure_ray(address: str | None = None) -> bool:
-    """Connect to Ray, starting a local one when there is none to join.
+    """Connect to Ray; start a local one if there is none to join.
 
     Args:
-        address: A cluster. None: what ``RAY_ADDRESS`` names, else that of ``aenv up``, else a local
-            Ray that runs already or is started now.
+        address: A cluster. None: ``RAY_ADDRESS`` if set, else the Ray of ``aenv up``, else a
+            running local Ray, else a new one.
 
     Returns:
-        Whether a local Ray was started, which ends with this process.
+        Whether a local Ray was started; it ends with this process.
 
     Raises:
-        FabricUnavailable: The named cluster does not answer, or no local Ray comes up.
+        FabricUnavailable: The cluster does not answer, or the local Ray does not start.
     """
     if ray.is_initialized():
         return False
@@ -93,12 +90,12 @@ def ensure_ray(address: str | None = None) -> bool:
     except KeyboardInterrupt:
         ray_cleanup.end_since(before)
         raise
-    except Exception as exc:  # Ray raises a bare one where its processes are slow to start
+    except Exception as exc:  # Ray raises a plain Exception if its processes are slow to start
         ray_cleanup.end_since(before)
         if address is None:
             raise FabricUnavailable(
                 f"a local Ray cannot be started: {exc}",
-                hint=way_out(),
+                hint=start_hint(),
             ) from exc
         raise FabricUnavailable(
             f"Ray at {address} cannot be reached: {exc}",
@@ -169,23 +166,23 @@ def all_processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
 
 
 def _of_aenv_up(address: str | None) -> str | None:
-    """Return the address of the fabric that ``aenv up`` started, if `address` means that one."""
+    """Return the address of the fabric of ``aenv up`` if `address` refers to it, else None."""
     try:
         fabric = local_fabric.read(settings().data_dir)
     except ConfigError:
-        return None  # `aenv status` says why; Ray code does not depend on that file
+        return None  # `aenv status` reports it; Ray code does not depend on that file
     if fabric is None or not fabric.owns_ray or address not in (None, fabric.ray_address):
         return None
     return fabric.ray_address if fabric.ray_answers() else None
 
 
 def leave() -> None:
-    """Disconnect this process from Ray; a Ray that it joined goes on."""
+    """Disconnect from Ray; a Ray that this process started ends, one that it joined goes on."""
     ray.shutdown()
 
 
 def is_connected() -> bool:
-    """Whether this process is connected to Ray; using Ray when it is not starts a new one."""
+    """Whether this process is connected to Ray. Using Ray without a connection starts one."""
     return bool(ray.is_initialized())
 
 
@@ -200,7 +197,7 @@ def node_id() -> str:
 
 
 def session_scope() -> str:
-    """Return what tells this node of this Ray session from any other on the machine."""
+    """Return a text that is unique to this node and this Ray session."""
     context = ray.get_runtime_context()
     if hasattr(context, "get_session_name"):
         session = context.get_session_name()
@@ -222,7 +219,7 @@ def with_backpressure(method: Any, items: int) -> Any:
 
 
 def serialization_context() -> Any:
-    """Return what this process serializes values for Ray with."""
+    """Return Ray's serialization context of this process."""
     return ray._private.worker.global_worker.get_serialization_context()  # type: ignore[no-untyped-call]
 
 
@@ -232,7 +229,7 @@ def was_restarted() -> bool:
 
 
 def alive_nodes() -> dict[str, NodeFacts]:
-    """Return the nodes that are up, by id."""
+    """Return the live nodes by id."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
     return {str(node["NodeID"]): _facts(node) for node in nodes if node["Alive"]}
 
@@ -255,23 +252,23 @@ def is_on_head() -> bool:
 
 
 def on_head() -> dict[str, Any]:
-    """Return the options that keep an actor, and its restarts, on Ray's head.
+    """Return options that keep an actor, also after restarts, on Ray's head.
 
-    Elsewhere it would keep a node from going when nothing else is there.
+    On another node it would prevent the autoscaler from removing that node.
     """
     return {"resources": {_HEAD: _SHARE_OF_HEAD}}
 
 
 def hosting(slots: int | None) -> dict[str, Any]:
-    """Return the options of a host that holds as many slots of its node; None: it has none."""
+    """Return options for a host that occupies this many slots of its node; None for none."""
     return {} if slots is None else {"resources": {SLOT: slots}}
 
 
 def demand_slots(bundles: Sequence[int]) -> None:
-    """Have Ray's autoscaler make room for that many slots, each number on one node.
+    """Ask Ray's autoscaler for slots until the next call; each bundle must fit on one node.
 
-    They are placement groups that nobody uses: the one demand that adds to what others ask for and
-    starts no process. It stands until the next call.
+    The demand consists of unused placement groups: only these add to the demand of others and start
+    no process.
     """
     table: dict[str, dict[str, Any]] = placement_group_table()
     for group_id, row in table.items():
@@ -293,7 +290,7 @@ def has_autoscaler() -> bool:
 
 
 def dead_jobs() -> set[str]:
-    """Return the ids of the Ray jobs that ended; asks the GCS, not the dashboard."""
+    """Return the ids of the ended Ray jobs, from the GCS."""
     from ray._private import state
 
     jobs: list[dict[str, Any]] = state.jobs()  # type: ignore[no-untyped-call]  # Ray's own
@@ -301,9 +298,9 @@ def dead_jobs() -> set[str]:
 
 
 def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
-    """Return an actor class that Ray restarts, and whose interrupted tasks it sends again.
+    """Return an actor class that Ray restarts and whose interrupted tasks it repeats.
 
-    Its methods are therefore idempotent: calls by their ids, the rest by what it does (D6).
+    Its methods must therefore be idempotent; calls are so by their ids (design D6).
     """
     options: dict[str, Any] = {
         "num_cpus": 0,
@@ -316,15 +313,15 @@ def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
 
 
 def cheap_task(function: Any) -> Any:
-    """Return a Ray task that takes no CPU of the cluster's, and that Ray sends again."""
+    """Return a Ray task that reserves no CPU and is retried."""
     return ray.remote(num_cpus=0, max_retries=3)(function)
 
 
-def noted(key: str, value: str) -> str:
-    """Note a value under a key for as long as the cluster lives, unless there is one.
+def store_once(key: str, value: str) -> str:
+    """Store a value under a key for the life of the cluster, unless the key has a value.
 
     Returns:
-        What is noted there.
+        The stored value.
     """
     from ray.experimental import internal_kv
 
@@ -335,7 +332,7 @@ def noted(key: str, value: str) -> str:
 
 
 def find_actor(name: str) -> Any | None:
-    """Return the actor of ours with that name; None when there is none."""
+    """Return our actor with this name, or None."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -358,17 +355,17 @@ def actor_names() -> list[str]:
 
 
 def pinned(node: str) -> NodeAffinitySchedulingStrategy:
-    """Return the strategy that keeps an actor, and its restarts, on a node."""
+    """Return the scheduling strategy that keeps an actor, also after restarts, on a node."""
     return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
 
 
 def kill(actor: Any) -> None:
-    """End an actor for good."""
+    """Kill an actor without restart."""
     ray.kill(actor, no_restart=True)
 
 
 def end_current_actor() -> None:
-    """End the actor that runs this code, for good."""
+    """Kill the actor that runs this code, without restart."""
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
@@ -380,14 +377,14 @@ def wait(
     *,
     look_s: float,
 ) -> Any:
-    """Return what a reference becomes, in a thread that may block.
+    """Return the value of a reference; blocks.
 
     Args:
-        reference: From a ``.remote(...)``.
-        what: What is waited for, for the message.
-        deadline_s: Seconds to wait at most.
-        look: Called with the seconds waited so far, every `look_s`; what it raises ends the wait.
-        look_s: Seconds between two looks.
+        reference: From a ``.remote(...)`` call.
+        what: Names the wait in errors.
+        deadline_s: Longest wait.
+        look: Called every `look_s` with the seconds waited so far; an exception ends the wait.
+        look_s: Interval of `look`.
 
     Raises:
         FabricUnavailable: The actor behind it is gone, or `deadline_s` passed.
@@ -396,7 +393,7 @@ def wait(
     waited_s = 0.0
     with translated(what):
         while True:
-            # `ray.get` comes first: a `ray.wait` before it would be another round of waking up.
+            # No `ray.wait` before `ray.get`: it would wake this thread twice.
             once_s = min(look_s, deadline_s - waited_s)
             try:
                 return ray.get(reference, timeout=once_s)
@@ -448,7 +445,7 @@ def cancel(reference: Any) -> None:
 
 
 def unwrap(exc: BaseException) -> BaseException:
-    """Return our error inside one of Ray's, or `exc` itself."""
+    """Return the exception that a Ray error wraps, or `exc` itself."""
     if isinstance(exc, ray_exceptions.RayTaskError):
         cause = getattr(exc, "cause", None)
         return cause if isinstance(cause, BaseException) else exc
@@ -457,11 +454,11 @@ def unwrap(exc: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
-    """Turn Ray's exceptions that leave the block into ours.
+    """Translate Ray's exceptions that leave the block into ours.
 
     Args:
-        what: What was being done, for the message.
-        instance_id: The instance concerned; its host's death is then `SandboxLost`.
+        what: Names the operation in errors.
+        instance_id: If given, the death of its host is `SandboxLost`, else FabricUnavailable.
     """
     try:
         yield
@@ -477,7 +474,7 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
             raise SandboxLost(
                 f"{what}: the host of {instance_id} is gone: {_first_line(exc)}",
                 instance_id=instance_id,
-                hint="its actor or node died, or it was released long ago",
+                hint="its actor or node died, or the instance was released long ago",
             ) from exc
         raise FabricUnavailable(f"{what}: {_first_line(exc)}") from exc
 
@@ -503,9 +500,9 @@ def is_from_ray(error: AenvError) -> bool:
 
 
 def is_of_a_dead_actor(error: AenvError) -> bool:
-    """Whether an error of `translated` says that the actor has ended for good.
+    """Whether an error of `translated` means that the actor has ended for good.
 
-    One whose node died cannot be started anywhere else, which Ray tells in words of its own.
+    An actor whose node died cannot be restarted either; Ray has a different error for that.
     """
     gone = (ray_exceptions.ActorDiedError, ray_exceptions.ActorUnschedulableError)
     return isinstance(error.__cause__, gone)

@@ -1,7 +1,6 @@
-"""The processes of a local Ray whose start was given up: they are ended at once.
+"""Ends the processes of a local Ray whose start failed.
 
-Ray ends its own children when the driver exits, and with them the one that watches the node's
-agents. Those still wait for the head of a Ray that is gone, a minute long.
+Ray itself ends them only when the driver exits, and some of them a minute later.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Final
 from aenv_ray.runtime.door.calls import kill_tree
 
 _RAYS: Final = os.fsencode(Path("ray", "core", "src", "ray"))
-"""In the command of Ray's own programs for a node."""
+"""Part of the command of Ray's own programs."""
 
 
 def children() -> frozenset[int]:
-    """Return the children of this process; Linux only, elsewhere none."""
+    """Return the pids of this process's children; on systems other than Linux none."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for task in os.listdir("/proc/self/task"):
@@ -27,10 +26,10 @@ def children() -> frozenset[int]:
 
 
 def end_since(before: frozenset[int]) -> None:
-    """Kill the programs of Ray that this process started since, and all that they started.
+    """Kill the programs of Ray that this process started, with all their descendants.
 
     Args:
-        before: The children that there were; those, and what is not Ray's, is left alone.
+        before: Children that existed before the start; they are left alone.
     """
     for pid in children() - before:
         with contextlib.suppress(OSError):

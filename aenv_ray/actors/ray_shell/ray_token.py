@@ -1,4 +1,4 @@
-"""The token by which the processes of a Ray know each other; Ray keeps it in the user's home."""
+"""The authentication token of Ray, which Ray stores in the user's home directory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 
 _TOKEN_VARIABLE: Final = "RAY_AUTH_TOKEN"
-"""Where Ray looks first."""
+"""Takes precedence over the token file."""
 
 
 def use_token(*, make: bool = False) -> None:
-    """Speak to Ray with the token of this user, as Ray's own drivers do on a local cluster.
+    """Authenticate with the token of this user, as Ray does for local clusters.
 
     Args:
-        make: Make the token where there is none.
+        make: Generate a token if there is none.
     """
     from ray import _raylet
     from ray._private.authentication import authentication_token_setup as setup
@@ -23,14 +23,14 @@ def use_token(*, make: bool = False) -> None:
 
     if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or _has_token(core)):
         os.environ[setup.AUTH_MODE_ENV_VAR] = "token"
-        core.Config.initialize("")  # Ray read its settings when it was imported
+        core.Config.initialize("")  # Ray read its settings at import
     setup.ensure_token_if_auth_enabled(None, create_token_if_missing=make)
 
 
 def carry_token() -> None:
-    """Make a token for this process and those that it starts, if its user has no home to keep one.
+    """Generate a token for this process and its children if the home directory is not writable.
 
-    A local Ray does not start where it cannot write one there.
+    A local Ray does not start if it cannot store a token there.
     """
     from ray import _raylet
     from ray._private.authentication import authentication_token_generator as generator

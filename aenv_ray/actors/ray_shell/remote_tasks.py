@@ -1,4 +1,4 @@
-"""Work that only a worker of the cluster can do, or only its head, asked for from anywhere."""
+"""Runs a function on a worker or on the head of the cluster, from anywhere."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float) -> T:
-    """Return what a function returns on a node that takes instances; blocks.
+    """Run a function on a node that accepts instances, and return its result; blocks.
 
     Args:
-        work: Importable there.
-        label: Name and value of a Ray label; nodes that have it come first.
-        timeout_s: For all of it.
+        work: A function that the node can import.
+        label: Name and value of a Ray label; nodes with it are preferred.
+        timeout_s: Longest wait.
 
     Raises:
-        FabricUnavailable: Ray does not answer, there is no such node, or the work failed there.
-        DeadlineExceeded: It took longer.
+        FabricUnavailable: Ray does not answer, there is no such node, or the function failed.
+        DeadlineExceeded: It took longer than `timeout_s`.
     """
     was_connected = ray_api.is_connected()
     ray_api.ensure_ray()
@@ -34,9 +34,8 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
         node = chosen(nodes, label)
         if node is None:
             raise FabricUnavailable(
-                "no worker is up that takes instances",
-                hint="see what it lacks with: aenv cluster status; "
-                "a worker more: aenv cluster scale 1",
+                "the cluster has no worker that accepts instances",
+                hint="see the cause with aenv cluster status, or add one with aenv cluster scale 1",
             )
         task = ray_api.cheap_task(work).options(
             scheduling_strategy=ray_api.pinned(node), max_retries=0
@@ -46,9 +45,9 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
             result: T = ray.get(asked, timeout=timeout_s)
         except GetTimeoutError as exc:
             ray.cancel(asked)
-            raise DeadlineExceeded(f"a worker gave no answer in {timeout_s:g} s") from exc
+            raise DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s") from exc
         except RayError as exc:
-            raise FabricUnavailable(f"a worker could not do it: {exc}") from exc
+            raise FabricUnavailable(f"the worker failed: {exc}") from exc
         return result
     finally:
         if not was_connected:
@@ -56,17 +55,17 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
 
 
 def on_the_head(work: Callable[..., T], *arguments: Any, what: str, timeout_s: float) -> T:
-    """Return what a function returns on Ray's head, where this process is connected; blocks.
+    """Run a function on Ray's head and return its result; blocks. This process is connected.
 
     Args:
-        work: Importable there.
-        arguments: Its own.
-        what: What it does, for messages.
-        timeout_s: For all of it.
+        work: A function that the head can import.
+        arguments: Its arguments.
+        what: Names the work in errors.
+        timeout_s: Longest wait.
 
     Raises:
-        FabricUnavailable: The head gives no answer in time.
-        AenvError: What the work raises.
+        FabricUnavailable: The head does not answer in time.
+        AenvError: What the function raises.
     """
     task = ray_api.cheap_task(work).options(**ray_api.on_head())
     asked = task.remote(*arguments)
@@ -75,7 +74,7 @@ def on_the_head(work: Callable[..., T], *arguments: Any, what: str, timeout_s: f
 
 
 def chosen(nodes: list[dict[str, Any]], label: tuple[str, str]) -> str | None:
-    """Return the id of the node to ask, of Ray's rows; None when none takes instances."""
+    """Return the id of the best node among Ray's rows; None if none accepts instances."""
     name, value = label
     fitting = [
         node

@@ -23,7 +23,7 @@ def test_work_is_done_on_a_node_that_takes_it_and_its_failure_comes_back(cluster
     here = (LABEL[0], str(nodes[0]["Labels"][LABEL[0]]))
     assert on_a_worker(ray_api.node_id, here, WITHIN_S) == nodes[0]["NodeID"]
     assert ray_api.is_connected()  # as it was
-    with pytest.raises(FabricUnavailable, match="no worker is up"):
+    with pytest.raises(FabricUnavailable, match="no worker that accepts instances"):
         on_a_worker(ray_api.node_id, ("nobody", "has"), WITHIN_S)
 
     def fail() -> None:

@@ -168,5 +168,5 @@ def test_an_invalid_count_is_rejected(count: Any) -> None:
 
 @pytest.mark.parametrize("handles", [[1], [None], ["env-abcdefgh"]])
 def test_release_many_rejects_values_that_are_not_handles(handles: Any) -> None:
-    with pytest.raises(ConfigError, match="not a handle"):
+    with pytest.raises(ConfigError, match="is not an EnvHandle"):
         aenv_ray.release_many(handles)

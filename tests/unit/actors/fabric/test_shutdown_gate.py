@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from aenv_ray.actors.fabric import entrance
-from aenv_ray.actors.fabric.shutdown_gate import Gate, gated
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import FabricUnavailable
 
 
 class Worker:
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.gate = ShutdownGate()
 
     @gated
     def outer(self) -> str:
@@ -39,7 +39,7 @@ def test_a_closed_gate_lets_nothing_in_and_says_the_way_out() -> None:
 
 
 def test_closing_waits_for_what_is_inside_which_is_told_at_its_next_step() -> None:
-    gate, entered, may_look = Gate(), threading.Event(), threading.Event()
+    gate, entered, may_look = ShutdownGate(), threading.Event(), threading.Event()
     told: list[FabricUnavailable] = []
 
     def work() -> None:

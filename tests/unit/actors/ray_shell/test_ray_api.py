@@ -43,9 +43,9 @@ def test_a_ray_that_does_not_come_up_is_typed(
 
 def test_a_full_disk_is_named_as_what_a_local_ray_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/proc/self")  # a filesystem without room
-    assert ray_address.way_out().startswith("/proc/self has 0 KiB of room left: ")
+    assert ray_address.start_hint().startswith("/proc/self has only 0 KiB left: ")
     monkeypatch.setenv("RAY_TMPDIR", "/no/such/place")
-    assert ray_address.way_out().endswith("/no/such/place/ray/session_latest/logs")
+    assert ray_address.start_hint().endswith("/no/such/place/ray/session_latest/logs")
 
 
 HOMES = ("/proc/no-home", "writable")
@@ -94,7 +94,7 @@ def test_a_named_ray_where_nothing_listens_is_given_up_and_named() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         ray_address.await_listener(address)
         ray_address.await_listener(f"ray://{address}")
-    with pytest.raises(FabricUnavailable, match=f"no Ray listens at {address}") as raised:
+    with pytest.raises(FabricUnavailable, match=f"no Ray listened at {address}") as raised:
         ray_address.await_listener(address, patience_s=0)
     assert "RAY_ADDRESS" in str(raised.value.hint)
 
