@@ -1,7 +1,7 @@
-"""The artifact store: bytes by the SHA-256 of what they are.
+"""The artifact store: files named by the SHA-256 of their content.
 
-What has a name is whole and is that content: a name is checked when bytes come in and again when
-they go out. Any number of processes may use one store at a time.
+The digest is checked when a file is written and again when it is read. A file gets its name only
+once it is complete. Any number of processes may use a store at the same time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1024 * 1024
-"""Read and written at once: a thread's wake-up costs little beside it."""
+"""Size of a read or write; large enough that switching threads costs little."""
 DEADLINE_S: Final = 60.0
-"""For each piece."""
+"""Deadline of each read or write."""
 PARTIAL_AGE_S: Final = 24 * 3600.0
 """An unfinished upload that is older than this has lost its writer."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -52,7 +52,7 @@ _THREADS: Final = 8
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 OnProgress = Callable[[int, int | None], None]
-"""Told how many bytes are through, and how many there are; None when that is not known."""
+"""Called with the bytes done and the total, or None if the total is unknown."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,26 +62,26 @@ class ArtifactStore:
     """Artifacts by digest.
 
     Args:
-        files: Where they lie.
+        files: The underlying files.
 
     Each method may raise FabricUnavailable (the store cannot be reached; try again),
-    ArtifactStoreDenied or ArtifactStoreFull, and ConfigError for what is no digest. Safe for any
-    number of tasks of one event loop; each may be cancelled at any time and leaves nothing then.
+    ArtifactStoreDenied, ArtifactStoreFull, and ConfigError for an invalid digest. Methods may run
+    concurrently in one event loop; a cancelled one leaves nothing behind.
     """
 
     def __init__(self, files: ArtifactFiles) -> None:
         self._files = files
-        # Its own: a store that hangs must not keep everybody else's threads.
+        # Separate threads: a store that hangs must not block the default executor.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="aenv-artifacts")
 
     @property
     def name(self) -> str:
-        """Where it is, for people; nothing secret."""
+        """Location of the store for people, without secrets."""
         return self._files.name
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory, which other machines may have too, or not."""
+        """Whether the store is a local directory, which other machines may not share."""
         return isinstance(self._files, DirectoryFiles)
 
     async def put(
@@ -92,17 +92,17 @@ class ArtifactStore:
         limit_bytes: int = MAX_ARCHIVE_BYTES,
         on_progress: OnProgress | None = None,
     ) -> str:
-        """Keep bytes and return their digest; what is there already is written anew.
+        """Store content and return its digest; an existing artifact is written again.
 
         Args:
-            data: All of them, or pieces of any size as they come.
-            digest: What they must be. None: whatever they are.
-            limit_bytes: How many there may be.
-            on_progress: Told after each piece.
+            data: The content, or an iterator of pieces of any size.
+            digest: The expected digest. None: any.
+            limit_bytes: Largest allowed size.
+            on_progress: Called after each piece.
 
         Raises:
-            ArtifactTooLarge: There are more; nothing is kept.
-            ArtifactDamaged: They are not those of `digest`; nothing is kept.
+            ArtifactTooLarge: The content is larger; nothing is stored.
+            ArtifactDamaged: The content has another digest; nothing is stored.
         """
         if digest is not None:
             _check(digest)
@@ -121,8 +121,8 @@ class ArtifactStore:
                     on_progress(done, total)
             if digest not in (None, found.hexdigest()):
                 raise ArtifactDamaged(
-                    f"what came as {str(digest)[:12]} is {found.hexdigest()[:12]}: it was damaged "
-                    "on its way, or named wrongly",
+                    f"the content sent as {str(digest)[:12]} has digest {found.hexdigest()[:12]}: "
+                    "it was damaged on the way, or the digest is wrong",
                     hint="send it again",
                 )
             await self._run(upload.commit, found.hexdigest())
@@ -130,18 +130,18 @@ class ArtifactStore:
             try:
                 await self._run(upload.abort)
             except AenvError as exc:
-                logger.warning("an unfinished upload stays behind: %s", exc)
+                logger.warning("an unfinished upload could not be deleted: %s", exc)
             raise
         return found.hexdigest()
 
     async def open(
         self, digest: str, *, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an artifact's bytes in pieces; the last one only once all of them are right.
+        """Yield the content of an artifact in pieces; the last one after the digest was checked.
 
         Raises:
-            ArtifactNotFound: There is none, before the first piece.
-            ArtifactDamaged: It is not what its name says, instead of the last piece.
+            ArtifactNotFound: It does not exist; raised before the first piece.
+            ArtifactDamaged: Its digest is wrong; raised instead of the last piece.
         """
         total = await self.size(digest)
         found, done, held = hashlib.sha256(), 0, b""
@@ -156,7 +156,7 @@ class ArtifactStore:
         if found.hexdigest() != digest:
             raise ArtifactDamaged(
                 f"{digest[:12]} in the artifact store {self.name} is damaged",
-                hint="push the environment again: that mends it",
+                hint="push the environment again to repair it",
             )
         if held:
             yield held
@@ -168,21 +168,21 @@ class ArtifactStore:
         limit_bytes: int = MAX_ARCHIVE_BYTES,
         on_progress: OnProgress | None = None,
     ) -> bytes:
-        """Return an artifact's bytes.
+        """Return the content of an artifact.
 
         Raises:
-            ArtifactNotFound: There is none.
-            ArtifactTooLarge: It has more than `limit_bytes`.
-            ArtifactDamaged: It is not what its name says.
+            ArtifactNotFound: It does not exist.
+            ArtifactTooLarge: It is larger than `limit_bytes`.
+            ArtifactDamaged: Its digest is wrong.
         """
         _check_limit(await self.size(digest), limit_bytes)
         return b"".join([piece async for piece in self.open(digest, on_progress=on_progress)])
 
     async def size(self, digest: str) -> int:
-        """Return how many bytes an artifact has.
+        """Return the size of an artifact in bytes.
 
         Raises:
-            ArtifactNotFound: There is none.
+            ArtifactNotFound: It does not exist.
         """
         _check(digest)
         size = await self._run(self._files.size, digest)
@@ -191,17 +191,17 @@ class ArtifactStore:
         return size
 
     async def exists(self, digest: str) -> bool:
-        """Whether there is an artifact of that name."""
+        """Whether an artifact exists."""
         _check(digest)
         return await self._run(self._files.size, digest) is not None
 
     async def delete(self, digest: str) -> None:
-        """Delete an artifact; one that is not there does nothing."""
+        """Delete an artifact; idempotent."""
         _check(digest)
         await self._run(self._files.delete, digest)
 
     def close(self) -> None:
-        """Let its threads end; what is under way goes on to its end."""
+        """End its threads; operations under way are completed."""
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -212,12 +212,12 @@ class ArtifactStore:
         except TimeoutError:
             raise FabricUnavailable(
                 f"the artifact store {self.name} did not answer within {DEADLINE_S:g} s",
-                hint="is it up, and does the network reach it?",
+                hint="check that it is running and reachable",
             ) from None
 
 
 async def _pieces(data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield pieces of `PIECE_BYTES`, the last one smaller."""
+    """Yield pieces of `PIECE_BYTES`; the last one may be smaller."""
     if isinstance(data, bytes):
         for start in range(0, len(data), PIECE_BYTES):
             yield data[start : start + PIECE_BYTES]
@@ -235,14 +235,15 @@ async def _pieces(data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, N
 def _check(digest: str) -> None:
     if not _DIGEST.fullmatch(digest):
         raise ConfigError(
-            f"{digest[:80]!r} names no artifact", hint="it is 64 digits of a SHA-256, in lower case"
+            f"invalid artifact digest {digest[:80]!r}: expected 64 lower-case hexadecimal digits",
+            hint="use the digest that the hub lists for the version",
         )
 
 
 def _check_limit(size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise ArtifactTooLarge(
-            f"an artifact may have {limit_bytes >> 20} MiB ({limit_bytes} bytes), not more",
+            f"the artifact is larger than {limit_bytes >> 20} MiB ({limit_bytes} bytes)",
             hint="keep data sets out of the project: put them in an image or a volume",
         )
 
@@ -251,27 +252,27 @@ def _check_limit(size_bytes: int, limit_bytes: int) -> None:
 
 
 class Upload(ABC):
-    """One file on its way in. Thread-safe: `abort` may come while `write` is under way."""
+    """A file that is being written. Thread-safe: `abort` may be called during `write`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_over = False
 
     def write(self, piece: bytes) -> None:
-        """Add to it; after `abort` nothing."""
+        """Append to the file; does nothing after `abort`."""
         with self._lock:
             if not self._is_over:
                 self._write(piece)
 
     def commit(self, digest: str) -> None:
-        """Give it its name, whole; after `abort` nothing."""
+        """Give the complete file its name; does nothing after `abort`."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
                 self._commit(digest)
 
     def abort(self) -> None:
-        """Leave nothing of it; after `commit` nothing."""
+        """Delete the file; does nothing after `commit`."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
@@ -288,38 +289,38 @@ class Upload(ABC):
 
 
 class ArtifactFiles(ABC):
-    """Files by digest.
+    """Files named by digest; blocking.
 
     Each method may raise ArtifactStoreDenied, ArtifactStoreFull and FabricUnavailable.
     """
 
     name: str
-    """For people: a path or a URL, without what is secret in it."""
+    """A path or a URL without secrets, for people."""
 
     @abstractmethod
     def begin(self) -> Upload:
-        """Begin to write a file."""
+        """Start to write a file."""
 
     @abstractmethod
     def read(self, digest: str, start: int, length: int) -> bytes:
-        """Return a part of a file; less at its end.
+        """Return part of a file; at its end, less than `length`.
 
         Raises:
-            ArtifactNotFound: There is none.
+            ArtifactNotFound: It does not exist.
         """
 
     @abstractmethod
     def size(self, digest: str) -> int | None:
-        """Return how many bytes a file has; None when there is none."""
+        """Return the size of a file in bytes; None if it does not exist."""
 
     @abstractmethod
     def delete(self, digest: str) -> None:
-        """Delete a file; one that is not there does nothing."""
+        """Delete a file; idempotent."""
 
 
 @contextlib.contextmanager
 def _translated(name: str, secret: str = "") -> Iterator[None]:
-    """Say what kept a store from doing its work, and nothing that is secret."""
+    """Translate the errors of a store, without the secret part of its URL."""
 
     def words(exc: BaseException) -> str:
         text = f"{type(exc).__name__}: {exc}"
@@ -329,29 +330,29 @@ def _translated(name: str, secret: str = "") -> Iterator[None]:
         yield
     except AenvError:
         raise
-    except Exception as exc:  # noqa: BLE001  # every file system has its own
+    except Exception as exc:  # noqa: BLE001  # each file system has its own exceptions
         number = getattr(exc, "errno", None)
         if isinstance(exc, PermissionError) or number in _DENIED:
             raise ArtifactStoreDenied(
-                f"the artifact store {name} refuses us: {words(exc)}",
-                hint="look at the owner of the directory, or at the credentials of the URL",
+                f"the artifact store {name} denies access: {words(exc)}",
+                hint="check the owner of the directory, or the credentials in the URL",
             ) from None
         if number in _FULL:
             raise ArtifactStoreFull(
                 f"the artifact store {name} is full: {words(exc)}",
-                hint="make room there, or name another one with AENV_ARTIFACTS_URL",
+                hint="free some space, or set AENV_ARTIFACTS_URL to another store",
             ) from None
         raise FabricUnavailable(
             f"the artifact store {name} cannot be reached: {words(exc)}",
-            hint="is AENV_ARTIFACTS_URL right, and is it up?",
+            hint="check AENV_ARTIFACTS_URL, and that the store is running",
         ) from None
 
 
 def missing(name: str, digest: str) -> ArtifactNotFound:
-    """Return the error for an artifact that is not there."""
+    """Return the error for an artifact that does not exist."""
     return ArtifactNotFound(
-        f"the artifact store {name} has no {digest[:12]}",
-        hint="push the environment again; is AENV_ARTIFACTS_URL the one that it was pushed to?",
+        f"the artifact store {name} has no artifact {digest[:12]}",
+        hint="push the environment again, or set AENV_ARTIFACTS_URL to the store it was pushed to",
     )
 
 
@@ -359,11 +360,11 @@ def missing(name: str, digest: str) -> ArtifactNotFound:
 
 
 class DirectoryFiles(ArtifactFiles):
-    """Files in a directory of this machine, or one that machines share.
+    """Files in a directory, which machines may share.
 
     Args:
-        directory: Made at the first write.
-        clock: By which unfinished files grow old.
+        directory: Created at the first write.
+        clock: For the age of unfinished files.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -387,7 +388,7 @@ class DirectoryFiles(ArtifactFiles):
                     path.unlink()
 
     def path(self, digest: str) -> Path:
-        """Return where a file is, or would be."""
+        """Return the path of a file, whether it exists or not."""
         return self._directory / digest[:2] / digest
 
     def read(self, digest: str, start: int, length: int) -> bytes:  # noqa: D102
@@ -445,7 +446,7 @@ class _FileUpload(Upload):
 
 
 def _sync(directory: Path) -> None:
-    """Have a directory's names survive a loss of power."""
+    """Make the entries of a directory survive a loss of power."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -453,14 +454,14 @@ def _sync(directory: Path) -> None:
         os.close(fd)
 
 
-# --- whatever fsspec reaches ----------------------------------------------------------------------
+# --- fsspec ----------------------------------------------------------------------
 
 
 class UrlFiles(ArtifactFiles):
-    """Files under a URL of a protocol that fsspec knows, such as ``s3://bucket/path``.
+    """Files under a URL that fsspec supports, such as ``s3://bucket/path``.
 
     Args:
-        url: Credentials in it appear in no message.
+        url: Its credentials appear in no message.
 
     Raises:
         ConfigError: The protocol is unknown, or its package is missing.
@@ -479,15 +480,15 @@ class UrlFiles(ArtifactFiles):
                 words = str(exc).replace(self._secret or url, "…")
                 raise ConfigError(
                     f"AENV_ARTIFACTS_URL {self.name}: {words}",
-                    hint="name a directory, or install the package of the protocol "
-                    "(s3fs, gcsfs, adlfs …) where the gateway runs",
+                    hint="use a directory, or install the package for the protocol "
+                    "(s3fs, gcsfs, adlfs …) on the nodes of the gateway",
                 ) from None
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._root.rstrip("/"), *parts))
 
     def path(self, digest: str) -> str:
-        """Return a file's path in its file system."""
+        """Return the path of a file in its file system."""
         return self._path(digest[:2], digest)
 
     def begin(self) -> Upload:  # noqa: D102
@@ -505,7 +506,7 @@ class UrlFiles(ArtifactFiles):
 
     def size(self, digest: str) -> int | None:  # noqa: D102
         with self.translated():
-            # Somebody else may have written or deleted it since we looked.
+            # fsspec caches listings, and others may have written or deleted the file.
             self._fs.invalidate_cache()
             try:
                 return int(self._fs.info(self.path(digest))["size"])
@@ -517,7 +518,7 @@ class UrlFiles(ArtifactFiles):
             self._fs.rm_file(self.path(digest))
 
     def translated(self) -> contextlib.AbstractContextManager[None]:
-        """Attribute what goes wrong in the block to this store."""
+        """Translate the errors of the block."""
         return _translated(self.name, self._secret)
 
 
@@ -557,7 +558,7 @@ class _UrlUpload(Upload):
 
 
 def open_artifact_store(settings: Settings, clock: Clock | None = None) -> ArtifactStore:
-    """Return the store that ``AENV_ARTIFACTS_URL`` names, by default below the data directory.
+    """Return the store of ``AENV_ARTIFACTS_URL``, by default in the data directory.
 
     Raises:
         ConfigError: The URL's protocol is unknown, or its package is missing.
@@ -571,7 +572,7 @@ def open_artifact_store(settings: Settings, clock: Clock | None = None) -> Artif
 
 
 def _directory(url: str) -> Path | None:
-    """Return the directory that a path or a ``file:`` URL names; None for other URLs."""
+    """Return the directory of a path or a ``file:`` URL; None for other URLs."""
     parts = urlsplit(url)
     if parts.scheme in ("file", "local"):
         return Path(unquote(parts.netloc + parts.path))

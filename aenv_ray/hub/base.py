@@ -43,7 +43,7 @@ if #keys == 1 and #groups == 0 then
         redis.call('ZRANGEBYLEX', keys[1], from, query.high, 'LIMIT', 0, wanted)
     )}
 end
--- Nothing is stored for an intersection: what reads would otherwise be written to disk.
+-- ZINTER stores nothing; ZINTERSTORE would write each listing to disk.
 local found = redis.call('ZINTER', #keys, unpack(keys))
 for _, group in ipairs(groups) do
     local known, rest = {}, {}
@@ -65,18 +65,18 @@ for _, member in ipairs(found) do
 end
 return {total, unpack(page)}
 """
-"""Argument: the query as JSON. Returns the size of the listing and the members of a page, one more
-than its limit when there is one."""
+"""Argument: the query as JSON. Returns the size of the whole listing and the members of a page,
+plus one more member if there is another page."""
 
 
 class HubBase(Hub, ABC):
     """A part of the hub over Redis.
 
     Args:
-        redis: A client that decodes answers, from `aenv_ray.hub.connection`.
-        clock: Decides what is overdue.
-        prefix: Of all keys: hubs that share a Redis differ in it.
-        where: The Redis, for messages, without credentials.
+        redis: A client from `aenv_ray.hub.connection`.
+        clock: For deadlines.
+        prefix: Prefix of all keys, different for hubs that share a Redis.
+        where: The address of Redis for messages, without credentials.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class HubBase(Hub, ABC):
         self._where = where
 
     async def _run(self, script: str, *arguments: str | float) -> Any:
-        """Run a script and return what it does. Redis keeps scripts that it has seen compiled."""
+        """Run a script and return its result; Redis caches compiled scripts."""
         texts = [a if isinstance(a, str) else _number(a) for a in arguments]
         with redis_errors(self._where):
             return await self._redis.eval(script, 1, self._keys.root, *texts)
 
     async def _ask(self, command: str, *arguments: str) -> Any:
-        """Run a command on one key and return its answer."""
+        """Run a command on one key and return its result."""
         with redis_errors(self._where):
             return await getattr(self._redis, command)(*arguments)
 
 
 def _number(value: float) -> str:
-    """Return a number as text that loses nothing."""
+    """Return a number as text without loss of precision."""
     return repr(float(value))
 
 
@@ -115,15 +115,15 @@ def to_json(value: Any) -> str:
 
 
 def to_cursor(member: str) -> str:
-    """Return the cursor that continues after a member."""
+    """Return the cursor of the page after a member."""
     return base64.urlsafe_b64encode(member.encode()).decode().rstrip("=")
 
 
 def from_cursor(cursor: str | None) -> str:
-    """Return the member that a cursor continues after; empty for None.
+    """Return the member after which the page of a cursor begins; empty for None.
 
     Raises:
-        ConfigError: It is none of ours.
+        ConfigError: The cursor is invalid.
     """
     if cursor is None:
         return ""
@@ -134,8 +134,8 @@ def from_cursor(cursor: str | None) -> str:
         member = ""
     if not member:
         raise ConfigError(
-            f"cursor {cursor[:80]!r} is not valid",
-            hint="give the cursor of the page before to the same query, or none",
+            f"invalid cursor {cursor[:80]!r}",
+            hint="pass the cursor of the previous page of the same query, or none",
         )
     return member
 
@@ -143,16 +143,16 @@ def from_cursor(cursor: str | None) -> str:
 def listing(
     keys: Sequence[str], *, after: str, limit: int, words: Sequence[str] = (), prefix: str = ""
 ) -> str:
-    """Return the argument of `LIST`: indexes whose members are wanted, all of them.
+    """Return the argument of `LIST`, which lists members that are in all of several indexes.
 
     Args:
         keys: Names of sorted sets, without the root.
-        after: Member that the page comes after; empty: from the beginning.
-        limit: Members of a page.
-        words: Each begins a word of what is wanted.
-        prefix: What members begin with.
+        after: The page begins after this member; empty: at the start.
+        limit: Size of a page.
+        words: Each must begin a word of the entry.
+        prefix: Members must begin with this.
     """
-    # The character after a space ends what begins with a name and a space.
+    # "!" follows the space: this bounds all members that begin with a name and a space.
     low = f"[{prefix}" if prefix else "-"
     high = f"({prefix[:-1]}!" if prefix else "+"
     return to_json(

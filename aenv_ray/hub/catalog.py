@@ -1,7 +1,6 @@
-"""What the catalog of environments decides: the order of versions, content, statuses, search.
+"""Pure decisions about published environments: order of versions, content, statuses, search.
 
-Pure: no Redis, no clock. Redis sorts by bytes, so the order of versions is written as text that
-sorts as the versions do.
+Redis sorts by bytes, so a version is turned into text that sorts like the version.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from aenv_ray.errors import CatalogConflict
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 
 MAX_SEARCH_WORDS: Final = 8
-"""Words of a search text that are looked at; what follows is not."""
+"""Number of words of a search text that count; the others are ignored."""
 MAX_ENTRY_WORDS: Final = 512
-"""Words of an entry's name, tags and description, in this order, that a search finds."""
+"""Number of words of an entry's name, tags and description, in this order, that are indexed."""
 _MAX_WORD: Final = 64
 
 _SEMANTIC = re.compile(
@@ -30,11 +29,11 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def version_key(version: str) -> str:
-    """Return text that sorts as semantic versions do (semver.org §11), for any valid version.
+    """Return text that sorts like semantic versions (semver.org §11), for any valid version.
 
-    ``1.0``, ``v1.0.0`` and ``1.0.0+build`` are the same release; text breaks such ties, so that two
-    different versions never have one key. What is no semantic version, such as ``latest``, comes
-    below all that are.
+    ``1.0``, ``v1.0.0`` and ``1.0.0+build`` are the same release and sort by their text, so that
+    different versions have different keys. Other versions, such as ``latest``, sort below all
+    semantic ones.
     """
     match = _SEMANTIC.fullmatch(version)
     pre = match["pre"] if match else None
@@ -48,13 +47,13 @@ def version_key(version: str) -> str:
 
 
 def _number_key(digits: str) -> str:
-    """Return digits without leading zeros so that longer numbers sort higher."""
+    """Return digits, without leading zeros, so that longer numbers sort higher."""
     return f"{len(digits):02d}{digits}"
 
 
 def _prerelease_key(pre: str | None) -> str:
     if pre is None:
-        return "2"  # a release comes after all that lead to it
+        return "2"  # a release sorts above its prereleases
     parts = []
     for part in pre.split("."):
         is_number = part.isdigit()
@@ -63,7 +62,7 @@ def _prerelease_key(pre: str | None) -> str:
 
 
 def member(name: str, version: str) -> str:
-    """Return a version's member of the sorted sets: by name, then the highest version first."""
+    """Return a version as a member of sorted sets: sorted by name, then highest version first."""
     falling = "".join(chr(0x9E - ord(char)) for char in version_key(version))
     return f"{name} {falling} {version}"
 
@@ -78,10 +77,10 @@ def reference_of(member_text: str) -> str:
 
 
 def content_digest(entry: EnvironmentVersion) -> str:
-    """Return the SHA-256 of what never changes in a version.
+    """Return the SHA-256 of the immutable part of a version.
 
-    Schemas are left out: they follow from the source, and another release of a library may word
-    them differently. So is the archive's own digest, which depends on how it was packed.
+    It excludes the schemas, which follow from the source and depend on the versions of libraries,
+    and the digest of the archive, which depends on how it was packed.
     """
     content = entry.model_dump(
         mode="json", include={"digest", "config", "artifacts", "description", "tags"}
@@ -105,10 +104,10 @@ _RELEASABLE: Final = frozenset({EnvironmentStatus.VERIFIED, EnvironmentStatus.RE
 
 
 def may_become(old: EnvironmentStatus, new: EnvironmentStatus) -> bool:
-    """Whether a version of one status may get the other.
+    """Return whether a version may change from one status to another.
 
-    Forward, steps may be left out; back, only to be built or tested again; Released is for good,
-    and comes after Verified or Ready; anything else may fail, and what failed may be mended.
+    Forward, steps may be skipped; backward, only to Pending or Testing. Released is final and
+    follows Verified or Ready. Any other status may change to Failed, and Failed to any other.
     """
     if old is new:
         return True
@@ -123,17 +122,17 @@ def may_become(old: EnvironmentStatus, new: EnvironmentStatus) -> bool:
 
 
 def check_transition(reference: str, old: EnvironmentStatus, new: EnvironmentStatus) -> None:
-    """Do nothing where `may_become` allows the way.
+    """Raise an error unless `may_become` allows the transition.
 
     Raises:
-        CatalogConflict: It does not; the hint names the ways that it allows.
+        CatalogConflict: It does not; the hint names the allowed statuses.
     """
     if may_become(old, new):
         return
     ways = ", ".join(s for s in EnvironmentStatus if s is not old and may_become(old, s))
     raise CatalogConflict(
-        f"{reference} is {old} and cannot become {new}",
-        hint=f"from {old} it may become: {ways}" if ways else "publish a new version",
+        f"{reference} cannot change from status {old} to {new}",
+        hint=f"{old} may change to: {ways}" if ways else "publish a new version",
     )
 
 
@@ -141,7 +140,7 @@ def check_transition(reference: str, old: EnvironmentStatus, new: EnvironmentSta
 
 
 def words_of(text: str) -> list[str]:
-    """Return the lower-case words of a text, each once, in their order."""
+    """Return the distinct lower-case words of a text, in order."""
     found = (word[:_MAX_WORD] for word in _WORD.findall(text.casefold()))
     return list(dict.fromkeys(found))
 
@@ -153,9 +152,9 @@ def search_words(entry: EnvironmentVersion) -> list[str]:
 
 
 def is_found(entry: EnvironmentVersion, text: str) -> bool:
-    """Whether a search for `text` finds an entry: each word begins one of the entry's words.
+    """Return whether a search finds an entry: each word must begin one of the entry's words.
 
-    This says what `HubCore` does with sorted sets.
+    The specification of the search that `HubCore` runs over sorted sets.
     """
     known = search_words(entry)
     wanted = words_of(text)[:MAX_SEARCH_WORDS]

@@ -1,7 +1,7 @@
-"""The connection to Redis: what a URL means, and its errors in our words.
+"""Connects to Redis by URL and translates its errors.
 
-No message of ours holds a password: where a URL is named, its credentials are left out, and what
-the library says of a malformed one is not repeated.
+No message contains a password: URLs are named without their credentials, and the library's errors
+about malformed URLs are not repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redis.backoff import ConstantBackoff
 from aenv_ray.errors import ConfigError, FabricUnavailable
 
 ANSWER_S: Final = 5.0
-"""A Redis that does not answer for so long is not there; scripts take milliseconds."""
+"""Deadline of a command; scripts take milliseconds."""
 CONNECT_S: Final = 3.0
 _HINT: Final = (
     "AENV_REDIS_URL is redis://[user:password@]host[:port][/db], rediss:// with TLS, "
@@ -43,33 +43,33 @@ _FOR_NOW: Final = (
     exceptions.MasterDownError,
     exceptions.TryAgainError,
 )
-"""Answers of a Redis that may serve us later."""
+"""Errors of a Redis that may serve us later."""
 
 RedisClient = Any
-"""``redis.asyncio.Redis`` or ``RedisCluster``; what the hub uses of them is the same."""
+"""``redis.asyncio.Redis`` or ``RedisCluster``, which agree in what the hub uses."""
 
 
 def _once_more() -> Retry:
-    # One connection of the pool may be from before a restart of Redis. What fails then is up to the
-    # caller's retry: one layer retries.
+    # A pooled connection may be older than a restart of Redis. Further retries are up to the
+    # caller: only one layer retries.
     return Retry(ConstantBackoff(0.02), 1)
 
 
 def redacted(url: str) -> str:
-    """Return a URL without its credentials and options, for messages."""
+    """Return a URL for messages, without credentials and options."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "the URL"
     if scheme == "unix":
         return f"unix://{rest.rpartition('@')[2].partition('?')[0]}"
-    # What stands where it should not may be a part of the password.
+    # In a malformed URL, any part may belong to the password.
     place = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
     is_clear = "@" not in rest.partition("/")[2] and _PLACES.fullmatch(place)
     return f"{scheme}://{place if is_clear else '…'}"
 
 
 def connect(url: str) -> RedisClient:
-    """Return a client of the Redis that a URL names; it connects at its first command.
+    """Return a client for a URL; it connects at its first command.
 
     Raises:
         ConfigError: The URL is malformed.
@@ -84,20 +84,20 @@ def connect(url: str) -> RedisClient:
         if scheme in ("redis", "rediss", "unix"):
             return aioredis.Redis.from_url(url, retry=_once_more(), **_COMMON)
     except (ValueError, TypeError, exceptions.RedisError):
-        # The library's words may repeat a part of the URL: that part may be the password.
-        raise ConfigError(f"{redacted(url)} is no URL of a Redis", hint=_HINT) from None
-    raise ConfigError(f"{redacted(url)} is no URL of a Redis", hint=_HINT)
+        # The message of the library may repeat the password.
+        raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT) from None
+    raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT)
 
 
 def connect_socket(path: str, password: str) -> RedisClient:
-    """Return a client of the Redis behind a Unix socket."""
+    """Return a client for a Unix socket."""
     return aioredis.Redis(
         unix_socket_path=path, password=password, retry=_once_more(), **_COMMON
     )  # fmt: skip
 
 
 def _sentinel(url: str) -> RedisClient:
-    """Return a client of the master that sentinels name, and of its successors."""
+    """Return a client for the present master according to Sentinel."""
     parts = urlsplit(url)
     credentials, _, places = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
@@ -124,7 +124,7 @@ def _sentinel(url: str) -> RedisClient:
 
 
 class _MasterRedis(aioredis.Redis):
-    """A master that sentinels name; closes the connections to these as well."""
+    """A client for a master behind Sentinel; also closes the connections to the sentinels."""
 
     sentinels: Sequence[aioredis.Redis] = ()
 
@@ -143,14 +143,14 @@ def _place(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def redis_errors(where: str) -> Iterator[None]:
-    """Turn Redis's exceptions that leave the block into ours.
+    """Translate Redis's exceptions that leave the block into ours.
 
     Args:
-        where: The Redis, without credentials.
+        where: The address of Redis, without credentials.
 
     Raises:
-        ConfigError: It refuses our password or user.
-        FabricUnavailable: It does not answer, or cannot write now; try again.
+        ConfigError: Redis refuses the password or user.
+        FabricUnavailable: Redis does not answer, or cannot write now; try again.
     """
     try:
         yield
@@ -158,32 +158,32 @@ def redis_errors(where: str) -> Iterator[None]:
         raise _refused(where) from exc
     except exceptions.NoPermissionError as exc:
         raise ConfigError(
-            f"Redis at {where} does not let our user run the hub's commands: {exc}",
-            hint="give the user of AENV_REDIS_URL all commands on keys that begin with {aenv}",
+            f"the user of Redis at {where} may not run the hub's commands: {exc}",
+            hint="grant the user of AENV_REDIS_URL all commands on keys that begin with {aenv}",
         ) from exc
     except exceptions.ResponseError as exc:
         if re.match(r"(NOAUTH|WRONGPASS|ERR AUTH|invalid (username|password))", str(exc)):
             raise _refused(where) from exc
-        # Before Redis 7 what stops a script is told as the script's own error.
+        # Before Redis 7, these errors inside a script are reported as errors of the script.
         words = r"(MISCONF|NOREPLICAS|BUSY|Error running script .*-(OOM|MISCONF|READONLY) )"
         if not isinstance(exc, _FOR_NOW) and not re.match(words, str(exc)):
             raise
         raise FabricUnavailable(
-            f"Redis at {where} cannot do it now: {exc}", hint="look into the log of Redis"
+            f"Redis at {where} cannot run the command now: {exc}", hint="see the log of Redis"
         ) from exc
     except (
         exceptions.RedisError, exceptions.RedisClusterException, OSError, TimeoutError
     ) as exc:  # fmt: skip
         if isinstance(exc.__cause__, exceptions.AuthenticationError):
-            raise _refused(where) from exc  # a cluster says it so
+            raise _refused(where) from exc  # how a Redis Cluster reports it
         raise FabricUnavailable(
             f"Redis at {where} does not answer: {type(exc).__name__}: {exc}",
-            hint="try again; check AENV_REDIS_URL, and that this Redis runs",
+            hint="try again; check AENV_REDIS_URL, and that Redis is running",
         ) from exc
 
 
 def _refused(where: str) -> ConfigError:
     return ConfigError(
         f"Redis at {where} refuses the password or user",
-        hint="put them into AENV_REDIS_URL: redis://user:password@host:port",
+        hint="set both in AENV_REDIS_URL: redis://user:password@host:port",
     )

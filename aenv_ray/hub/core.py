@@ -1,4 +1,4 @@
-"""The hub over Redis: what the hub actor does, and tests without Ray."""
+"""The hub over Redis, for the hub actor and for tests without Ray."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aenv_ray.hub.tokens import Tokens
 
 
 class HubCore(Environments, Leases, Tokens):
-    """`Hub` over Redis 6.2 or newer, or Valkey. Any number of them may use one Redis."""
+    """`Hub` over Redis 6.2 or newer, or Valkey; any number may share one Redis."""
 
     async def ping(self) -> None:
-        """Do nothing, if Redis answers.
+        """Check that Redis answers.
 
         Raises:
             FabricUnavailable: It does not.
@@ -27,7 +27,7 @@ class HubCore(Environments, Leases, Tokens):
     async def status(self) -> dict[str, Any]:  # noqa: D102
         with redis_errors(self._where):
             facts = await self._redis.info()
-        if "redis_version" not in facts:  # a cluster: the facts of each node
+        if "redis_version" not in facts:  # a Redis Cluster: the facts of each node
             facts = next(iter(facts.values()))
         environments = await self.environments(EnvironmentQuery(limit=1))
         leases = await self.leases(LeaseQuery(limit=1))

@@ -1,4 +1,4 @@
-"""The hub's environments over Redis."""
+"""Published environments in Redis."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, Environmen
 
 _ONLY_STATE = frozenset({"status", "updated_at"})
 _NAMED_VERSIONS = 5
-"""How many versions a hint names."""
+"""Number of versions that a hint names."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
-"""Of what is kept of a version besides its archive: every listing reads it."""
+"""Largest entry of a version, which every listing reads."""
 
 
 _LATEST: Final = """
@@ -62,8 +62,8 @@ refresh_latest(entry.name)
 return {'kept', text, state}
 """
 )
-"""Arguments: the entry's indexes as JSON, the entry, its state. Returns an outcome and what is kept
-after it."""
+"""Arguments: the entry's indexes as JSON, the entry, its state. Returns an outcome, and then the
+stored entry and state."""
 
 SET_STATE: Final = (
     _LATEST
@@ -78,7 +78,7 @@ refresh_latest(entry.name)
 return 1
 """
 )
-"""Arguments: names as JSON, the state it has, the state it gets. Returns 0 when it has another."""
+"""Arguments: names as JSON, the expected state, the new state. Returns 0 if the state differs."""
 
 DELETE: Final = (
     _LATEST
@@ -89,7 +89,7 @@ local count = redis.call('SCARD', root..'lease:live-ref:'..entry.reference)
 local services = redis.call('HGETALL', root..'doc:service')
 for i = 1, #services, 2 do
     local service = cjson.decode(services[i + 1])
-    local before = service.previous  -- which it may have to go back to
+    local before = service.previous  -- to which it may be rolled back
     if service.reference == entry.reference
             or (type(before) == 'table' and before.reference == entry.reference) then
         count = count + 1
@@ -113,7 +113,7 @@ refresh_latest(entry.name)
 return {0}
 """
 )
-"""Argument: the entry's indexes as JSON. Returns how many use it, and the names of some."""
+"""Argument: the entry's indexes as JSON. Returns the number of users, and the names of some."""
 
 
 class Environments(HubBase, ABC):
@@ -127,8 +127,8 @@ class Environments(HubBase, ABC):
         if len(text) > MAX_ENTRY_BYTES:
             raise ConfigError(
                 f"config.json of {entry.reference} and the schemas of its functions are "
-                f"{len(text):,} characters, more than the {MAX_ENTRY_BYTES:,} that are kept",
-                hint="put what is long into a file of the project",
+                f"{len(text):,} characters long, more than the limit of {MAX_ENTRY_BYTES:,}",
+                hint="move long texts to files of the project",
             )
         outcome, *kept = await self._run(
             PUSH,
@@ -137,10 +137,10 @@ class Environments(HubBase, ABC):
             _state(entry.status, now),
         )
         if outcome != "kept":
-            was = "is published" if outcome == "published" else "was published, then deleted,"
+            was = "is published" if outcome == "published" else "was published, and deleted,"
             raise VersionConflict(
-                f"{entry.reference} {was} with other content",
-                hint="a published version never changes: give it a new version in config.json",
+                f"{entry.reference} {was} with different content",
+                hint="a published version never changes: set a new version in config.json",
             )
         return _entry(*kept)
 
@@ -183,7 +183,7 @@ class Environments(HubBase, ABC):
     async def set_status(  # noqa: D102
         self, name: str, version: str, status: EnvironmentStatus
     ) -> EnvironmentVersion:
-        while True:  # ends: another turn means that somebody else's change went through
+        while True:  # repeats only if somebody else has changed the status in between
             entry = await self.environment(name, version)
             catalog.check_transition(entry.reference, entry.status, status)
             if entry.status is status:
@@ -203,8 +203,8 @@ class Environments(HubBase, ABC):
         if count:
             more = " and others" if count > len(users) else ""
             raise EnvironmentInUse(
-                f"{entry.reference} is used by {', '.join(sorted(users))}{more}",
-                hint="end them first: aenv instance delete, aenv service delete",
+                f"{entry.reference} is in use by {', '.join(sorted(users))}{more}",
+                hint="delete them first: aenv instance delete, aenv service delete",
             )
 
     async def _find(self, reference: str) -> EnvironmentVersion | None:
@@ -212,10 +212,10 @@ class Environments(HubBase, ABC):
         return rows[0] if rows else None
 
     async def _read(self, references: list[str]) -> list[EnvironmentVersion]:
-        """Return the versions of these names that are there, in their order."""
+        """Return the existing ones of these versions, in order."""
         if not references:
             return []
-        # The states second: one that was deleted meanwhile has none, and is left out.
+        # States are read second: a version deleted in between has none and is left out.
         texts = await self._ask("hmget", self._keys.entries, *references)
         states = await self._ask("hmget", self._keys.states, *references)
         rows = zip(texts, states, strict=True)
@@ -225,7 +225,10 @@ class Environments(HubBase, ABC):
         after = from_cursor(query.cursor)
         begin = f"{query.name} " if query.name is not None else ""
         if after and not after.startswith(begin):
-            raise ConfigError("the cursor is of another query", hint="give it to the same query")
+            raise ConfigError(
+                "the cursor belongs to another query",
+                hint="pass a cursor only to the query that returned it",
+            )
         words = catalog.words_of(query.text or "")[: catalog.MAX_SEARCH_WORDS]
         argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
         total, *members = await self._run(LIST, argument)
@@ -235,7 +238,7 @@ class Environments(HubBase, ABC):
         return Page(items=tuple(items), cursor=cursor, total=total)
 
     async def _not_found(self, name: str, version: str | None) -> EnvironmentNotFound:
-        """Return the error that says what is there instead."""
+        """Return the error, with a hint that names existing versions."""
         page = await self.environments(EnvironmentQuery(name=name, limit=_NAMED_VERSIONS))
         if not page.items:
             hint = "aenv list shows what is published; aenv push publishes a project"
@@ -244,7 +247,8 @@ class Environments(HubBase, ABC):
         more = ", …" if page.cursor else ""
         if version is None:
             return EnvironmentNotFound(
-                f"every version of environment {name!r} is Failed", hint=f"versions: {known}{more}"
+                f"all versions of environment {name!r} have status Failed",
+                hint=f"versions: {known}{more}",
             )
         return EnvironmentNotFound(
             f"environment {name!r} has no version {version!r}", hint=f"versions: {known}{more}"
@@ -252,7 +256,7 @@ class Environments(HubBase, ABC):
 
 
 def _indexes(entry: EnvironmentVersion) -> dict[str, Any]:
-    """Return by what an entry is found."""
+    """Return the indexes of an entry."""
     return {
         "name": entry.name,
         "reference": entry.reference,

@@ -1,4 +1,4 @@
-"""The hub's leases and quotas over Redis."""
+"""Leases and quotas in Redis."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota
 from aenv_ray.models import InstanceStatus
 
 OVERDUE_S: Final = 10.0
-"""So long after its deadline nothing of an instance is left (invariant 3): its place is free."""
+"""A lease ends this long after its deadline, when nothing of the instance is left (invariant 3)."""
 KEPT_S: Final = 600.0
-"""A lease that ended and that nobody forgot says why for so long."""
+"""How long an ended lease is kept, so that its reason can be read."""
 RETRY_S: Final = 1.0
-"""A caller who was refused asks again after this much for each caller before him, and himself."""
+"""A refused caller should ask again after this long for each caller ahead of it, plus one."""
 MAX_RETRY_S: Final = 10.0
 PLACE_KEPT_S: Final = 5.0
-"""His place in the queue is kept for so much longer; who does not come back loses it."""
+"""How much longer a refused caller keeps its place in the queue."""
 SWEEP_AT_ONCE: Final = 500
 _STATE: Final = frozenset({"status", "deadline", "reason", "engine"})
 
@@ -46,7 +46,7 @@ local function finish(id, lease, old, new, forget_at)
     set_status(id, lease, old, new)
     vacate(id, lease)
     redis.call('ZADD', root..'lease:ended', forget_at, id)
-    -- Whoever may call its tools through a token of its own may not any more.
+    -- Agent tokens of the instance end with it.
     for _, token in ipairs(redis.call('SMEMBERS', root..'token:of:'..id)) do
         local hash = redis.call('HGET', root..'token:secrets', token)
         if hash then redis.call('HDEL', root..'token:hashes', hash) end
@@ -158,8 +158,8 @@ for _, lease in ipairs(new) do place(lease) end
 return {'ok'}
 """
 )
-"""Arguments: leases as JSON, who asks, now, from which deadline on one is overdue, when to forget
-it, how long a place in the queue lasts. Returns an outcome and the figures of a refusal."""
+"""Arguments: leases as JSON, the owner, now, the latest overdue deadline, when to forget overdue
+leases, how long a place in the queue lasts. Returns an outcome, and the figures of a refusal."""
 
 UPDATE: Final = (
     _LEASE
@@ -184,8 +184,8 @@ end
 return redis.call('HMGET', of(id), 'record', 'status', 'deadline', 'reason', 'engine')
 """
 )
-"""Arguments: id, what changes as JSON, when to forget it should it end. Returns the lease's fields,
-nothing when there is none. What has ended stays so: a late report revives nothing."""
+"""Arguments: id, changes as JSON, when to forget the lease if it ends. Returns the fields of the
+lease, or nothing if there is none. A late report does not revive an ended lease."""
 
 EXCHANGE: Final = (
     _LEASE
@@ -197,7 +197,7 @@ end
 return 1
 """
 )
-"""Arguments: ids, and the leases that take their places, as JSON."""
+"""Arguments: ids, and the leases that replace them, as JSON."""
 
 END: Final = (
     _LEASE
@@ -216,7 +216,7 @@ for i, id in ipairs(ARGV) do
 end
 return rows
 """
-"""Arguments: ids. Returns the fields of each lease, none of those that are not there."""
+"""Arguments: ids. Returns the fields of each lease; empty for unknown ids."""
 
 SWEEP: Final = (
     _LEASE
@@ -236,8 +236,8 @@ end
 return ended + #old + #tokens
 """
 )
-"""Arguments: now, from which deadline on a lease is overdue, when to forget it, how many at most.
-Returns how many it ended or forgot."""
+"""Arguments: now, the latest overdue deadline, when to forget overdue leases, how many at most.
+Returns how many leases and tokens it ended or deleted."""
 
 QUOTAS: Final = """
 local root = KEYS[1]
@@ -250,11 +250,11 @@ for i = 1, #limits, 2 do
 end
 return rows
 """
-"""Returns subject, used and limit of each quota, flat."""
+"""Returns the subject, use and limit of each quota as one flat list."""
 
 
 class Leases(HubBase, ABC):
-    """Who has which instances until when, and how many a subject may have."""
+    """Leases of instances, and quotas for their owners and labels."""
 
     async def admit(self, leases: Sequence[Lease]) -> None:  # noqa: D102
         if not leases:
@@ -272,23 +272,23 @@ class Leases(HubBase, ABC):
         if outcome == "never":
             subject, limit, need = facts
             raise QuotaExceeded(
-                f"{subject} may have {limit} instances at once and {need} were asked for",
+                f"the quota of {subject} is {limit} instances, and {need} were requested at once",
                 retry_after_s=MAX_RETRY_S,
-                hint="ask for fewer at once, or have the quota raised: it never fits",
+                hint="request fewer at once, or have the quota raised",
             )
         if outcome == "full":
             subject, limit, need, live, ahead = facts
-            queue = f" and {ahead} others wait" if ahead else ""
+            queue = f" and {ahead} owners wait ahead" if ahead else ""
             raise QuotaExceeded(
-                f"{subject} has {live} of {limit} instances{queue}: there is no room for {need}",
+                f"{subject} has {live} of {limit} instances{queue}: no room for {need} more",
                 retry_after_s=min(RETRY_S * (1 + ahead), MAX_RETRY_S),
-                hint="end instances that are no longer used, or try again",
+                hint="end unused instances, or try again",
             )
 
     async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
-        """Let leases take the places of others, which are forgotten; no quota is asked again.
+        """Replace leases by others without checking quotas again.
 
-        For instances that came to be under other ids than those that were admitted.
+        For instances that got other ids than those that were admitted.
         """
         wire = to_json([_wire(lease) for lease in leases])
         await self._run(EXCHANGE, to_json(list(instance_ids)), wire)
@@ -300,9 +300,10 @@ class Leases(HubBase, ABC):
         ))  # fmt: skip
 
     async def lease_of_capability(self, capability: str) -> Lease:  # noqa: D102
-        # The name is a credential: no error repeats it.
+        # The capability is a credential, so no error repeats it.
         unknown = InstanceNotFound(
-            "no instance has this address", hint="use the one that creating the instance returned"
+            "no instance has this address",
+            hint="use the address that creating the instance returned",
         )
         key = self._keys.root + "lease:capabilities"
         instance_id = await self._ask("hget", key, capability)
@@ -350,10 +351,10 @@ class Leases(HubBase, ABC):
             await self._run(END, *instance_ids)
 
     async def sweep(self) -> int:
-        """End what is overdue and forget what ended long ago.
+        """End overdue leases, and delete old leases and expired tokens.
 
         Returns:
-            How many leases and tokens; `SWEEP_AT_ONCE` or more: there may be more to do.
+            The number of leases and tokens; at `SWEEP_AT_ONCE` or more, call it again.
         """
         now = self._clock.now()
         return int(await self._run(SWEEP, now, now - OVERDUE_S, now + KEPT_S, str(SWEEP_AT_ONCE)))
@@ -380,7 +381,7 @@ class Leases(HubBase, ABC):
         return found[0]
 
     async def _read_leases(self, instance_ids: list[str]) -> list[Lease]:
-        """Return the leases of these ids that are there, in their order."""
+        """Return the existing leases with these ids, in order."""
         if not instance_ids:
             return []
         rows = await self._run(READ_LEASES, *instance_ids)
@@ -389,13 +390,13 @@ class Leases(HubBase, ABC):
 
 def _bad_subject(subject: str) -> ConfigError:
     return ConfigError(
-        f"quota subject {subject[:80]!r} is not valid",
-        hint="write owner:NAME or label:KEY=VALUE, for example label:experiment=a",
+        f"invalid quota subject {subject[:80]!r}",
+        hint="use owner:NAME or label:KEY=VALUE, for example label:experiment=a",
     )
 
 
 def label_subject(key: str, value: str) -> str:
-    """Return the subject of a label. A ``=`` in its key is escaped: no two labels are one."""
+    """Return the quota subject of a label; ``=`` in the key is escaped to keep it unique."""
     escaped = key.replace("%", "%25").replace("=", "%3D")
     return f"label:{escaped}={value}"
 
@@ -405,13 +406,13 @@ def _subjects(lease: Lease) -> list[str]:
 
 
 def _member(lease: Lease) -> str:
-    """Return the member of sorted sets under which a lease comes before older ones."""
-    age = 10**17 - int(lease.created_at * 1_000_000)  # microseconds, falling, until the year 5138
+    """Return a lease as a member of sorted sets, which sorts before older leases."""
+    age = 10**17 - int(lease.created_at * 1_000_000)  # falling microseconds, until the year 5138
     return f"{age:018d} {lease.id}"
 
 
 def _wire(lease: Lease) -> dict[str, Any]:
-    """Return a lease as the scripts take it: text alone, for Lua's numbers lose digits."""
+    """Return a lease for the scripts, with numbers as text."""
     name, _ = ids.split_reference(lease.reference)
     names = {
         "member": _member(lease),
@@ -450,5 +451,5 @@ def _indexes(query: LeaseQuery) -> list[str]:
         keys.append(f"lease:in:ref:{query.name}@{query.version}")
     elif query.name is not None:
         keys.append(f"lease:in:env:{query.name}")
-    # The set of all is needed where nothing else says what is wanted.
+    # The set of all leases is needed only without a filter.
     return keys[1:] or keys

@@ -1,7 +1,7 @@
-"""A project on its way to the hub: what may be published, and archives that others made.
+"""Packs projects for publishing, and unpacks archives that others made.
 
-The archive itself is `aenv_ray.project.project.Project.archive`: what is published is what a local
-create of the same directory runs, byte by byte.
+The archive is that of `aenv_ray.project.project.Project.archive`, so a published version is byte by
+byte what a local create of the same directory runs.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _READ_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Package:
-    """A project ready to be published."""
+    """A packed project."""
 
     source: project.Project
     data: bytes
     """Its archive."""
     sha256: str
-    """Of the archive: its name in the artifact store."""
+    """Digest of the archive, its name in the artifact store."""
 
 
 def pack(source: project.Project, *, allow: Sequence[str] = ()) -> Package:
-    """Return a project's archive, unless it holds what looks like a secret.
+    """Pack a project, unless a file looks like a secret.
 
     Args:
         source: The project.
-        allow: Names or patterns of files that are published although they look so, as
-            ``tests/*.pem``; from the project's directory on.
+        allow: Paths or patterns, relative to the project, of files that may look like secrets, such
+            as ``tests/*.pem``.
 
     Raises:
-        ConfigError: It holds what looks like a secret; it is too large, or was edited since it was
-            loaded.
+        ConfigError: A file looks like a secret, or the project is too large or was edited since it
+            was loaded.
     """
     data = source.archive()
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
@@ -63,19 +63,19 @@ def pack(source: project.Project, *, allow: Sequence[str] = ()) -> Package:
 
 
 def _refuse(findings: Sequence[Finding]) -> None:
-    """Refuse to publish what looks like secrets.
+    """Raise an error if there are findings.
 
     Raises:
-        ConfigError: There are findings; it names the files and none of their content.
+        ConfigError: It names the files, and none of their content.
     """
     if not findings:
         return
     shown = "; ".join(f"{finding.path} ({finding.reason})" for finding in findings[:_SHOWN])
     more = f", and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
     raise ConfigError(
-        f"nothing was published, for the project holds what looks like secrets: {shown}{more}",
-        hint=f"add them to .aenvignore (echo {findings[0].path} >> .aenvignore), or allow each "
-        f"one: --allow-secret {findings[0].path}",
+        f"nothing was published, because files look like secrets: {shown}{more}",
+        hint=f"exclude them (echo {findings[0].path} >> .aenvignore), or allow each with "
+        f"--allow-secret {findings[0].path}",
     )
 
 
@@ -83,18 +83,18 @@ def _refuse(findings: Sequence[Finding]) -> None:
 
 
 def unpack_any(data: bytes, directory: Path) -> project.Project:
-    """Unpack an archive of a project that anybody may have made, and return the project.
+    """Unpack an untrusted archive of a project, and return the project.
 
     Args:
-        data: A tar, a gzipped tar or a zip, of the project's directory or of what is in it.
-        directory: Of unpacked projects by digest, as `aenv_ray.project.project.unpack` fills it.
+        data: A tar, a gzipped tar or a zip of the project's directory or of its contents.
+        directory: Directory of unpacked projects, see `aenv_ray.project.project.unpack`.
 
     Returns:
-        The project below `directory`; files that its ignore rules exclude are not in it.
+        The project in `directory`, without the files that its ignore rules exclude.
 
     Raises:
-        ConfigError: It is none of these, would escape its directory, is too large, or holds no
-            project.
+        ConfigError: The format is unknown, a path leaves the directory, the archive is too large,
+            or there is no project in it.
     """
     what = "the archive"
     directory.mkdir(parents=True, exist_ok=True)
@@ -109,11 +109,11 @@ def unpack_any(data: bytes, directory: Path) -> project.Project:
 
 
 def _load(directory: Path, what: str) -> project.Project:
-    """Load what was unpacked; messages speak of the archive."""
+    """Load an unpacked project; error messages name the archive."""
     if not (directory / project.CONFIG_NAME).is_file():
         raise ConfigError(
             f"{what} has no {project.CONFIG_NAME}",
-            hint="archive the project's directory, or what is in it",
+            hint="archive the project's directory, or its contents",
         )
     try:
         return project.load(directory)
@@ -123,7 +123,7 @@ def _load(directory: Path, what: str) -> project.Project:
 
 
 def _top(content: Path) -> Path:
-    """Return the project's directory: the only one in the archive, where it is not the archive."""
+    """Return the project's directory: the archive's only entry, or else the archive itself."""
     entries = list(content.iterdir())
     if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
         return entries[0]
@@ -139,15 +139,15 @@ def _members(data: bytes, what: str) -> Iterator[Member]:
 
 
 def _unzipped(data: bytes, what: str) -> bytes:
-    """Return what was gzipped, no more than a project may have."""
-    limit = MAX_ARCHIVE_BYTES + _READ_BYTES  # what a tar adds to the files
+    """Decompress gzip data, up to the size limit of a project."""
+    limit = MAX_ARCHIVE_BYTES + _READ_BYTES  # with the overhead of tar
     whole, rest = bytearray(), data
     while rest:
         stream = zlib.decompressobj(wbits=31)
         whole += stream.decompress(rest, limit + 1 - len(whole))
         project_archive.check_size(what, len(whole) - _READ_BYTES, 0)
         if not stream.eof:
-            raise ConfigError(f"{what} ends too early")
+            raise ConfigError(f"{what} is truncated", hint="send it again")
         rest = stream.unused_data.lstrip(b"\0")
     return bytes(whole)
 
@@ -172,17 +172,17 @@ def _of_zip(data: bytes, what: str) -> Iterator[Member]:
 
 
 def _exactly(file: IO[bytes], size: int, what: str) -> bytes:
-    """Return a file's content; its listed size is a claim."""
+    """Return the content of a file, and check its listed size, which may be wrong."""
     content = file.read(size + 1)
     if len(content) != size:
-        raise ConfigError(f"{what} holds a file that is not of its size")
+        raise ConfigError(f"{what} has a file whose size differs from the listed one")
     return content
 
 
 def _zip_member(info: zipfile.ZipInfo, content: bytes, what: str) -> Member:
-    mode = info.external_attr >> 16  # what Unix programs keep there
+    mode = info.external_attr >> 16  # where Unix programs store it
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFLNK):
-        raise ConfigError(f"{what}: {info.filename!r} is no file, directory or symlink")
+        raise ConfigError(f"{what}: {info.filename!r} is not a file, directory or symlink")
     kind = stat.S_IFLNK if stat.S_ISLNK(mode) else stat.S_IFREG
     permissions = 0o755 if mode & stat.S_IXUSR else 0o644
     return Member(info.filename.removeprefix("./"), kind | permissions, content)

@@ -1,6 +1,7 @@
-"""Leases of instances that Ray code makes, which the hub looks after by comparing.
+"""Leases of instances that Ray code creates.
 
-Ray code releases its instances without the hub: what it has leases for and what runs may differ.
+Ray code releases its instances without the hub, so the hub compares these leases with the running
+instances.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
 
 MADE_BY_RAY: Final = ("aenv.made-by", "ray")
-"""Label of these leases."""
+"""Label that marks these leases."""
 
 
 def lease_of(
@@ -24,13 +25,13 @@ def lease_of(
     starting_s: float,
     status: InstanceStatus,
 ) -> Lease:
-    """Return the lease of an instance, in a state of its making.
+    """Return the lease of an instance.
 
     Args:
-        spec: What was asked for.
-        instance_id: The instance's, or until it has one the create's.
+        spec: The requested instance.
+        instance_id: The id of the instance, or while it starts the requested one.
         now: Seconds since the epoch.
-        starting_s: How long a place is kept while it is made.
+        starting_s: How long its start may take.
         status: PENDING or RUNNING.
     """
     is_running = status is InstanceStatus.RUNNING
@@ -52,15 +53,15 @@ def lease_of(
 def changes(
     leases: Sequence[Lease], running: Sequence[InstanceInfo], doubtful: Collection[str]
 ) -> tuple[list[str], dict[str, float]]:
-    """Compare leases of Ray code, listed first, with what runs.
+    """Compare leases with the running instances.
 
     Args:
-        leases: Those in the hub.
-        running: The instances that hosts tell of.
-        doubtful: Ids of instances whose host does not answer: for all that is known they run.
+        leases: The leases of Ray code, read before the instances.
+        running: The instances that hosts report.
+        doubtful: Ids of instances whose host does not answer; they may be running.
 
     Returns:
-        The ids of leases whose instance is gone, and the deadlines of those that were moved.
+        The ids of leases whose instance is gone, and changed deadlines by id.
     """
     deadlines = {str(info.id): info.deadline for info in running}
     settled = [lease for lease in leases if lease.status is InstanceStatus.RUNNING]

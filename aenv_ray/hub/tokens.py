@@ -1,4 +1,4 @@
-"""The hub's tokens and documents over Redis."""
+"""Tokens, idempotency keys and documents in Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aenv_ray.hub.base import HubBase, to_json
 from aenv_ray.hub.records import Role, TokenRecord
 
 SECRET_PREFIX: Final = "aenv_"
-"""Makes a token recognizable to people, and to what searches texts for secrets."""
+"""Makes a token recognizable to people and to secret scanners."""
 _SECRET_BYTES: Final = 32
 
 
@@ -27,14 +27,13 @@ if instance ~= '' then redis.call('SADD', root..'token:of:'..instance, id) end
 if expires_at ~= '' then redis.call('ZADD', root..'token:expiry', expires_at, id) end
 return 1
 """
-"""Arguments: token id, hash of its secret, its record, its instance or nothing, its end or
-nothing."""
+"""Arguments: token id, hash of its secret, its record, its instance or "", its expiry or ""."""
 
 FIND_TOKEN: Final = """
 local id = redis.call('HGET', KEYS[1]..'token:hashes', ARGV[1])
 return id and redis.call('HGET', KEYS[1]..'token:records', id)
 """
-"""Argument: hash of a secret. Returns the record; nothing when there is none."""
+"""Argument: hash of a secret. Returns the record, or nothing."""
 
 REVOKE_TOKEN: Final = """
 local root, id, instance = KEYS[1], ARGV[1], ARGV[2]
@@ -46,13 +45,13 @@ redis.call('ZREM', root..'token:expiry', id)
 if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
 return 1
 """
-"""Arguments: token id, its instance or nothing."""
+"""Arguments: token id, its instance or ""."""
 
 REMEMBER: Final = """
 redis.call('SET', KEYS[1]..'once:'..ARGV[1], ARGV[2], 'NX', 'PX', ARGV[3])
 return redis.call('GET', KEYS[1]..'once:'..ARGV[1])
 """
-"""Arguments: key, value, milliseconds. Returns what is kept."""
+"""Arguments: key, value, milliseconds. Returns the stored value."""
 
 REPLACE_DOCUMENT: Final = """
 local key = KEYS[1]..'doc:'..ARGV[1]
@@ -62,8 +61,8 @@ if kept ~= ARGV[3] then return 0 end
 redis.call('HSET', key, ARGV[2], ARGV[4])
 return 1
 """
-"""Arguments: kind, name, the old document, the new one. Returns whether the new one is kept; asked
-again after an answer that was lost, it is."""
+"""Arguments: kind, name, the old document, the new one. Returns whether the new one is stored, also
+when repeated after a lost answer."""
 
 
 def new_token(
@@ -75,19 +74,21 @@ def new_token(
     ttl_s: float | None = None,
     note: str = "",
 ) -> tuple[str, TokenRecord]:
-    """Return a secret and the record of its token; nobody knows either yet.
+    """Generate a token; return its secret and its record, neither of which is stored yet.
 
     Raises:
-        ConfigError: An agent's token names no instance, another one names one, or it has no time.
+        ConfigError: A token of role agent without an instance, another one with one, or a TTL that
+            is not positive.
     """
     if (role is Role.AGENT) != (instance_id is not None):
         raise ConfigError(
-            "a token of an agent is for one instance, and no other token is",
-            hint="role agent needs an instance id; admin and owner take none",
+            "a token is for one instance if and only if its role is agent",
+            hint="pass an instance id for role agent, and none for admin and owner",
         )
     if ttl_s is not None and not ttl_s > 0:
         raise ConfigError(
-            f"a token cannot live for {ttl_s:g} s", hint="leave the TTL out: for ever"
+            f"the TTL of a token must be positive, not {ttl_s:g} s",
+            hint="leave it out for a token that does not expire",
         )
     record = TokenRecord(
         id=secrets.token_hex(8),
@@ -102,12 +103,12 @@ def new_token(
 
 
 def secret_hash(secret: str) -> str:
-    """Return what is kept of a secret. It is random and long: no salt, no slow hash is needed."""
+    """Return the stored hash of a secret, which is random and long, so that no salt is needed."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Tokens(HubBase, ABC):
-    """Tokens without their secrets, and what callers ask to be remembered."""
+    """Tokens without their secrets, idempotency keys and documents."""
 
     async def create_token(  # noqa: D102
         self,
@@ -125,7 +126,7 @@ class Tokens(HubBase, ABC):
         return secret, record
 
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:
-        """Keep a token that `new_token` made; again changes nothing."""
+        """Store a token of `new_token`; idempotent."""
         await self._run(
             KEEP_TOKEN,
             record.id,
@@ -139,18 +140,18 @@ class Tokens(HubBase, ABC):
         return await self.check_hash(secret_hash(secret))
 
     async def check_hash(self, hashed: str) -> TokenRecord | None:
-        """Return the token whose secret has this hash; None: no such token holds now."""
+        """Return the token whose secret has this hash, or None."""
         text = await self._run(FIND_TOKEN, hashed)
         record = TokenRecord.model_validate_json(text) if text else None
-        return record if record is not None and self._holds(record) else None
+        return record if record is not None and self._is_valid(record) else None
 
-    def _holds(self, record: TokenRecord) -> bool:
+    def _is_valid(self, record: TokenRecord) -> bool:
         return record.expires_at is None or self._clock.now() < record.expires_at
 
     async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:  # noqa: D102
         texts = await self._ask("hvals", self._keys.token_records)
         records = [TokenRecord.model_validate_json(text) for text in texts]
-        mine = [r for r in records if owner in (None, r.owner) and self._holds(r)]
+        mine = [r for r in records if owner in (None, r.owner) and self._is_valid(r)]
         return tuple(sorted(mine, key=lambda r: (-r.created_at, r.id)))
 
     async def revoke_token(self, token_id: str) -> None:  # noqa: D102
@@ -160,7 +161,7 @@ class Tokens(HubBase, ABC):
 
     async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
         if not ttl_s > 0:
-            raise ConfigError(f"nothing can be remembered for {ttl_s:g} s")
+            raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
         return str(await self._run(REMEMBER, key, value, str(max(1, int(ttl_s * 1000)))))
 
     async def put_document(  # noqa: D102

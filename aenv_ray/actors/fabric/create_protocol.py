@@ -100,7 +100,6 @@ class CreateProtocol:
         Raises:
             AenvError: As `aenv_ray.create`.
         """
-        await self._check_size(len(specs), density)
         tried = [spec.instance_id for spec in specs]
         try:
             if density is ActorDensity.DEDICATED:
@@ -125,8 +124,15 @@ class CreateProtocol:
             raise _group_error(failures[0], len(failures), len(specs))
         return created
 
-    async def _check_size(self, count: int, density: ActorDensity) -> None:
-        """Refuse a group that an empty cluster would not hold; small groups cost nothing."""
+    async def check_size(self, count: int, density: ActorDensity) -> None:
+        """Refuse a group that would not fit into an empty cluster, before its specs are made.
+
+        Small groups cost nothing.
+
+        Raises:
+            CapacityExceeded: It would not fit.
+            FabricUnavailable: No node has a host.
+        """
         if count <= DEDICATED_PER_NODE:
             return
         nodes = await self._waits.run(ray_api.alive_nodes)

@@ -1,8 +1,8 @@
-"""Which sandboxes a host keeps ready, as decisions: events in, what to start and to end out (D9).
+"""Which warm sandboxes a host starts and ends: pure decisions (design D9).
 
-A pool holds sandboxes that nobody called yet, all alike in whatever cannot be changed once they
-run. How many it holds is what was asked for, else what the project's config says, else what recent
-demand suggests. Nothing here starts, ends or waits for anything, and the time is passed in.
+A pool holds sandboxes that nobody has called yet and that agree in everything that cannot be
+changed once they run. Its size is what was requested, else what the project's config says, else
+what recent demand suggests. Events, with their time, go in; what to start and to end comes out.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 
 PoolKey = NewType("PoolKey", str)
-"""What the sandboxes of a pool have in common, as a digest: it may be logged."""
+"""Digest of what the sandboxes of a pool have in common; safe to log."""
 
 IDLE_S: Final = 1800.0
-"""A pool that the project's config asks for drains when nobody created for this long."""
+"""A pool that a project's config requests drains after this long without a create."""
 DEMAND_WINDOW_S: Final = 30.0
-"""Demand within this counts as recent."""
+"""Age up to which demand counts as recent."""
 LEAD_S: Final = 3.0
-"""Without a request, a pool holds what recent demand creates in this time."""
+"""Without a request, a pool holds what recent demand would create in this time."""
 MOST_BY_DEMAND: Final = 16
-"""And never more than this."""
+"""Upper limit of a pool by demand."""
 MAX_AGE_S: Final = 3600.0
-"""A sandbox that nobody took for this long is replaced."""
+"""A warm sandbox of this age is replaced."""
 REFILLS_PER_S: Final = 20.0
 REFILL_BURST: Final = 10
-"""So many starts may follow each other at once before the rate holds."""
+"""Starts that may follow each other at once before the rate limits them."""
 CALM_S: Final = 0.2
-"""Where plenty is left, nothing is started until nobody took one for this long: who takes one
-waits for milliseconds, and each start has a core for longer than that."""
+"""A pool that is at least half full starts nothing until nobody has taken a sandbox for this long:
+taking one lasts milliseconds, and each start would use a core for longer than that."""
 MOST_UNDER_WAY: Final = 4
-"""Starts at once; one while somebody waits for an instance that no pool has."""
+"""Concurrent starts; only one while a create waits for a start."""
 LONGEST_PAUSE_S: Final = 60.0
-"""A pool whose sandboxes do not start tries again after 2, 4, 8 … seconds, and at most this."""
+"""A pool whose sandboxes do not start tries again after 2, 4, 8 … seconds, up to this."""
 
 
 def pool_key(spec: InstanceSpec) -> PoolKey:
-    """Return the pool that can serve an instance.
+    """Return the key of the pool that can serve an instance.
 
-    TTL, idle timeout, owner and job are given to a sandbox when it is taken. The rest its code may
-    have read before: its variables, its arguments, its labels (``AENV_LABELS``), its datasource.
+    A sandbox gets TTL, idle timeout, owner and job when it is taken. Everything else its code may
+    have read earlier: variables, arguments, labels (``AENV_LABELS``) and datasource.
     """
     parts = [
         spec.digest, spec.engine, sorted(spec.environment_variables.items()), spec.arguments,
@@ -58,13 +58,13 @@ def pool_key(spec: InstanceSpec) -> PoolKey:
 
 
 def is_plain(spec: InstanceSpec) -> bool:
-    """Whether the caller gave the sandbox nothing of its own."""
+    """Whether the create sets nothing that the code of the sandbox can read."""
     own = (spec.environment_variables, spec.arguments, spec.labels, spec.datasource)
     return not any(own) and spec.changes is None
 
 
 class _Demand(NamedTuple):
-    """Some instances that a job created at once."""
+    """A group of instances that a job created."""
 
     at: float
     instances: int
@@ -72,7 +72,7 @@ class _Demand(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A request and when it was made."""
+    """A request and its time."""
 
     request: WarmRequest
     at: float
@@ -80,34 +80,34 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Pool:
-    """What is known of one pool."""
+    """The state of one pool."""
 
     pattern: InstanceSpec
     asked: dict[str | None, _Asked] = field(default_factory=dict)
-    """By the job that asked; None: whoever asked for longer than a job."""
+    """Requests by job; None for detached requests."""
     standing: int | None = None
-    """What the project's config asks for."""
+    """Size that the project's config requests."""
     is_slow: bool = False
-    """Its engine's starts are worth anticipating."""
+    """Whether starts of its engine are slow enough to be anticipated."""
     recent: deque[_Demand] = field(default_factory=deque)
     jobs: set[str | None] = field(default_factory=set)
-    """Who created."""
+    """Jobs that created instances."""
     last_demand: float = float("-inf")
     adopted_at: float = float("-inf")
-    """When sandboxes of an earlier host came in, whose demand is not known."""
+    """When sandboxes of an earlier host, whose demand is unknown, were adopted."""
     ready: dict[InstanceId, float] = field(default_factory=dict)
-    """Since when; oldest first."""
+    """Ready sandboxes with the time since when; oldest first."""
     under_way: int = 0
     failures: int = 0
     retry_at: float = float("-inf")
 
     @property
     def present(self) -> int:
-        """How many there are, with what is under way."""
+        """Number of sandboxes, including those that are starting."""
         return len(self.ready) + self.under_way
 
     def target(self, now: float) -> int:
-        """Return how many there should be."""
+        """Return the wanted number of sandboxes."""
         if self.asked:
             return sum(
                 request.count
@@ -123,7 +123,7 @@ class _Pool:
         return min(MOST_BY_DEMAND, int(suggested))
 
     def can_wait(self, now: float) -> bool:
-        """Whether the next start had better wait until those who take are done."""
+        """Whether the next start should wait until creates have stopped taking sandboxes."""
         taken_at = self.last_demand
         is_asked_since = any(at >= taken_at for _, at in self.asked.values())
         return (
@@ -133,12 +133,12 @@ class _Pool:
         )
 
     def drop_past_demand(self, now: float) -> None:
-        """Forget what is not recent any more."""
+        """Forget demand that is no longer recent."""
         while self.recent and now - self.recent[0].at >= DEMAND_WINDOW_S:
             self.recent.popleft()
 
     def most(self, now: float) -> int:
-        """Return how many there may be: demand that goes up and down ends nothing."""
+        """Return the allowed number of sandboxes: fluctuating demand ends none."""
         target = self.target(now)
         if self.asked or self.standing is not None:
             return target
@@ -147,7 +147,7 @@ class _Pool:
         return max(target, len(self.ready)) if is_recent else target
 
     def is_of_use(self, now: float) -> bool:
-        """Whether anything would be lost with it."""
+        """Whether the pool has a state worth keeping."""
         return bool(
             self.asked or self.ready or self.under_way or self.target(now)
             or now < max(self.retry_at, self.last_demand + DEMAND_WINDOW_S)
@@ -165,9 +165,9 @@ class Pools:
     # --- what is wanted -------------------------------------------------------------------------
 
     def ask(self, request: WarmRequest, now: float) -> PoolKey:
-        """Note a request; it replaces an earlier one of the same job for the same pool.
+        """Add a request; it replaces an earlier one of the same job for the same pool.
 
-        A request for none counts as well: what demand suggests is then not kept.
+        A request for 0 counts too: the pool is then empty whatever the demand.
         """
         key = pool_key(request.spec)
         pool = self._pools.setdefault(key, _Pool(request.spec))
@@ -176,22 +176,22 @@ class Pools:
         return key
 
     def requests(self) -> list[WarmRequest]:
-        """Return the requests that hold."""
+        """Return the valid requests."""
         return [a.request for pool in self._pools.values() for a in pool.asked.values()]
 
     def demanded(
         self, spec: InstanceSpec, count: int, now: float, *, warm: int | None, is_slow: bool
     ) -> None:
-        """Note that instances were created.
+        """Note that a group of instances was created.
 
         Args:
-            spec: Any of them: all are alike.
-            count: How many.
+            spec: Any of them.
+            count: Size of the group.
             now: Seconds since the epoch.
             warm: The project's ``deployConfig.warm``.
-            is_slow: Whether starts of their engine are worth anticipating.
+            is_slow: Whether starts of their engine are slow enough to be anticipated.
         """
-        # What one caller gave is worth keeping by demand, but not for every caller's own values.
+        # The config's size is for plain instances, not for each combination of variables.
         standing = warm if is_plain(spec) or warm == 0 else None
         key = pool_key(spec)
         pool = self._pools.get(key)
@@ -205,7 +205,7 @@ class Pools:
         pool.jobs.add(spec.job_id)
 
     def forget_jobs(self, job_ids: Collection[str]) -> bool:
-        """Drop the requests and the demand of jobs that ended; whether there was a request."""
+        """Drop the requests and the demand of ended jobs; return whether there was a request."""
         had_request = False
         for pool in self._pools.values():
             had_request |= not pool.asked.keys().isdisjoint(job_ids)
@@ -217,62 +217,62 @@ class Pools:
     # --- what there is --------------------------------------------------------------------------
 
     def pattern(self, key: PoolKey) -> InstanceSpec:
-        """Return what sandboxes of a pool are made like."""
+        """Return the spec on which the sandboxes of a pool are modelled."""
         return self._pools[key].pattern
 
     def missing(self, key: PoolKey, now: float) -> int:
-        """Return how many are not ready yet."""
+        """Return how many sandboxes are missing."""
         pool = self._pools.get(key)
         return 0 if pool is None else max(0, pool.target(now) - len(pool.ready))
 
     def excess(self, key: PoolKey, now: float) -> int:
-        """Return how many there are too many, with what is under way."""
+        """Return how many sandboxes are superfluous, including those that are starting."""
         pool = self._pools.get(key)
         return 0 if pool is None else max(0, pool.present - pool.most(now))
 
     def ready(self, key: PoolKey) -> int:
-        """Return how many are ready."""
+        """Return how many sandboxes are ready."""
         pool = self._pools.get(key)
         return 0 if pool is None else len(pool.ready)
 
     @property
     def size(self) -> int:
-        """How many places all pools take, with what is under way."""
+        """Number of sandboxes of all pools, including those that are starting."""
         return sum(pool.present for pool in self._pools.values())
 
     def adopted(self, spec: InstanceSpec, now: float) -> None:
-        """Note a sandbox that an earlier host kept ready."""
+        """Add a warm sandbox of an earlier host."""
         pool = self._pools.setdefault(pool_key(spec), _Pool(spec))
         pool.ready[spec.instance_id] = pool.adopted_at = now
 
     def gone(self, instance_id: InstanceId) -> None:
-        """Note that a sandbox died; unknown ones do nothing."""
+        """Remove a sandbox that died; unknown ids are ignored."""
         for pool in self._pools.values():
             pool.ready.pop(instance_id, None)
 
     def take(self, key: PoolKey, count: int) -> list[InstanceId]:
-        """Hand out up to `count` sandboxes, each once and never again."""
+        """Remove and return up to `count` sandboxes."""
         pool = self._pools.get(key)
         return [] if pool is None else _first(pool.ready, count)
 
     # --- decisions ------------------------------------------------------------------------------
 
     def refills(self, now: float, *, room: int, is_busy: bool) -> Counter[PoolKey]:
-        """Return how many to start for which pool; `refilled` must follow for each.
+        """Return how many sandboxes to start for each pool; call `refilled` after each.
 
         Args:
             now: Seconds since the epoch.
-            room: How many more the host holds.
-            is_busy: Somebody waits for a start meanwhile.
+            room: Free places of the host.
+            is_busy: Whether a create waits for a start.
         """
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
-        earned = max(0.0, passed_s) * REFILLS_PER_S  # the wall clock may be set back
+        earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
         self._tokens, self._tokens_at = min(float(REFILL_BURST), self._tokens + earned), now
         under_way = sum(pool.under_way for pool in self._pools.values())
         most = (1 if is_busy else MOST_UNDER_WAY) - under_way
         decided: Counter[PoolKey] = Counter()
         for _ in range(min(room, most, int(self._tokens))):
-            # The emptiest first, so that one large pool does not keep a small one waiting.
+            # The emptiest pool first, so that a large one does not hold up a small one.
             short = [
                 (pool.present, key)
                 for key, pool in self._pools.items()
@@ -291,14 +291,14 @@ class Pools:
     def refilled(
         self, key: PoolKey, made: Iterable[InstanceId], now: float, *, count: int, has_failed: bool
     ) -> None:
-        """Note what became of starts.
+        """Note the result of starts.
 
         Args:
             key: The pool.
-            made: What is ready now.
+            made: The new sandboxes.
             now: Seconds since the epoch.
-            count: How many `refills` decided.
-            has_failed: One did not start: the pool pauses before the next.
+            count: The number that `refills` decided.
+            has_failed: Whether one did not start; the pool then pauses.
         """
         pool = self._pools[key]
         pool.under_way -= count
@@ -308,7 +308,7 @@ class Pools:
             pool.retry_at = now + min(LONGEST_PAUSE_S, 2.0**pool.failures)
 
     def surplus(self, now: float) -> list[InstanceId]:
-        """Return those to end, too many or too old; they are handed out no more."""
+        """Remove and return superfluous and too old sandboxes, which are to be ended."""
         ended: list[InstanceId] = []
         for key, pool in list(self._pools.items()):
             old = sum(now - since >= MAX_AGE_S for since in pool.ready.values())
@@ -318,16 +318,16 @@ class Pools:
         return ended
 
     def give_way(self, count: int) -> list[InstanceId]:
-        """Return up to `count` sandboxes to end for instances that need their places."""
+        """Remove and return up to `count` sandboxes whose places instances need."""
         ended: list[InstanceId] = []
-        # The largest pool first: it misses one the least.
+        # From the largest pool first, which suffers least.
         for pool in sorted(self._pools.values(), key=lambda pool: -len(pool.ready)):
             ended += _first(pool.ready, count - len(ended))
         return ended
 
 
 def _first(ready: dict[InstanceId, float], count: int) -> list[InstanceId]:
-    """Take out the `count` oldest."""
+    """Remove and return the `count` oldest."""
     chosen = list(ready)[: max(0, count)]
     for instance_id in chosen:
         del ready[instance_id]

@@ -145,7 +145,7 @@ class HubContract(EnvironmentsContract):
             await hub.lease("w-3")
         await hub.admit([lease("w-3")])
         await hub.admit([lease("w-9", owner="another", labels={})])
-        with pytest.raises(QuotaExceeded, match="were asked for"):
+        with pytest.raises(QuotaExceeded, match="were requested at once"):
             await hub.admit([lease(f"x-{number}") for number in range(4)])
 
     async def test_an_id_again_takes_no_second_place(self, hub: Hub) -> None:
@@ -209,7 +209,7 @@ class HubContract(EnvironmentsContract):
             await hub.admit(group)
         clock.advance(0.5)
         await hub.end_leases(["w-0"])
-        with pytest.raises(QuotaExceeded, match="1 others wait") as caught:
+        with pytest.raises(QuotaExceeded, match="1 owners wait ahead") as caught:
             await hub.admit([lease("w-9", owner="many")])
         assert caught.value.retry_after_s > 1
         await hub.end_leases(["w-1", "w-2"])

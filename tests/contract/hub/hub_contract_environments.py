@@ -224,7 +224,7 @@ class EnvironmentsContract(ABC):
         tested = await hub.set_status("weather", "1.0.0", EnvironmentStatus.TESTING)
         assert tested.status is EnvironmentStatus.TESTING
         assert (tested.created_at, tested.updated_at) == (START_S, START_S + 10)
-        with pytest.raises(CatalogConflict, match="Testing and cannot become Released") as caught:
+        with pytest.raises(CatalogConflict, match="from status Testing to Released") as caught:
             await hub.set_status("weather", "1.0.0", EnvironmentStatus.RELEASED)
         assert "Verified" in str(caught.value.hint)
         await hub.set_status("weather", "1.0.0", EnvironmentStatus.READY)

@@ -227,7 +227,7 @@ async def test_cancelling_leaves_nothing(store: ArtifactStore, place: Place) -> 
 async def test_only_a_digest_is_a_name(store: ArtifactStore, name: str) -> None:
     for call in (store.read(name), store.size(name), store.exists(name), store.delete(name),
                  store.put(b"", digest=name)):  # fmt: skip
-        with pytest.raises(ConfigError, match="names no artifact"):
+        with pytest.raises(ConfigError, match="invalid artifact digest"):
             await call
 
 

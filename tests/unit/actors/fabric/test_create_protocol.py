@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.fabric import create_protocol
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol
 from aenv_ray.actors.fabric.waits import (
@@ -26,6 +27,7 @@ from aenv_ray.actors.host.start_messages import (
     decode_specs,
     encode_outcomes,
 )
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.models import (
     ActorDensity,
@@ -315,3 +317,15 @@ def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptur
 def test_a_coroutine_that_suspends_is_a_bug_and_not_a_hang() -> None:
     with pytest.raises(AssertionError, match="suspended outside of an event loop"):
         run_blocking(asyncio.sleep(0))
+
+
+def test_a_group_that_never_fits_is_refused_before_its_specs_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(is_async=False)
+    protocol = CreateProtocol(bench.controller, BlockingWaits(blocking_result))
+    monkeypatch.setattr(create_protocol.ray_api, "alive_nodes", lambda: {"n": NodeFacts(4)})
+    for density in ActorDensity:
+        with pytest.raises(CapacityExceeded, match="10000000 instances do not fit"):
+            run_blocking(protocol.check_size(10_000_000, density))
+        run_blocking(protocol.check_size(8, density))
