@@ -1,4 +1,4 @@
-"""Episodes at scale: many rollouts over many instances, with honest books."""
+"""Rollouts at scale: many episodes over many instances."""
 
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task
 from aenv_ray.sampling.sampler import Sampling, sample

@@ -1,4 +1,4 @@
-"""One rollout: its task, its steps, and how it ended."""
+"""Records of a rollout: task, steps, and outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Call(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     function: str | None = None
-    """For a setup: the function's name."""
+    """For a setup: name of the function."""
     name: str | None = None
     """For a reward: its name; None is the default reward."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -35,20 +35,20 @@ class ToolCall(BaseModel):
 
 
 class Task(BaseModel):
-    """What an episode is about. Unknown fields are kept, for the policy."""
+    """A task for an episode. Unknown fields are kept for the policy."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     id: str
     instruction: str = ""
     setup: Call | None = None
-    """Called before the policy; None when the task needs no preparation."""
+    """Called before the policy; None if the task needs no setup."""
     reward: Call | None = Field(default_factory=Call)
-    """Called after the policy; None leaves the episode without a reward."""
+    """Called after the policy; None computes no reward."""
     reference: tuple[ToolCall, ...] = ()
-    """A solution that earns the full reward."""
+    """A solution with the full reward."""
     wrong: tuple[ToolCall, ...] = ()
-    """A plausible solution that earns none."""
+    """A plausible solution with no reward."""
 
 
 class Step(BaseModel):
@@ -59,10 +59,10 @@ class Step(BaseModel):
     tool: str
     arguments: dict[str, Any]
     text: str
-    """What the policy saw; the error's message when the call had no result."""
+    """The text that the policy got; the error message if the call had no result."""
     is_error: bool
     error: str | None = None
-    """Code of the error tree when the call had no result."""
+    """Error code if the call had no result."""
     duration_s: float
 
 
@@ -70,15 +70,15 @@ class EpisodeStatus(StrEnum):
     """How an episode ended."""
 
     COMPLETED = "completed"
-    """The policy ran to its end, and the reward was computed (or none was asked for)."""
+    """The policy ended, and the reward was computed if the task has one."""
     INFRA_FAILED = "infra_failed"
-    """The infrastructure failed: void, and in no mean."""
+    """The infrastructure failed: void, excluded from means."""
     POLICY_FAILED = "policy_failed"
-    """The policy raised: void, and in no mean."""
+    """The policy raised: void, excluded from means."""
     TIMED_OUT = "timed_out"
-    """The policy had not ended within `episode_timeout`: void, and in no mean."""
+    """The policy did not end within `episode_timeout`: void, excluded from means."""
     REWARD_FAILED = "reward_failed"
-    """Setup or reward of the environment raised, or gave no number: void, and in no mean."""
+    """Setup or reward raised, or returned no number: void, excluded from means."""
 
 
 class Episode(BaseModel):
@@ -87,40 +87,40 @@ class Episode(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     index: int
-    """Its number in the sampling, from 0."""
+    """Number of the episode, from 0."""
     task_id: str
     status: EpisodeStatus
     reward: float | None
     """None unless `status` is completed."""
     reward_detail: Any = None
-    """What the reward function returned."""
+    """The result of the reward function."""
     steps: tuple[Step, ...] = ()
     output: Any = None
-    """What the policy returned, when JSON can carry it."""
+    """The result of the policy; its repr if it is not JSON."""
     error: str | None = None
-    """What went wrong, as ``code: message``."""
+    """The error, as ``code: message``."""
     instance_id: str | None = None
     attempts: int = 1
-    """1 + how often an infrastructure failure made it start anew."""
+    """1 + the number of restarts after infrastructure failures."""
     create_s: float | None = None
     duration_s: float = 0.0
 
 
 def reward_number(detail: Any) -> float:
-    """Return the number in what a reward function returned.
+    """Return the number in a reward function's result.
 
-    It is a number itself, or under ``score``, ``reward`` or ``total_reward``.
+    The result is a number, or has one under ``score``, ``reward`` or ``total_reward``.
 
     Raises:
-        FunctionFailed: There is no finite number: better no reward than a made-up one.
+        FunctionFailed: There is no finite number.
     """
     value = detail
     if isinstance(detail, Mapping):
         value = next((detail[k] for k in ("score", "reward", "total_reward") if k in detail), None)
-    with contextlib.suppress(OverflowError):  # an int that no float holds
+    with contextlib.suppress(OverflowError):  # an int too large for a float
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
     raise FunctionFailed(
-        f"the reward returned {str(detail)[:200]!r}, in which there is no number",
+        f"the reward returned {str(detail)[:200]!r}, which has no finite number",
         hint='return a number or {"score": number}',
     )

@@ -1,16 +1,16 @@
-"""The file that gets one JSON line for each finished episode."""
+"""The output file of a run: one JSON line per finished episode, and resuming from it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.tasks import of_another_run
 
@@ -18,33 +18,34 @@ logger = logging.getLogger("aenv_ray")
 
 
 class EpisodeFile:
-    """Takes episodes until a write fails; that ends the writing, not the run that makes them.
+    """Appends episodes until a write fails; the run itself continues.
 
     Args:
-        path: Replaced when it exists.
-        kept: Episodes that it begins with, of an earlier run.
+        path: An existing file is replaced.
+        kept: Episodes of an earlier run to start with.
 
     Raises:
-        ConfigError: It cannot be opened.
+        ConfigError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, kept: Iterable[Episode] = ()) -> None:
         self.failure: ConfigError | None = None
-        """Why not every episode is in the file; None while every one is."""
+        """Why episodes are missing in the file; None if none are."""
         self._path = path
         try:
             kept = tuple(kept)
             if kept:
-                _replace(path, kept)
+                lines = "".join(f"{episode.model_dump_json()}\n" for episode in kept)
+                write_atomically(path, lines, mode=path.stat().st_mode & 0o777, durable=True)
             self._written = len(kept)
             self._file = path.open("a" if kept else "w", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(
-                f"{path} cannot be written: {exc.strerror}", hint="name another file"
+                f"{path} cannot be written: {exc.strerror}", hint="choose another file"
             ) from exc
 
     def write(self, episode: Episode) -> None:
-        """Append an episode; nothing once a write has failed. The first failure is logged."""
+        """Append an episode; does nothing after a failed write. The first failure is logged."""
         if self.failure is not None:
             return
         try:
@@ -53,45 +54,35 @@ class EpisodeFile:
             self._written += 1
         except OSError as exc:
             self.failure = self._failed(exc)
-            logger.warning("%s; the run goes on", self.failure.message)
+            logger.warning("%s; the run continues", self.failure.message)
 
     def close(self) -> None:
-        """Close it, any number of times; what cannot be written even now is a failure."""
+        """Close the file, any number of times; a failing flush is recorded as a failure."""
         try:
             self._file.close()
         except OSError as exc:
             self.failure = self.failure or self._failed(exc)
-            with contextlib.suppress(OSError):  # the second attempt drops what is buffered
+            with contextlib.suppress(OSError):  # the second attempt drops the buffer
                 self._file.close()
 
     def _failed(self, exc: OSError) -> ConfigError:
         return ConfigError(
             f"{self._path} cannot be written: {exc.strerror}; it has {self._written} episodes",
-            hint="make room or name another file; the sampling's episodes and summary() are whole",
+            hint="free space or choose another file; episodes and summary() are complete",
         )
-
-
-def _replace(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write a file anew in one step: whatever ends us, the old one or the new one is there."""
-    whole = path.with_name(f"{path.name}.part")
-    with whole.open("w", encoding="utf-8") as file:
-        file.writelines(f"{episode.model_dump_json()}\n" for episode in episodes)
-        file.flush()
-        os.fsync(file.fileno())
-    whole.replace(path)
 
 
 def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:
     """Return the episodes of an interrupted run that need not run again.
 
-    Those that the infrastructure failed do. A last line that was not written whole counts for none.
+    Episodes with infrastructure failures run again. An incomplete last line is ignored.
 
     Args:
-        path: The run's output; there need be none.
-        tasks: Of the run. None: they are not known yet, and `TaskFeed.skip` compares them.
+        path: The run's output file; it may be missing.
+        tasks: The tasks of the run. None if they are not known yet; `TaskFeed.skip` compares them.
 
     Raises:
-        ConfigError: It cannot be read, or is of other tasks.
+        ConfigError: The file cannot be read, or belongs to other tasks.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -107,7 +98,7 @@ def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]
             episode = Episode.model_validate_json(line)
         except ValidationError:
             raise ConfigError(
-                f"{where}: it is no episode", hint="name the run's own file"
+                f"{where}: not an episode", hint="give the output file of the run to resume"
             ) from None
         if not _is_of(episode, tasks):
             raise of_another_run(where, episode.index, episode.task_id)

@@ -1,42 +1,44 @@
-"""What a policy acts on, and how it is run: async on the loop, sync in a thread of its own."""
+"""The environment that a policy acts on, and how a policy runs: on the loop, or in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, InstanceReleased, ToolError
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
-from aenv_ray.sampling.foreign_code import call, hand_over, outcome
+from aenv_ray.sampling.user_code import call, hand_over, outcome
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Policy = Callable[[Any, Task], Any]
-"""``policy(env, task)``, sync or async. `env` is an `EpisodeEnv` or its sync facade; what it
-returns is recorded as the episode's output."""
+"""``policy(env, task)``, sync or async, with an `EpisodeEnv` or `SyncEpisodeEnv`; the return value
+is recorded as the episode's output."""
 
 CALL_TIMEOUT_S: Final = 60.0
 TEXT_LIMIT: Final = 20_000
-"""Characters of a step's text that a record keeps."""
+"""Maximum number of characters of a step's text in a record."""
 
 
 class EpisodeEnv:
-    """The environment of one episode, as an async policy sees it: tools, commands and files.
+    """The environment of one episode for an async policy: tools, commands and files.
 
-    Rewards, functions and release are the sampler's, not the policy's (invariant 8).
+    Rewards, functions and release are left to the sampler (invariant 8).
     """
 
     def __init__(self, instance: AsyncEnvHandle, steps: list[Step]) -> None:
         self._instance = instance
         self._steps = steps
         self.failure: AenvError | None = None
-        """The first infrastructure failure: it voids the episode, whatever the policy does."""
+        """The first infrastructure failure; it voids the episode even if the policy ignores it."""
         self.instance_id = str(instance.handle.instance_id)
 
     async def list_tools(self) -> list[dict[str, Any]]:
@@ -44,7 +46,7 @@ class EpisodeEnv:
         return await self._noting(self._instance.list_tools())
 
     async def _noting(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call and remember an infrastructure failure: a policy may swallow it."""
+        """Await a call and record an infrastructure failure, which a policy may suppress."""
         try:
             return await call
         except INFRASTRUCTURE as exc:
@@ -57,11 +59,11 @@ class EpisodeEnv:
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> ToolResult:
-        """Call a tool; the call becomes a step of the trajectory.
+        """Call a tool; the call is a step of the episode.
 
         Raises:
-            ToolError: It was refused or stopped; the episode can go on.
-            AenvError: The infrastructure failed; let it pass, the sampler starts the episode anew.
+            ToolError: The call was refused or stopped; the episode can continue.
+            AenvError: The infrastructure failed. Do not catch it: the sampler restarts the episode.
         """
         started = time.perf_counter()
         try:
@@ -82,11 +84,11 @@ class EpisodeEnv:
         started: float,
     ) -> None:
         if len(text) > TEXT_LIMIT:
-            text = f"{text[:TEXT_LIMIT]}\n[record cut: {len(text)} characters]"
+            text = f"{text[:TEXT_LIMIT]}\n[truncated: {len(text)} characters]"
         self._steps.append(
             Step(
                 tool=name,
-                # What is no object was refused; the text says so.
+                # Other arguments were refused; the text says so.
                 arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
                 text=text,
                 is_error=is_error,
@@ -96,7 +98,7 @@ class EpisodeEnv:
         )
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
-        """Run a command beside the tools; not a step."""
+        """Run a command; this is not a step."""
         return await self._noting(self._instance.exec(command, timeout_s))
 
     async def read_file(self, path: str) -> bytes:
@@ -108,8 +110,26 @@ class EpisodeEnv:
         return await self._noting(self._instance.write_file(path, data))
 
 
+def _blocking(
+    method: Callable[Concatenate[EpisodeEnv, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncEpisodeEnv, P], T]:
+    """Return a method of `SyncEpisodeEnv` that calls a coroutine method of `EpisodeEnv`."""
+
+    @functools.wraps(method)
+    def blocking(self: SyncEpisodeEnv, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(lambda env: method(env, *args, **kwargs))
+
+    return blocking
+
+
 class SyncEpisodeEnv:
     """`EpisodeEnv` for a sync policy: the same methods, blocking."""
+
+    list_tools = _blocking(EpisodeEnv.list_tools)
+    call_tool = _blocking(EpisodeEnv.call_tool)
+    exec = _blocking(EpisodeEnv.exec)
+    read_file = _blocking(EpisodeEnv.read_file)
+    write_file = _blocking(EpisodeEnv.write_file)
 
     def __init__(self, env: EpisodeEnv, loop: asyncio.AbstractEventLoop) -> None:
         self._env = env
@@ -118,54 +138,50 @@ class SyncEpisodeEnv:
         self._calls: set[Future[Any]] = set()
         self.instance_id = env.instance_id
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._env, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._abandoned:
-                raise InstanceReleased("the episode has ended", instance_id=self.instance_id)
-            future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
-            self._calls.add(future)
-            try:
-                return future.result()
-            finally:
-                self._calls.discard(future)
-
-        return call
+    def _wait(self, call: Callable[[EpisodeEnv], Coroutine[Any, Any, T]]) -> T:
+        if self._abandoned:
+            raise InstanceReleased("the episode has ended", instance_id=self.instance_id)
+        future = asyncio.run_coroutine_threadsafe(call(self._env), self._loop)
+        self._calls.add(future)
+        try:
+            return future.result()
+        finally:
+            self._calls.discard(future)
 
     def abandon(self) -> None:
-        """Cancel what the policy still waits for, and refuse what it asks later."""
+        """Cancel the policy's running calls and refuse further ones."""
         self._abandoned = True
         for future in list(self._calls):
             future.cancel()
 
 
 def check_policy(policy: Any) -> None:
-    """Refuse what cannot act: a generator does nothing when it is called, and got a reward.
+    """Refuse policies that cannot act, such as generators, which do nothing when called.
 
     Raises:
-        ConfigError: It cannot be called, or yields.
+        ConfigError: The policy is not callable, or is a generator.
     """
     yields = inspect.isgeneratorfunction(policy) or inspect.isasyncgenfunction(policy)
     if yields or not callable(policy):
-        what = "yields" if yields else "cannot be called"
+        what = "is a generator" if yields else "is not callable"
         raise ConfigError(
             f"the policy {policy!r} {what}",
-            hint="write it as policy(env, task), sync or async, that returns when it has acted",
+            hint="write it as a function policy(env, task), sync or async",
         )
 
 
 async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
-    """Run a policy and return what it returned; what it raised, it raises.
+    """Run a policy and return its result, see `outcome`.
 
-    What is no `Exception` arrives as a RuntimeError: it would end the loop of all episodes.
+    Raises:
+        Exception: Raised by the policy.
     """
     if inspect.iscoroutinefunction(policy):
         return await outcome(policy(env, task), "the policy")
     loop = asyncio.get_running_loop()
     sync_env = SyncEpisodeEnv(env, loop)
     done: asyncio.Future[Any] = loop.create_future()
-    # A daemon thread: a policy that does not return must not keep the process from ending.
+    # A daemon thread, so that a policy that does not return cannot block the end of the process.
     thread = threading.Thread(target=_run_policy, args=(policy, sync_env, task, done), daemon=True)
     thread.start()
     try:
@@ -176,5 +192,5 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
 
 
 def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:
-    """Run a sync policy in its thread and hand its outcome to the loop."""
+    """Run a sync policy in its thread and pass its outcome to the loop."""
     hand_over(done, *call(lambda: policy(env, task), "the policy"))

@@ -1,4 +1,4 @@
-"""The sampler: runs episodes concurrently, each on a fresh instance, and streams their records."""
+"""The sampler: runs episodes concurrently, each on a new instance, and streams their records."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from aenv_ray.sampling.policy import (
 )
 from aenv_ray.sampling.summary import Summary, summarize
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
-from aenv_ray.sampling.time_limit import PolicyTimedOut, within
+from aenv_ray.sampling.user_code import PolicyTimedOut, within
 from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")
 
 INFRA_RETRIES: Final = 2
-"""How often an episode starts anew, on a new instance, after an infrastructure failure."""
+"""Restarts of an episode, on a new instance, after infrastructure failures."""
 RETRY_PAUSE_S: Final = 0.5
-"""Before an episode starts anew; grows with the attempts."""
+"""Pause before a restart, multiplied by the number of attempts."""
 _BLOCKED_S: Final = 10.0
-"""An event loop that does nothing for so long is blocked by an async policy."""
+"""An event loop that does not react for this long is blocked by an async policy."""
 
 
 class Sampling:
-    """Episodes as they finish: iterate with ``for`` or ``async for``; then `summary`.
+    """Yields episodes as they finish: iterate with ``for`` or ``async for``, then call `summary`.
 
-    Leaving the loop early, an exception in it, or Ctrl-C cancels what runs and releases every
-    instance. It can be iterated once.
+    Leaving the loop early, an exception in it, or Ctrl-C cancels all episodes and releases their
+    instances. It can be iterated once.
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class Sampling:
         self._options = options
         self._out = out
         self.output_failure: ConfigError | None = None
-        """Why the output file lacks episodes; raised once all have been given. None: it does not.
-        """
+        """Why episodes are missing in the output file; raised at the end. None if none are."""
         self._kept = kept
         self._episodes = list(kept)
         self._started = 0.0
@@ -79,21 +78,21 @@ class Sampling:
 
     @property
     def total(self) -> int | None:
-        """How many episodes there will be; None where the tasks do not say."""
+        """The number of episodes; None if the tasks have no length."""
         return self._tasks.total
 
     @property
     def kept(self) -> int:
-        """How many of them an earlier run had finished; they are not given again."""
+        """The number of episodes that an earlier run finished; they are not yielded."""
         return len(self._kept)
 
     @property
     def episodes(self) -> list[Episode]:
-        """The episodes that finished so far, in the order in which they did, kept ones first."""
+        """The episodes finished so far, in that order, after those of an earlier run."""
         return list(self._episodes)
 
     def summary(self) -> Summary:
-        """Return the numbers of the episodes that finished so far."""
+        """Return the summary of the episodes finished so far."""
         return summarize(self._episodes, self._wall_s, kept=len(self._kept))
 
     # --- iterating ------------------------------------------------------------------------------
@@ -151,9 +150,9 @@ class Sampling:
         """Run all episodes and return the summary.
 
         Raises:
-            ConfigError: Not all were written to the output file; `episodes` and `summary` have all.
-                Or a task of an iterator is malformed, or is not of the run to resume.
-            Exception: Whatever the iterator of tasks raised. What ran by then has ended.
+            ConfigError: The output file could not be written; `episodes` and `summary` have all
+                episodes. Or a task of an iterator is invalid, or belongs to another run.
+            Exception: Raised by the iterator of tasks, after the running episodes have ended.
         """
         for _ in self:
             pass
@@ -163,7 +162,7 @@ class Sampling:
 
     async def _run(self, finished: asyncio.Queue[Episode | None]) -> None:
         if self._started:
-            raise ConfigError("a sampling runs once", hint="call sample() again")
+            raise ConfigError("a sampling can be iterated once", hint="call sample() again")
         self._started = time.perf_counter()
         tasks = self._tasks
         try:
@@ -202,7 +201,7 @@ class Sampling:
                 self.output_failure = output.failure
 
     async def _episode(self, index: int, task: Task) -> Episode:
-        """Run one episode, anew after an infrastructure failure as often as allowed."""
+        """Run one episode, and restart it after infrastructure failures."""
         attempt = 1
         while True:
             episode = await self._attempt(index, task, attempt)
@@ -232,7 +231,7 @@ class Sampling:
     async def _roll_out(
         self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
     ) -> dict[str, Any]:
-        """Prepare, let the policy act, and judge; infrastructure failures pass."""
+        """Run setup, policy and reward; infrastructure failures are raised."""
         try:
             if task.setup is not None:
                 function = task.setup.function or ""
@@ -249,12 +248,12 @@ class Sampling:
             if env.failure is not None:
                 raise env.failure from exc
             return _failure(EpisodeStatus.TIMED_OUT, DeadlineExceeded(str(exc)))
-        except Exception as exc:  # whatever a policy raises is its failure
+        except Exception as exc:  # every exception of a policy is its failure
             if env.failure is not None:
                 raise env.failure from exc
             return _failure(EpisodeStatus.POLICY_FAILED, exc)
         if env.failure is not None:
-            raise env.failure  # swallowed by the policy; no reward may come of it (invariant 2)
+            raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
         fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
         fields["output"] = _recordable(output)
         if task.reward is None:
@@ -275,13 +274,13 @@ def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
 
 
 async def _expect(instance: AsyncEnvHandle) -> None:
-    """Raise what a call would once the instance has ended; until then this is no call."""
+    """Raise the error of a call if the instance has ended; otherwise make no call."""
     if (await instance.info()).status is not InstanceStatus.RUNNING:
         await instance.list_tools()
 
 
 async def _release(instance: AsyncEnvHandle) -> None:
-    """Release whatever happens: also when the episode was cancelled a moment ago."""
+    """Release an instance, even if the episode is cancelled meanwhile."""
     task = asyncio.ensure_future(instance.release())
     try:
         await asyncio.shield(task)
@@ -289,19 +288,19 @@ async def _release(instance: AsyncEnvHandle) -> None:
         await asyncio.wait([task])
         raise
     except AenvError:
-        pass  # its node is gone; the launcher's deadline and the controller see to the rest
+        pass  # its node is lost; the launcher's deadline and the controller clean up
 
 
 def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> bool:
-    """Wait for a loop's thread to end; return whether it did. A blocked one is left behind."""
+    """Wait for a loop's thread to end; return False for a blocked one, which is abandoned."""
     while thread.is_alive():
         turned = threading.Event()
         loop.call_soon_threadsafe(turned.set)
         thread.join(_BLOCKED_S)
         if thread.is_alive() and not turned.is_set():
             logger.warning(
-                "an async policy blocks the event loop of all episodes and is left behind: its "
-                "instances end with this Ray job; write it with await, or as a sync function"
+                "an async policy blocks the event loop of all episodes and is abandoned; its "
+                "instances end with this Ray job; use await in it, or make it a sync function"
             )
             return False
     return True
@@ -328,23 +327,23 @@ def sample(
     actor: str = "shared",
     **options: Any,
 ) -> Sampling:
-    """Run one episode for each task and stream their records as they finish.
+    """Run one episode per task and stream the records as episodes finish.
 
     Args:
-        environment: ``name@version``, ``name``, or a project's path.
+        environment: ``name@version``, ``name``, or the path of a project.
         policy: ``policy(env, task)``, sync or async.
-        tasks: Tasks, objects of their shape, or a JSON Lines file. A file and a list are checked
-            here; an iterator, async or not, may be slow or endless: each task is taken when an
-            episode can begin. When it raises, what runs comes to its end first.
-        concurrency: Episodes, and so instances, at a time; at least 1.
-        infra_retries: New starts of an episode after an infrastructure failure.
-        episode_timeout: How long the policy may act in an episode: 90, "90s", "30m". Then it is
-            cancelled, and the episode is ``timed_out``. None: as long as its instance lives.
-        out: File that gets one JSON object a line for each finished episode. When it cannot be
-            written any more the run goes on, and ends with ConfigError after its last episode.
-        resume: Keep what an interrupted run of the same tasks wrote to `out`, and run the rest;
-            what the infrastructure failed runs again. The summary is of all episodes, but for
-            `wall_s` and `calls_per_s`, which are this run's.
+        tasks: Tasks, mappings with their fields, or a JSON Lines file. A file or list is checked
+            here. An iterator, async or not, may be slow or endless: a task is taken when an episode
+            can start. If it raises, the running episodes are finished first.
+        concurrency: Concurrent episodes, each with an instance; at least 1.
+        infra_retries: Restarts of an episode after infrastructure failures.
+        episode_timeout: Limit for the policy in an episode: 90, "90s", "30m". Then the policy is
+            cancelled, and the episode is ``timed_out``. None: the life of the instance.
+        out: File for one JSON object per line and finished episode. If it cannot be written, the
+            run continues, and raises ConfigError after its last episode.
+        resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
+            rest; episodes with infrastructure failures run again. The summary covers all episodes,
+            except that `wall_s` and `calls_per_s` cover only this run.
         actor: Density of the instances; shared is a hundred times cheaper.
         options: Further options of `aenv_ray.create`.
 
@@ -352,18 +351,18 @@ def sample(
         An iterator of `Episode`; nothing runs before it is iterated, or `Sampling.run` is called.
 
     Raises:
-        ConfigError: A malformed file, option or task of a list, or a policy that cannot be called
-            or yields.
+        ConfigError: An invalid file, option or task, or a policy that is not callable or is a
+            generator.
     """
     if concurrency < 1:
-        raise ConfigError(f"concurrency {concurrency!r} is not at least 1")
+        raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
     check_policy(policy)
     limit_s = None
     if episode_timeout is not None:
         limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
     file, feed = Path(out) if out is not None else None, TaskFeed(tasks)
     if resume and file is None:
-        raise ConfigError("there is nothing to resume without out", hint="name the run's file")
+        raise ConfigError("resume requires out", hint="give the output file of the run to resume")
     return Sampling(
         str(environment),
         policy,

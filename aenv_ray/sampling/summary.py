@@ -1,4 +1,4 @@
-"""What a set of episodes amounts to. Void episodes are counted and enter no mean."""
+"""The summary of a set of episodes. Void episodes are counted, and excluded from means."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from aenv_ray.sampling.episode import Episode, EpisodeStatus
 
 SUCCESS_REWARD = 1.0
-"""A completed episode with at least this reward succeeded."""
+"""A completed episode with at least this reward counts as a success."""
 
 
 class Summary(BaseModel):
-    """The numbers of a sampling; a time is None when nothing was measured."""
+    """The summary of a sampling; a time is None if it was never measured."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,7 +24,7 @@ class Summary(BaseModel):
     timed_out: int
     reward_failed: int
     reward_mean: float | None
-    """Over completed episodes with a reward only."""
+    """Mean over completed episodes with a reward."""
     tool_calls: int
     calls_per_s: float
     create_p50_ms: float | None
@@ -38,9 +38,9 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
     """Return the summary of episodes.
 
     Args:
-        episodes: All of them.
-        wall_s: What they took together, but for the first `kept`, which an earlier run had.
-        kept: How many those are.
+        episodes: All episodes.
+        wall_s: Duration of the run, without the first `kept` episodes.
+        kept: Number of episodes of an earlier run.
     """
     found = list(episodes)
     new_calls = sum(len(e.steps) for e in found[kept:])

@@ -1,4 +1,4 @@
-"""Where tasks come from: a file or a list, known at once, or an iterator, read as they are run."""
+"""Sources of tasks: a file or list, read at once, or an iterator, read as episodes start."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.episode import Task
-from aenv_ray.sampling.foreign_code import call, hand_over, outcome
+from aenv_ray.sampling.user_code import call, hand_over, outcome
 
 TaskObjects = Iterable[Task | Mapping[str, Any]]
 TaskSource = str | Path | TaskObjects | AsyncIterable[Task | Mapping[str, Any]]
-"""A JSON Lines file's path, or tasks or objects of their shape."""
+"""Path of a JSON Lines file, or `Task` objects, or mappings with their fields."""
 
 _END: Final = object()
 
 
 def load_tasks(source: str | Path | TaskObjects) -> list[Task]:
-    """Return all tasks of a JSON Lines file, or of objects.
+    """Return all tasks of a JSON Lines file or of objects.
 
     Raises:
-        ConfigError: The file cannot be read, or a task is malformed; the message names the line.
+        ConfigError: The file cannot be read, or a task is invalid; the message names the line.
     """
     if isinstance(source, str | Path):
         path = Path(source)
@@ -71,24 +71,25 @@ def _task(where: str, data: Any) -> Task:
 
 
 class TaskFeed:
-    """Tasks with their numbers, from 0, in order; one is read when somebody takes it.
+    """Numbers tasks from 0, and reads each one when it is taken.
 
-    So a source may be slow or endless: nothing is read ahead. A file and a list are read and
-    checked at once. An iterator is read in a thread of its own, for it may block, and always in the
-    same one; an async iterator on the loop of those who take. Several may take at the same time.
+    Nothing is read ahead, so a source may be slow or endless. A file or list is read and checked at
+    once. An iterator may block, so it is read in a separate thread, always the same; an async
+    iterator is read on the loop of its consumers. Consumers may take tasks concurrently.
 
     Args:
         source: See `TaskSource`.
 
     Raises:
-        ConfigError: No source of tasks; a file that cannot be read; a malformed task of a list.
+        ConfigError: The source cannot be iterated, the file cannot be read, or a task of a file or
+            list is invalid.
     """
 
     def __init__(self, source: TaskSource) -> None:
         self.failure: Exception | None = None
-        """Why it gives no more tasks, when that is not for want of any."""
+        """The error that ended the source; None if there was none."""
         self.known: list[Task] | None = None
-        """All of them, of a file or a list."""
+        """All tasks of a file or list; None for an iterator."""
         self._ahead: deque[tuple[int, Task]] = deque()
         self._number = 0
         self._taking = asyncio.Lock()
@@ -103,27 +104,27 @@ class TaskFeed:
             self._reader = _Threaded(source)
         else:
             raise ConfigError(
-                f"tasks {source!r} can be neither read nor iterated",
+                f"tasks {source!r} are neither a file nor iterable",
                 hint="give a JSON Lines file, a list, an iterator or an async iterator",
             )
         sized = source if self.known is None else self.known
         self.total = len(sized) if isinstance(sized, Sized) else None
-        """How many there are; None where the source does not say."""
+        """The number of tasks; None if the source has no length."""
 
     async def take(self) -> tuple[int, Task] | None:
-        """Return the next task and its number; None when there is none, or the source failed."""
+        """Return the next task and its number; None if there are no more, or the source failed."""
         async with self._taking:
             return self._ahead.popleft() if self._ahead else await self._read()
 
     async def skip(self, kept: Mapping[int, str], where: str) -> None:
-        """Pass over tasks that an earlier run finished.
+        """Skip tasks that an earlier run finished.
 
         Args:
-            kept: Number and id of each.
-            where: What says so, for the message.
+            kept: Their numbers and ids.
+            where: The file of that run, for messages.
 
         Raises:
-            ConfigError: The tasks are others than those of that run.
+            ConfigError: The tasks differ from those of that run.
         """
         left = dict(kept)
         while left and (taken := await self._read()) is not None:
@@ -153,16 +154,16 @@ class TaskFeed:
         return None
 
     def close(self) -> None:
-        """Read no more. The source stays as it is, for who made it; any number of times."""
+        """Stop reading, any number of times. The source itself is not closed."""
         self._is_at_end = True
         self._reader.close()
 
 
 def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
-    """Return the error for an episode that is of no task of this run."""
+    """Return the error for a recorded episode that does not belong to this run."""
     return ConfigError(
-        f"{where}: episode {number} is of task {task_id!r}, of which this run has none there",
-        hint="go on with the same tasks and rollouts, or write to another file",
+        f"{where}: episode {number} is of task {task_id!r}, but this run has another task {number}",
+        hint="resume with the same tasks and number of rollouts, or write to another file",
     )
 
 
@@ -174,7 +175,7 @@ class _Direct:
         return next(self._tasks, _END)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class _Async:
@@ -188,7 +189,7 @@ class _Async:
         return await outcome(_next_of(self._iterator), "the tasks")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 async def _next_of(iterator: AsyncIterator[Any]) -> Any:
@@ -196,7 +197,7 @@ async def _next_of(iterator: AsyncIterator[Any]) -> Any:
 
 
 class _Threaded:
-    """Reads in a daemon thread: one that blocks must not keep the process from ending."""
+    """Reads in a daemon thread, so that a blocking iterator cannot block the end of the process."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aenv_ray
-from aenv_ray.sampling import EpisodeStatus, Task, time_limit
+from aenv_ray.sampling import EpisodeStatus, Task, user_code
 from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty
@@ -235,7 +235,7 @@ def test_a_policy_that_hangs_is_void_at_its_limit(cluster: Cluster, is_async: bo
     )
     (late,) = sampling
     assert (late.status, late.reward, late.attempts) == (EpisodeStatus.TIMED_OUT, None, 1)
-    assert str(late.error).startswith("deadline_exceeded: the policy had not ended after 2 s")
+    assert str(late.error).startswith("deadline_exceeded: the policy did not end within 2 s")
     assert (sampling.summary().timed_out, sampling.summary().reward_mean) == (1, None)
     hangs_on.set()
     eventually_empty(cluster.sandboxes)
@@ -246,7 +246,7 @@ def test_a_policy_acts_no_longer_than_its_instance_lives(
 ) -> None:
     """Invariant 9: without a limit of its own the episode of a hanging policy ends with it."""
     del cluster
-    monkeypatch.setattr(time_limit, "ASK_S", 0.1)
+    monkeypatch.setattr(user_code, "CHECK_S", 0.1)
 
     async def act(env: Any, task: Task) -> None:
         await asyncio.Event().wait()

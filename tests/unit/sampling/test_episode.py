@@ -117,7 +117,7 @@ def test_a_reward_is_a_number_or_has_one(detail: Any, number: float) -> None:
 )
 def test_what_is_no_number_is_no_reward(detail: Any) -> None:
     """Invariant 2: better no reward than a made-up one; a zero least of all."""
-    with pytest.raises(FunctionFailed, match="no number") as caught:
+    with pytest.raises(FunctionFailed, match="no finite number") as caught:
         reward_number(detail)
     assert caught.value.hint
 

@@ -38,7 +38,7 @@ def test_a_full_disk_is_said_once_and_raises_nothing(caplog: pytest.LogCaptureFi
     assert file.failure.message.startswith("/dev/full cannot be written: No space left on device")
     assert "summary()" in str(file.failure.hint)
     assert [record.message for record in caplog.records] == [
-        f"{file.failure.message}; the run goes on"
+        f"{file.failure.message}; the run continues"
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_wrote_nothing_has_finished_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("no episode", "line 1: it is no episode"),
+        ("no episode", "line 1: not an episode"),
         (episode(5).model_dump_json(), "episode 5 is of task 't'"),
         (episode(0).model_copy(update={"task_id": "other"}).model_dump_json(), "of task 'other'"),
     ],

@@ -123,7 +123,7 @@ def test_a_list_is_checked_at_once_and_what_has_a_length_says_it() -> None:
     assert (feed.total, feed.known) == (1, [Task(id="a")])
     with pytest.raises(ConfigError, match="task 1: id"):
         TaskFeed([{"id": "a"}, {"name": "b"}])
-    with pytest.raises(ConfigError, match="neither read nor iterated"):
+    with pytest.raises(ConfigError, match="neither a file nor iterable"):
         TaskFeed(5)  # type: ignore[arg-type]
     lazy = TaskFeed(Dataset())
     assert (lazy.total, lazy.known) == (2, None)

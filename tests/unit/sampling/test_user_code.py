@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import InstanceExpired
-from aenv_ray.sampling.time_limit import PolicyTimedOut, within
+from aenv_ray.sampling.user_code import PolicyTimedOut, within
 
 LONG_S = 120.0
 
@@ -26,7 +26,7 @@ async def hang(ended: list[str]) -> None:
 
 def test_a_policy_that_hangs_is_cancelled_at_its_limit() -> None:
     ended: list[str] = []
-    with pytest.raises(PolicyTimedOut, match=r"after 0\.01 s"):
+    with pytest.raises(PolicyTimedOut, match=r"within 0\.01 s"):
         asyncio.run(within(hang(ended), 0.01, lives))
     assert ended == ["cancelled"]
 
@@ -63,7 +63,7 @@ def test_without_a_limit_its_instance_is_one() -> None:
             raise InstanceExpired("its TTL passed")
 
     with pytest.raises(InstanceExpired):
-        asyncio.run(within(hang(ended), None, ends, ask_s=0.001))
+        asyncio.run(within(hang(ended), None, ends, check_s=0.001))
     assert (len(asked), ended) == (3, ["cancelled"])
 
 
