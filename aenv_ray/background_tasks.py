@@ -1,4 +1,4 @@
-"""How tasks that run for ever are ended."""
+"""Ending of long-running tasks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any, Final
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 5.0
-"""A task that was told to end, and puts things in order first, is given this before it is told
-again."""
+"""Time for a cancelled task to clean up before it is cancelled again."""
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and return once it has ended, however it did.
+    """Cancel a task and return once it has ended.
 
-    It is told until it does. A cancellation gets lost where a library waits by `asyncio.wait_for`,
-    as redis-py does when it sends, and what it waits for is done in the same moment: so Python
-    3.11 has it (python/cpython#86296).
+    The cancellation is repeated, since Python 3.11 can lose one in `asyncio.wait_for`, which
+    redis-py uses, if the awaited operation completes at the same moment (python/cpython#86296).
     """
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=_AGAIN_S)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("%s had failed before it was ended", task.get_name(), exc_info=error)
+        logger.error("%s failed before it was cancelled", task.get_name(), exc_info=error)

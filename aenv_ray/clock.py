@@ -1,4 +1,4 @@
-"""Time, passed in rather than reached for, so that decisions can be tested."""
+"""Clocks, passed to code that makes decisions, so that it can be tested."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where decisions read the time."""
+    """A source of time."""
 
     def now(self) -> float:
-        """Return wall-clock seconds since the epoch: deadlines are compared across processes."""
+        """Return seconds since the epoch, comparable between processes."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system clock."""
 
     def now(self) -> float:  # noqa: D102
         return time.time()  # noqa: TID251  # the one place that reads it
 
 
 class FakeClock:
-    """A clock that moves only when told."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, start_s: float = 1_000_000.0) -> None:
         self._now = start_s

@@ -1,45 +1,45 @@
-"""Every error aenv-ray raises, drawn as one tree, and its one mapping to and from the wire.
+"""The errors that aenv-ray raises, as one tree, and their wire format.
 
     AenvError                        code, http_status, retryable (class facts); hint (instance)
-    ├─ ConfigError                   the caller's settings, arguments or project are wrong     400
-    │  └─ ArtifactTooLarge           a file is larger than the store takes                     413
+    ├─ ConfigError                   wrong settings, arguments or project files                400
+    │  └─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
-    ├─ ArtifactNotFound              the artifact store does not have it                       404
-    ├─ ArtifactDamaged               bytes are not those that their digest names               422
-    ├─ ArtifactStoreDenied           the artifact store refuses us                             502
-    ├─ ArtifactStoreFull             the artifact store has no room                            507
-    ├─ CatalogConflict               the catalog as it is does not allow it                    409
-    │  ├─ VersionConflict            the version exists with other content
+    ├─ ArtifactNotFound              the artifact store does not have the file                 404
+    ├─ ArtifactDamaged               the content does not match its digest                     422
+    ├─ ArtifactStoreDenied           the artifact store refuses our credentials                502
+    ├─ ArtifactStoreFull             the artifact store is full                                507
+    ├─ CatalogConflict               the state of the catalog does not allow it                409
+    │  ├─ VersionConflict            the version is published with other content
     │  └─ EnvironmentInUse           instances or services use it
-    ├─ Unauthorized                  no token, or none that is known                           401
+    ├─ Unauthorized                  no valid token                                            401
     ├─ Forbidden                     the token may not do this                                 403
-    ├─ CapacityExceeded              no room now; carries retry_after_s          retryable     429
-    │  ├─ QuotaExceeded              an owner or a label has as many as it may   retryable     429
-    │  └─ RateLimited                too many requests of one token          retryable     429
-    ├─ InstanceError                 carries instance_id
-    │  ├─ InstanceNotFound           never existed here, or is long gone                       404
-    │  ├─ InstanceExpired            its TTL, idle timeout or owner ended it                   410
-    │  ├─ InstanceReleased           somebody released it                                      410
-    │  ├─ SandboxStartFailed         it could not be made, or its code does not load           502
+    ├─ CapacityExceeded              no capacity now; has retry_after_s          retryable     429
+    │  ├─ QuotaExceeded              quota of an owner or label reached          retryable     429
+    │  └─ RateLimited                too many requests with one token        retryable     429
+    ├─ InstanceError                 has instance_id
+    │  ├─ InstanceNotFound           unknown id, or ended long ago                             404
+    │  ├─ InstanceExpired            ended by TTL, idle timeout or end of its job              410
+    │  ├─ InstanceReleased           it was released                                           410
+    │  ├─ SandboxStartFailed         it could not be created, or its code does not load        502
     │  ├─ SandboxLost                the sandbox, its host or its node died: episode void      410
-    │  │  └─ SessionLost             a service's replica is gone, with what a session kept     410
-    │  ├─ CallOutcomeUnknown         the call may have run; its outcome cannot be known        504
+    │  │  └─ SessionLost             a service's replica and its session state are lost        410
+    │  ├─ CallOutcomeUnknown         the call may have run; its outcome is unknown             504
     │  ├─ FileAccessError            a path inside the sandbox cannot be read or written       400
-    │  └─ PortUnreachable            nothing in the sandbox answers on it, or it hung up       502
-    ├─ ToolError                     carries tool_name
+    │  └─ PortUnreachable            nothing in the sandbox answers on the port                502
+    ├─ ToolError                     has tool_name
     │  ├─ ToolNotFound                                                                         404
-    │  ├─ ToolInputInvalid           arguments do not fit the schema                           422
+    │  ├─ ToolInputInvalid           arguments do not match the schema                         422
     │  ├─ ToolTimeout                (also TimeoutError) stopped at its deadline               504
-    │  ├─ CallCancelled              the caller cancelled; the tool was told                   499
+    │  ├─ CallCancelled              the caller cancelled the call                             499
     │  └─ FunctionFailed             a reward, function or health check raised                 500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
-    ├─ FabricUnavailable             no Ray, controller, launcher, hub, artifacts retryable     503
-    ├─ DeadlineExceeded              (also TimeoutError) we waited for something too long      504
-    └─ InternalError                 our bug; please report it                                 500
+    ├─ FabricUnavailable             Ray or one of our services does not answer  retryable     503
+    ├─ DeadlineExceeded              (also TimeoutError) something did not happen in time      504
+    └─ InternalError                 a bug in aenv-ray; please report it                       500
 
-A tool that raises is a *result* with ``is_error`` and never one of these. A dead sandbox is one of
-these and never a result: in reinforcement learning a confusion of the two becomes a wrong reward.
+A tool that raises is a *result* with ``is_error``, never one of these errors. A dead sandbox is an
+error, never a result: confusing the two would produce wrong rewards.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from typing import Any, ClassVar
 
 
 class AenvError(Exception):
-    """Base of every error aenv-ray raises.
+    """Base of all errors of aenv-ray.
 
-    Crosses Ray actors by pickle, so: only the message is positional, all context is keyword-only
-    with a default, and instance data has no class-level default (Ray's dual exception class would
-    read the default instead of the value).
+    Ray pickles errors, so only the message is positional, all context is keyword-only with a
+    default, and instance data has no class-level default, which Ray's derived exception class would
+    return instead of the value.
     """
 
     code: ClassVar[str] = "aenv_error"
@@ -67,7 +67,7 @@ class AenvError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, without the hint."""
+        """The message, without the hint."""
         return str(self.args[0]) if self.args else ""
 
 
@@ -79,56 +79,56 @@ class ConfigError(AenvError):
 
 
 class ArtifactTooLarge(ConfigError):
-    """A file is larger than the artifact store takes."""
+    """A file exceeds the size limit of the artifact store."""
 
     code: ClassVar[str] = "artifact_too_large"
     http_status: ClassVar[int] = 413
 
 
 class EnvironmentNotFound(AenvError):
-    """No environment of that name, version or path."""
+    """There is no environment with this name, version or path."""
 
     code: ClassVar[str] = "environment_not_found"
     http_status: ClassVar[int] = 404
 
 
 class ServiceNotFound(AenvError):
-    """No service of that name is known."""
+    """There is no service with this name."""
 
     code: ClassVar[str] = "service_not_found"
     http_status: ClassVar[int] = 404
 
 
 class ArtifactNotFound(AenvError):
-    """The artifact store has no file of that digest."""
+    """The artifact store has no file with this digest."""
 
     code: ClassVar[str] = "artifact_not_found"
     http_status: ClassVar[int] = 404
 
 
 class ArtifactDamaged(AenvError):
-    """Bytes are not those that their digest names: damaged on their way, or where they lay."""
+    """Content does not match its digest: it was damaged in transfer or in storage."""
 
     code: ClassVar[str] = "artifact_damaged"
     http_status: ClassVar[int] = 422
 
 
 class ArtifactStoreDenied(AenvError):
-    """The artifact store refuses our credentials, or its directory is another user's."""
+    """The artifact store refuses our credentials, or its directory belongs to another user."""
 
     code: ClassVar[str] = "artifact_store_denied"
     http_status: ClassVar[int] = 502
 
 
 class ArtifactStoreFull(AenvError):
-    """The artifact store has no room for what was to be kept."""
+    """The artifact store is full."""
 
     code: ClassVar[str] = "artifact_store_full"
     http_status: ClassVar[int] = 507
 
 
 class CatalogConflict(AenvError):
-    """The catalog as it is does not allow what was asked, for example a way between statuses."""
+    """The state of the catalog does not allow the request, for example a change of status."""
 
     code: ClassVar[str] = "catalog_conflict"
     http_status: ClassVar[int] = 409
@@ -147,21 +147,21 @@ class EnvironmentInUse(CatalogConflict):
 
 
 class Unauthorized(AenvError):
-    """The request carries no token, or one that is unknown, ended or revoked."""
+    """The request has no token, or one that is unknown, expired or revoked."""
 
     code: ClassVar[str] = "unauthorized"
     http_status: ClassVar[int] = 401
 
 
 class Forbidden(AenvError):
-    """The token is known and may not do this."""
+    """The token does not allow this request."""
 
     code: ClassVar[str] = "forbidden"
     http_status: ClassVar[int] = 403
 
 
 class CapacityExceeded(AenvError):
-    """There is no room now; `retry_after_s` says when to try again."""
+    """There is no capacity now; try again after `retry_after_s`."""
 
     code: ClassVar[str] = "capacity_exceeded"
     http_status: ClassVar[int] = 429
@@ -175,13 +175,13 @@ class CapacityExceeded(AenvError):
 
 
 class QuotaExceeded(CapacityExceeded):
-    """An owner or a label has as many instances as its quota allows."""
+    """The quota of an owner or label is reached."""
 
     code: ClassVar[str] = "quota_exceeded"
 
 
 class RateLimited(CapacityExceeded):
-    """One token sends more requests than it may."""
+    """Too many requests with one token."""
 
     code: ClassVar[str] = "rate_limited"
 
@@ -199,28 +199,28 @@ class InstanceError(AenvError):
 
 
 class InstanceNotFound(InstanceError):
-    """No instance of that id is known here."""
+    """There is no instance with this id."""
 
     code: ClassVar[str] = "instance_not_found"
     http_status: ClassVar[int] = 404
 
 
 class InstanceExpired(InstanceError):
-    """The instance's TTL or idle timeout passed, or the job that owned it ended."""
+    """The instance's TTL or idle timeout passed, or its job ended."""
 
     code: ClassVar[str] = "instance_expired"
     http_status: ClassVar[int] = 410
 
 
 class InstanceReleased(InstanceError):
-    """The instance was released; a call came after, or was under way."""
+    """The instance was released before or during the call."""
 
     code: ClassVar[str] = "instance_released"
     http_status: ClassVar[int] = 410
 
 
 class SandboxStartFailed(InstanceError):
-    """The sandbox could not be made, or the environment's code does not load in it."""
+    """The sandbox could not be created, or the environment's code does not load in it."""
 
     code: ClassVar[str] = "sandbox_start_failed"
     http_status: ClassVar[int] = 502
@@ -234,16 +234,16 @@ class SandboxLost(InstanceError):
 
 
 class SessionLost(SandboxLost):
-    """The replica that kept a session's state is gone; the session begins anew with its next call.
+    """The replica with a session's state is lost; the next call starts with new state.
 
-    Told once for each session.
+    Raised once per session.
     """
 
     code: ClassVar[str] = "session_lost"
 
 
 class CallOutcomeUnknown(InstanceError):
-    """The call may have run and its outcome cannot be known; it was not run again."""
+    """The call may have run, and its outcome is unknown; it was not repeated."""
 
     code: ClassVar[str] = "call_outcome_unknown"
     http_status: ClassVar[int] = 504
@@ -257,7 +257,7 @@ class FileAccessError(InstanceError):
 
 
 class PortUnreachable(InstanceError):
-    """Nothing in the sandbox answers on the port, or what did hung up."""
+    """Nothing in the sandbox answers on the port, or it closed the connection."""
 
     code: ClassVar[str] = "port_unreachable"
     http_status: ClassVar[int] = 502
@@ -279,42 +279,42 @@ class ToolError(AenvError):
 
 
 class ToolNotFound(ToolError):
-    """The environment has no tool, reward or function of that name."""
+    """The environment has no tool, reward or function with this name."""
 
     code: ClassVar[str] = "tool_not_found"
     http_status: ClassVar[int] = 404
 
 
 class ToolInputInvalid(ToolError):
-    """The arguments do not fit the tool's input schema; the tool did not run."""
+    """The arguments do not match the tool's input schema; the tool did not run."""
 
     code: ClassVar[str] = "tool_input_invalid"
     http_status: ClassVar[int] = 422
 
 
 class ToolTimeout(ToolError, TimeoutError):
-    """The call reached its deadline and was stopped."""
+    """The call was stopped at its deadline."""
 
     code: ClassVar[str] = "tool_timeout"
     http_status: ClassVar[int] = 504
 
 
 class CallCancelled(ToolError):
-    """The caller cancelled the call and the tool was told to stop."""
+    """The caller cancelled the call, and the tool was stopped."""
 
     code: ClassVar[str] = "call_cancelled"
     http_status: ClassVar[int] = 499
 
 
 class FunctionFailed(ToolError):
-    """A reward, function or health check raised, or returned what cannot be a result."""
+    """A reward, function or health check raised, or returned an invalid value."""
 
     code: ClassVar[str] = "function_failed"
     http_status: ClassVar[int] = 500
 
 
 class CircuitOpen(AenvError):
-    """Too many infrastructure failures in a row; the next probe is allowed after a pause."""
+    """Calls are refused after repeated infrastructure failures, until a pause has passed."""
 
     code: ClassVar[str] = "circuit_open"
     http_status: ClassVar[int] = 503
@@ -330,7 +330,7 @@ class FabricUnavailable(AenvError):
 
 
 class DeadlineExceeded(AenvError, TimeoutError):
-    """We waited for something longer than allowed; the message names what."""
+    """Something did not happen in time; the message names it."""
 
     code: ClassVar[str] = "deadline_exceeded"
     http_status: ClassVar[int] = 504
@@ -351,7 +351,7 @@ ERRORS: tuple[type[AenvError], ...] = (
     PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout, CallCancelled,
     FunctionFailed, CircuitOpen, FabricUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
-"""Explicit, because Ray creates subclasses of our errors at run time."""
+"""Listed explicitly, because Ray creates subclasses of our errors at run time."""
 
 _BY_CODE = {error.code: error for error in ERRORS}
 
@@ -361,21 +361,21 @@ INFRASTRUCTURE: tuple[type[AenvError], ...] = (
     SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, CircuitOpen,
     FabricUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
-"""Errors that void an episode: they say nothing about the policy, so they are never a reward."""
+"""Errors that void an episode: they say nothing about the policy, so they never become a reward."""
 
 
 def to_wire(error: AenvError) -> dict[str, Any]:
-    """Return `error` as a JSON object: ``code``, ``message``, ``hint`` and its own context."""
+    """Return `error` as a JSON object: ``code``, ``message``, ``hint`` and further context."""
     context = {key: value for key, value in vars(error).items() if value is not None}
     return {"code": error.code, "message": error.message, **context}
 
 
 def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> AenvError:
-    """Return the error that `to_wire` or the runtime described; never imports a name from it.
+    """Return the error that `to_wire` or the runtime encoded.
 
     Args:
-        data: ``code``, ``message`` and optional context. An unknown code gives `InternalError`.
-        instance_id: Filled in for instance errors that do not name one themselves.
+        data: ``code``, ``message`` and optional context. An unknown code becomes `InternalError`.
+        instance_id: For instance errors without an id.
     """
     cls = _BY_CODE.get(str(data.get("code")), InternalError)
     context: dict[str, Any] = {"hint": data.get("hint")}
@@ -390,7 +390,7 @@ def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> Aen
 
 @contextlib.contextmanager
 def boundary(error: type[AenvError], what: str) -> Iterator[None]:
-    """Attribute a foreign exception that leaves the block to `error`; typed errors pass."""
+    """Raise `error` in place of a foreign exception that leaves the block."""
     try:
         yield
     except AenvError:

@@ -7,20 +7,20 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What a check found."""
+    """The verdict of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works with less than there could be, or could not be looked at."""
+    """It works with restrictions, or could not be checked."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
     found: str
     mend: str = ""
-    """Command, or setting, that mends it."""
+    """A command or setting that corrects it."""

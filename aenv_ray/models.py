@@ -1,4 +1,4 @@
-"""The shapes that cross a boundary: an instance, its record, a result of a call."""
+"""Shared data models: instances, their records, and results of calls."""
 
 from __future__ import annotations
 
@@ -21,83 +21,83 @@ class _Frozen(BaseModel):
 
 
 class ActorDensity(StrEnum):
-    """How many instances a host actor holds (design D2)."""
+    """Number of instances per host actor (design D2)."""
 
     DEDICATED = "dedicated"
-    """One; the actor carries the instance's id and shows in ``ray list actors``."""
+    """One; the actor has the instance's id and is listed by ``ray list actors``."""
     SHARED = "shared"
-    """Many on one actor of the node: for rollouts at scale."""
+    """Many on one actor per node, for rollouts at scale."""
 
 
 class Lifetime(StrEnum):
-    """What an instance's life is bound to, besides its TTL."""
+    """What ends an instance, besides TTL, idle timeout and release."""
 
     JOB = "job"
-    """Ends with the Ray job that made it."""
+    """The end of the Ray job that created it."""
     DETACHED = "detached"
-    """Only TTL, idle timeout and release end it."""
+    """Nothing else."""
 
 
 class InstanceStatus(StrEnum):
-    """Where an instance is in its life."""
+    """The state of an instance."""
 
     PENDING = "Pending"
-    """Asked for; its sandbox does not run yet."""
+    """Requested; its sandbox is not running yet."""
     RUNNING = "Running"
-    """Its sandbox runs and answers calls."""
+    """Its sandbox is running and answers calls."""
     FAILED = "Failed"
-    """Its sandbox did not start, or died."""
+    """Its sandbox failed to start, or died."""
     TERMINATED = "Terminated"
-    """It was released or its deadline passed."""
+    """It was released, or its deadline passed."""
 
 
 class InstanceSpec(_Frozen):
-    """What a caller asks for when it creates an instance."""
+    """The request for an instance."""
 
     instance_id: ids.InstanceId
     reference: str
-    """``name@version``, for people; the code is `digest`."""
+    """``name@version``, for display; `digest` identifies the code."""
     digest: str
-    """Content digest of the project."""
+    """Digest of the project's content."""
     ttl_s: float
     idle_timeout_s: float | None = None
     environment_variables: dict[str, str] = Field(default_factory=dict, repr=False)
     arguments: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     owner: str | None = None
-    """Whom the instance is accounted to; free text."""
+    """The owner that the instance counts for; free text."""
     datasource: str = ""
     engine: str = "process"
     job_id: str | None = None
-    """Ray job it ends with; None when detached."""
+    """The Ray job that it ends with; None if detached."""
     changes: DeployChanges | None = None
-    """What it has otherwise than its project says."""
+    """Changes to the project's ``deployConfig``."""
     storage: StorageMount | None = None
-    """What of it outlives it."""
+    """Persistent storage to mount."""
     node_ids: tuple[str, ...] = ()
-    """Ray nodes that it may be on; none: any."""
+    """Ray nodes that it may run on; empty: any."""
 
 
 class Isolation(_Frozen):
-    """What really separates a sandbox from its node: facts of the running instance, not wishes."""
+    """The actual isolation of a running sandbox from its node."""
 
     kind: str
     """``namespaces``, ``none``, ``container``, ``thread`` …"""
     namespaces: tuple[str, ...] = ()
     network: NetworkMode = NetworkMode.HOST
     allowed: tuple[str, ...] = ()
-    """What network ``allowlist`` reaches: each entry, a name with the addresses that it had."""
+    """Destinations of network ``allowlist``; names with the addresses they resolved to."""
     read_only_host: bool = False
     seccomp: bool = False
     no_new_privileges: bool = False
     limits: dict[str, str] = Field(default_factory=dict)
-    """What is limited and by which means, for example ``memory: 2 GiB per process (rlimit)``."""
+    """Resource limits and how they are enforced, such as ``memory: 2 GiB per process (rlimit)``."""
     missing: tuple[str, ...] = ()
-    """What is *not* isolated here, each in words with the reason."""
+    """What is *not* isolated, each with the reason."""
 
 
 class InstanceRecord(_Frozen):
-    """What a host must know to take over an instance whose sandbox outlived its actor."""
+    """What a host needs to adopt an instance whose sandbox outlived its actor."""
 
     spec: InstanceSpec
     host_id: ids.HostId
@@ -110,9 +110,9 @@ class InstanceRecord(_Frozen):
     start_mode: str
     generation: int = 0
     is_pooled: bool = False
-    """Nobody has it yet."""
+    """In a warm pool, not handed out yet."""
     requested_id: ids.InstanceId | None = None
-    """Of one from a pool: the id that its creator asked for."""
+    """For an instance from a warm pool: the id that its creator requested."""
 
     @property
     def id(self) -> ids.InstanceId:
@@ -121,11 +121,11 @@ class InstanceRecord(_Frozen):
 
 
 class InstanceInfo(_Frozen):
-    """What is known of an instance now."""
+    """The current state of an instance."""
 
     id: ids.InstanceId
     requested_id: ids.InstanceId | None = None
-    """Of one from a pool: the id that its creator asked for; calls find it by that as well."""
+    """For an instance from a warm pool: the id that its creator requested; calls accept it too."""
     reference: str
     status: InstanceStatus
     engine: str
@@ -136,33 +136,33 @@ class InstanceInfo(_Frozen):
     created_at: float
     """Seconds since the epoch."""
     deadline: float
-    """When the TTL ends it; seconds since the epoch."""
+    """When its TTL ends, in seconds since the epoch."""
     idle_timeout_s: float | None
     lifetime: Lifetime
     owner: str | None
     labels: dict[str, str]
     isolation: Isolation
     start_mode: str
-    """``template``: forked from a process that has the code loaded; ``bare``: loaded after the
-    fork, with the reason; ``fresh``: a new process; after ``warm, `` when it was in a pool."""
+    """``template``: forked from a process with the code loaded; ``bare``: code loaded after the
+    fork, with the reason; ``fresh``: a new process. Prefixed with ``warm, `` from a pool."""
     calls: int
-    """Calls answered so far."""
+    """Number of calls answered."""
     generation: int
-    """How often the host actor was restarted and adopted the instance again."""
+    """How often a restarted host actor adopted the instance."""
 
 
 # --- results -------------------------------------------------------------------------------------
 
 
 class ToolResult:
-    """What a tool call returned.
+    """The result of a tool call.
 
     Attributes:
         content: MCP content blocks, for example ``{"type": "text", "text": "…"}``.
-        structured: The returned JSON object, None when the tool returned none. A tool that returns
-            something else than an object has it under the key ``result``, as in MCP.
-        is_error: The tool's own code raised; `text()` then says what.
-        meta: MCP ``_meta``: ``aenv/truncated`` when output was cut, and the like.
+        structured: The returned JSON object; None if there is none. A value that is not an object
+            is under the key ``result``, as in MCP.
+        is_error: The tool raised; `text()` has the message.
+        meta: MCP ``_meta``, for example ``aenv/truncated`` if output was truncated.
     """
 
     __slots__ = ("content", "is_error", "meta", "structured")
@@ -197,7 +197,7 @@ class ToolResult:
             return NotImplemented
         return bool(self.__reduce__()[1] == other.__reduce__()[1])
 
-    __hash__ = None  # type: ignore[assignment]  # it holds mutable content
+    __hash__ = None  # type: ignore[assignment]  # its content is mutable
 
     def __repr__(self) -> str:
         return (
@@ -211,7 +211,7 @@ class ToolResult:
 
     @property
     def data(self) -> Any:
-        """What the tool returned, as JSON data: the object, the value, or else the text."""
+        """The tool's return value as JSON data, or else its text."""
         if self.structured is not None:
             return self.structured["result"] if self.meta.get("aenv/wrapped") else self.structured
         text = self.text()
@@ -222,23 +222,23 @@ class ToolResult:
 
 
 class ExecResult(_Frozen):
-    """A command that ran in the sandbox to its end. A failing or missing program is a result."""
+    """The result of a command in the sandbox, also of a failing or missing program."""
 
     exit_code: int
-    """The command's own; 127 when it does not exist, 128 + signal when a signal ended it."""
+    """The command's exit code; 127 if it does not exist, 128 + signal if a signal killed it."""
     stdout: bytes
     stderr: bytes
     truncated: bool = False
-    """Output beyond the limit was cut."""
+    """Whether output beyond the limit was cut."""
     duration_s: float = 0.0
 
     def text(self) -> str:
-        """Return stdout as text; bytes that are no UTF-8 become U+FFFD."""
+        """Return stdout as text; invalid UTF-8 becomes U+FFFD."""
         return self.stdout.decode(errors="replace")
 
 
 class FileEntry(_Frozen):
-    """One entry of a directory in the sandbox."""
+    """An entry of a directory in the sandbox."""
 
     name: str
     type: Literal["file", "directory", "symlink", "other"]

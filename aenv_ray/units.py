@@ -1,4 +1,4 @@
-"""Text forms of durations, cpu and memory, as config files and options write them."""
+"""Durations, CPU and memory as text, in config files and options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 from aenv_ray.errors import ConfigError
 
 DEFAULT_TTL_S = 30 * 60.0
-"""An instance nobody renews ends after this; AEnvironment's documented default."""
+"""Default TTL of an instance, as in AEnvironment."""
 
 MAX_TTL_S = 30 * 86_400.0
-"""Longer than any rollout; a larger number is a unit mistake."""
+"""Maximum duration; a larger value is probably a wrong unit."""
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -23,10 +23,10 @@ _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
-    """Return the seconds of ``90s``, ``30m``, ``2h``, ``1d``, ``1h30m`` or a number of seconds.
+    """Return the number of seconds in ``90s``, ``30m``, ``2h``, ``1d``, ``1h30m`` or a number.
 
     Raises:
-        ConfigError: Malformed, zero, negative, or over `MAX_TTL_S`.
+        ConfigError: The value is malformed, not above zero, or over `MAX_TTL_S`.
     """
     hint = "write it as 90s, 30m, 2h, 1d or 1h30m"
     if isinstance(value, bool):
@@ -50,10 +50,10 @@ def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
 
 
 def parse_cpu_cores(value: str | float) -> float:
-    """Return the cores of ``2``, ``"2C"``, ``"500m"`` or ``1.5``.
+    """Return the number of cores in ``2``, ``"2C"``, ``"500m"`` or ``1.5``.
 
     Raises:
-        ConfigError: Malformed or not above zero.
+        ConfigError: The value is malformed or not above zero.
     """
     match = None if isinstance(value, bool) else _CPU.fullmatch(str(value).strip())
     cores = 0.0
@@ -67,12 +67,12 @@ def parse_cpu_cores(value: str | float) -> float:
 
 
 def parse_memory_bytes(value: str | float, *, what: str = "memory") -> int:
-    """Return the bytes of ``"4G"``, ``"4Gi"``, ``"512M"`` or a number of bytes.
+    """Return the number of bytes in ``"4G"``, ``"4Gi"``, ``"512M"`` or a number.
 
-    Both forms of a unit are powers of 1024: existing projects write ``2G`` and mean ``2Gi``.
+    Units are powers of 1024 in both notations: existing projects write ``2G`` for ``2Gi``.
 
     Raises:
-        ConfigError: Malformed or not above zero.
+        ConfigError: The value is malformed or not above zero.
     """
     match = None if isinstance(value, bool) else _MEMORY.fullmatch(str(value).strip())
     size = 0

@@ -1,1 +1,1 @@
-"""An environment project on disk: its config, files, archive and references."""
+"""An environment project on disk: config, files, archive and references."""

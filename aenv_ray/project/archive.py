@@ -1,7 +1,7 @@
-"""A project's archive: an uncompressed tar, the same bytes for the same digest, and its extraction.
+"""A project's archive: an uncompressed tar with the same bytes for the same digest.
 
-Whoever unpacks an archive may not trust who made it: nothing is written outside of the directory,
-and what is written is what the digest says, or nothing.
+Archives may come from untrusted sources: extraction writes nothing outside the target directory,
+and nothing that does not match the digest.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aenv_ray.errors import ConfigError, boundary
 from aenv_ray.project.files import FileRow, content_of, digested
 
 MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
-"""A larger project carries data that belongs into an image or a volume."""
+"""Larger data belongs in an image or a volume."""
 MAX_FILES: Final = 20_000
-"""A project with more holds packages or data."""
+"""A project with more files contains packages or data."""
 MAX_DEPTH: Final = 200
-"""Directories within each other in an archive; walking many more exhausts Python's stack."""
+"""Maximum depth of directories; walking many more exhausts Python's stack."""
 _FILE: Final = stat.S_IFREG | 0o644
 _PROGRAM: Final = stat.S_IFREG | 0o755
 _LINK: Final = stat.S_IFLNK | 0o777
@@ -36,27 +36,27 @@ class Member(NamedTuple):
 
     name: str
     mode: int
-    """As `os.stat` tells kind and permissions; of those only whether it is a program."""
+    """File type as in `os.stat`, and whether it is executable."""
     content: bytes
-    """Of a symlink, where it leads."""
+    """For a symlink, its target."""
 
 
 class Archived(NamedTuple):
-    """An archive, and the digest of what is in it."""
+    """An archive and the digest of its content."""
 
     data: bytes
     digest: str
 
 
 def pack(root: Path, rows: Iterable[FileRow]) -> Archived:
-    """Archive a project's files as they are now; one that is gone by then is part of the digest.
+    """Archive a project's files as they are now; a removed file changes the digest.
 
     Args:
         root: The project's directory.
         rows: Its files, sorted by name.
 
     Raises:
-        ConfigError: They are too many, too large, or cannot be read; the message says which.
+        ConfigError: There are too many, they are too large, or one cannot be read.
     """
     buffer = io.BytesIO()
     digest = hashlib.sha256()
@@ -77,7 +77,7 @@ def pack(root: Path, rows: Iterable[FileRow]) -> Archived:
 
 
 def _tar_member(name: str, mode: int, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
-    """Return a file's member of an archive: nobody's, of no time."""
+    """Return a file's tar member, without owner and times."""
     info = tarfile.TarInfo(name)
     info.mode = 0o755 if mode & stat.S_IXUSR else 0o644
     if stat.S_ISLNK(mode):
@@ -88,26 +88,25 @@ def _tar_member(name: str, mode: int, content: bytes) -> tuple[tarfile.TarInfo, 
 
 
 def check_size(what: str, size_bytes: int, files: int) -> None:
-    """Refuse what is larger than a project may be.
+    """Check the size limits of a project.
 
     Args:
-        what: For the message: ``project /path``, ``the archive``.
-        size_bytes: Of all its files.
-        files: How many.
+        what: For messages: ``project /path``, ``the archive``.
+        size_bytes: Total size of its files.
+        files: Number of files.
 
     Raises:
-        ConfigError: It is too large; the message says by which limit.
+        ConfigError: A limit is exceeded.
     """
     if size_bytes > MAX_ARCHIVE_BYTES:
         raise ConfigError(
             f"{what} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
-            hint="keep data sets out of it: put them in an image or a volume, and their names in "
-            ".aenvignore",
+            hint="put data sets in an image or a volume, and list them in .aenvignore",
         )
     if files > MAX_FILES:
         raise ConfigError(
-            f"{what} holds more than {MAX_FILES} files",
-            hint="name the directories that are no source in .aenvignore",
+            f"{what} has more than {MAX_FILES} files",
+            hint="list directories that are not source code in .aenvignore",
         )
 
 
@@ -115,24 +114,24 @@ def check_size(what: str, size_bytes: int, files: int) -> None:
 
 
 class CarefulTarInfo(tarfile.TarInfo):
-    """A member of an archive that somebody else made."""
+    """A tar member from an untrusted source."""
 
     def _block(self, count: int) -> int:
-        # A negative size sends older Pythons round in circles (CVE-2025-8194).
+        # A negative size makes older Pythons loop forever (CVE-2025-8194).
         if count < 0:
             raise tarfile.ReadError("a member has a negative size")
         return super()._block(count)  # type: ignore[misc,no-any-return]
 
 
 def read_tar(tar: tarfile.TarFile, what: str) -> Iterator[Member]:
-    """Yield the files and symlinks of a tar, none of which leads out; directories are left out.
+    """Yield the files and symlinks of a tar; directories are skipped.
 
     Args:
-        tar: Opened with `CarefulTarInfo`; its total size is bounded by whoever opened it.
+        tar: Opened with `CarefulTarInfo`, with a bounded size.
         what: For messages.
 
     Raises:
-        ConfigError: A member is of another kind, or they are too many or too large.
+        ConfigError: A member is of another type, or there are too many, or they are too large.
     """
     size = 0
     for count, info in enumerate(tar, 1):
@@ -145,7 +144,7 @@ def read_tar(tar: tarfile.TarFile, what: str) -> Iterator[Member]:
             continue
         file = tar.extractfile(info) if info.isreg() and not info.issparse() else None
         if file is None:
-            raise ConfigError(f"{what}: {info.name!r} is no file, directory or symlink")
+            raise ConfigError(f"{what}: {info.name!r} is not a file, directory or symlink")
         content = file.read()
         if len(content) != info.size:
             raise ConfigError(f"{what} ends within {info.name!r}")
@@ -153,16 +152,16 @@ def read_tar(tar: tarfile.TarFile, what: str) -> Iterator[Member]:
 
 
 def write_members(members: Iterable[Member], directory: Path, what: str) -> None:
-    """Write members into an empty directory; readable by everybody, as sandboxes need it.
+    """Write members into an empty directory, readable for all users, as sandboxes need.
 
     Args:
         members: In any order.
-        directory: Exists and is empty.
+        directory: An existing, empty directory.
         what: For messages.
 
     Raises:
-        ConfigError: One would be written or lead outside of the directory, or there are two of a
-            name, or it cannot be written. Some may be written by then: remove the directory.
+        ConfigError: A member is outside the directory or leads out of it, has the name of another,
+            or cannot be written. The directory may have some members then; remove it.
     """
     links: set[str] = set()
     for member in members:
@@ -172,9 +171,9 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
             raise ConfigError(f"{what}: {name!r} would escape its directory")
         if len(parts) > MAX_DEPTH:
             shown = f"{name[:40]}…"
-            raise ConfigError(f"{what}: {shown!r} lies deeper than {MAX_DEPTH} directories")
+            raise ConfigError(f"{what}: {shown!r} is more than {MAX_DEPTH} directories deep")
         if any("/".join(parts[:end]) in links for end in range(1, len(parts))):
-            raise ConfigError(f"{what}: {name!r} lies behind a symlink")
+            raise ConfigError(f"{what}: {name!r} is below a symlink")
         if stat.S_ISLNK(member.mode):
             _check_link(name, os.fsdecode(member.content), what)
             links.add(name)
@@ -185,7 +184,7 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
             raise ConfigError(f"{what}: {name!r} cannot be written: {exc.strerror}") from exc
     top = os.path.realpath(directory)
     for name in sorted(links):
-        # A link may lead out by another one's help.
+        # Symlinks can lead out in combination.
         target = os.path.realpath(os.path.join(top, name))
         if target != top and not target.startswith(top + os.sep):
             raise ConfigError(f"{what}: the symlink {name!r} would escape its directory")
@@ -210,7 +209,7 @@ def _make_directories(directory: Path, parts: list[str]) -> None:
 
 
 def _check_link(name: str, target: str, what: str) -> None:
-    """Refuse a symlink that leads out by its own words."""
+    """Refuse a symlink whose target is outside the directory."""
     if posixpath.isabs(target):
         raise ConfigError(f"{what}: the symlink {name!r} would escape its directory")
     led = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
@@ -219,14 +218,14 @@ def _check_link(name: str, target: str, what: str) -> None:
 
 
 def unpack(archive: bytes, digest: str, directory: Path) -> Path:
-    """Unpack an archive into ``directory/digest`` once; a later call returns it at once.
+    """Unpack an archive into ``directory/digest``, unless it exists.
 
-    The files are written beside it and renamed, so a crash leaves no half project, and two
-    processes may do it at the same time.
+    The files are written to a temporary directory that is renamed, so a crash leaves no partial
+    project, and processes may do this concurrently.
 
     Raises:
-        ConfigError: The archive is damaged, would escape its directory, is too large, or holds
-            something else than the digest says.
+        ConfigError: The archive is damaged, would escape its directory, is too large, or has
+            another digest.
     """
     target = directory / digest
     if target.is_dir():
@@ -244,21 +243,21 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
         ):
             write_members(_hashed(read_tar(tar, what), found, what), content, what)
         if found.hexdigest() != digest:
-            raise ConfigError(f"{what} holds something else: {found.hexdigest()[:12]}")
+            raise ConfigError(f"{what} has another digest: {found.hexdigest()[:12]}")
         try:
             content.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was first, with the same content
+            if not target.is_dir():  # else another process was first
                 raise
     return target
 
 
 def _hashed(members: Iterable[Member], digest: hashlib._Hash, what: str) -> Iterator[Member]:
-    """Yield members that are sorted by name, and add them to a digest."""
+    """Yield members, check that they are sorted by name, and add them to a digest."""
     last = ""
     for member in members:
         if member.name <= last:
-            raise ConfigError(f"{what}: {member.name!r} is not in its place")
+            raise ConfigError(f"{what}: {member.name!r} is not sorted by name")
         last = member.name
         digest.update(digested(member.name, member.mode, member.content))
         digest.update(member.content)

@@ -1,4 +1,4 @@
-"""A project's ``config.json``: AEnvironment's fields and ours; unknown ones are kept."""
+"""A project's ``config.json``: AEnvironment's fields and ours; unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from aenv_ray import ids, units
 from aenv_ray.errors import ConfigError
-from aenv_ray.project import destinations
-from aenv_ray.project import process_strings as texts
+from aenv_ray.project import destinations, process_strings
 
 
 class _ProjectSection(BaseModel):
-    """Part of a project's ``config.json``: unknown fields are kept, for other tools read it too."""
+    """A section of ``config.json``; unknown fields are kept for other tools."""
 
     model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
 
 
 class NetworkMode(StrEnum):
-    """What a sandbox may reach."""
+    """The network access of a sandbox."""
 
     NONE = "none"
-    """Nothing but its own loopback."""
+    """Only its own loopback."""
     HOST = "host"
-    """Whatever the node reaches, Ray included: invariant 7 does not hold."""
+    """Everything that the node reaches, including Ray: invariant 7 does not hold."""
     INTERNET = "internet"
-    """The internet, not the node, not private addresses."""
+    """The internet, without the node and private addresses."""
     ALLOWLIST = "allowlist"
-    """What ``deployConfig.allow`` names, and nothing else."""
+    """Only the destinations in ``deployConfig.allow``."""
 
 
 class ServiceConfig(_ProjectSection):
@@ -44,26 +43,27 @@ class ServiceConfig(_ProjectSection):
 
 
 class ContainerConfig(_ProjectSection):
-    """``deployConfig.container``: what an instance gets where it is a container.
+    """``deployConfig.container``: options for instances that are containers.
 
-    Nobody else reads it: an unknown field is a mistake, which might loosen what was to be tight.
+    An unknown field is an error here: a misspelled option could weaken the isolation.
     """
 
     image: str | None = None
-    """Image to run in. None: the ``image`` artifact, else ``AENV_DOCKER_IMAGE``."""
+    """Container image. None: the ``image`` artifact, else ``AENV_DOCKER_IMAGE``."""
     user: str | None = None
-    """``"root"``, ``"1000:1000"`` … None: the image's own user, nobody where it names none."""
+    """``"root"``, ``"1000:1000"`` … None: the image's user, or nobody if it has none."""
     runtime: str | None = None
     """OCI runtime, for example ``crun``. None: ``AENV_DOCKER_RUNTIME``, else the daemon's."""
     cap_add: tuple[str, ...] = Field(default=(), alias="capAdd")
-    """Capabilities; without any it has none."""
+    """Linux capabilities; none by default."""
     pids: int = Field(default=1024, ge=16)
-    """Processes and threads at once."""
+    """Maximum number of processes and threads."""
     read_only_root: bool = Field(default=False, alias="readOnlyRoot")
-    """Only the work directory and ``/tmp`` can be written to."""
+    """Only the work directory and ``/tmp`` are writable."""
     door: Literal["runtime", "public", "commands"] | None = None
-    """Who answers calls: our runtime with the project's code, the image's own server on port 8081,
-    or our runtime without code. None: by what the image and the project have."""
+    """What answers calls: ``runtime`` (our runtime with the project's code), ``public`` (the
+    image's own server on port 8081) or ``commands`` (our runtime without code). None: chosen by the
+    content of image and project."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,41 +73,41 @@ class ContainerConfig(_ProjectSection):
         unknown = sorted(data.keys() - known) if isinstance(data, dict) else []
         if unknown:
             raise ConfigError(
-                f"deployConfig.container has no {', '.join(map(repr, unknown))}",
-                hint=f"it has {', '.join(field.alias or key for key, field in fields)}",
+                f"deployConfig.container has unknown fields: {', '.join(map(repr, unknown))}",
+                hint=f"known fields: {', '.join(field.alias or key for key, field in fields)}",
             )
         return data
 
 
 class DeployConfig(_ProjectSection):
-    """``deployConfig``: what an instance gets."""
+    """``deployConfig``: resources and options of instances."""
 
     cpu: str | float | None = None
-    """Cores: ``2``, ``"2C"``, ``"500m"``. None means no limit."""
+    """Cores: ``2``, ``"2C"``, ``"500m"``. None: no limit."""
     memory: str | int | None = None
-    """``"4G"`` or ``"4Gi"``. None means no limit."""
+    """``"4G"`` or ``"4Gi"``. None: no limit."""
     ephemeral_storage: str | int | None = Field(default=None, alias="ephemeralStorage")
-    """Size of the private work directory, and of what is written to a container's image."""
+    """Size limit of the work directory and of a container's writable layer."""
     os: str | None = None
-    """``"linux"`` …: refused where sandboxes run on another one. None: any."""
+    """``"linux"`` …: refused on other operating systems. None: any."""
     ttl: str | float | None = None
     """Default TTL of instances; an explicit ``ttl`` argument wins."""
     idle_timeout: str | float | None = Field(default=None, alias="idleTimeout")
-    """An instance that nobody calls for this long ends. None means never."""
+    """An instance without calls for this long ends. None: never."""
     network: NetworkMode | None = None
     """None (an old project): `NetworkMode.HOST`, with a notice."""
     allow: tuple[str, ...] | None = None
-    """What network ``allowlist`` reaches: ``"pypi.org:443"``, ``"10.1.0.0/16"`` …"""
+    """Destinations of network ``allowlist``: ``"pypi.org:443"``, ``"10.1.0.0/16"`` …"""
     engine: str | None = None
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
-    """Ports of servers inside an instance that the gateway passes HTTP and WebSockets to."""
+    """Ports inside an instance that the gateway forwards HTTP and WebSockets to."""
     warm: int | None = Field(default=None, ge=0, le=4096)
-    """Sandboxes that each shared host which runs it keeps ready. None: by recent demand."""
+    """Warm sandboxes per shared host that runs the environment. None: by recent demand."""
     hide_source: bool = Field(default=False, alias="hideSource")
-    """Hide the project's own files from its instances, where solutions and graders lie in them."""
+    """Hide the project's files, such as solutions and graders, from its instances."""
     environment_variables: dict[str, str] = Field({}, alias="environmentVariables")
     env: dict[str, str] = Field(default_factory=dict)
-    """Older spelling of ``environmentVariables``; that one wins."""
+    """Older name of ``environmentVariables``, which wins."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
     pod_template: str | None = Field(default=None, alias="podTemplate")
     container: ContainerConfig = Field(default_factory=ContainerConfig)
@@ -125,13 +125,13 @@ class DeployConfig(_ProjectSection):
         is_listed = self.network is NetworkMode.ALLOWLIST
         if self.allow is not None and not is_listed:
             raise ConfigError(
-                f'deployConfig.allow does not go with deployConfig.network "{self.network}"',
-                hint='leave out the network, or set it to "allowlist"',
+                f'deployConfig.allow cannot be combined with deployConfig.network "{self.network}"',
+                hint='remove the network, or set it to "allowlist"',
             )
         if is_listed and not self.allow:
             raise ConfigError(
-                'deployConfig.allow names nothing for deployConfig.network "allowlist" to reach',
-                hint='name something, or set the network to "none"',
+                'deployConfig.network "allowlist" requires entries in deployConfig.allow',
+                hint='add destinations, or set the network to "none"',
             )
         return self
 
@@ -170,23 +170,23 @@ class DeployConfig(_ProjectSection):
     @classmethod
     def _check_variables(cls, value: dict[str, str], info: Any) -> dict[str, str]:
         field = "env" if info.field_name == "env" else "environmentVariables"
-        return texts.checked_variables(value, what=f"deployConfig.{field}")
+        return process_strings.checked_variables(value, what=f"deployConfig.{field}")
 
     @property
     def is_dual(self) -> bool:
-        """Whether it asks for a second container."""
+        """Whether instances have a second container."""
         return (self.pod_template or "").lower() == "dualcontainer"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of every instance, both spellings merged."""
+        """Environment variables of instances, with both names of the field merged."""
         return {**self.env, **self.environment_variables}
 
 
 class TestConfig(_ProjectSection):
-    """``testConfig``: how ``aenv test`` checks the project."""
+    """``testConfig``: how ``aenv test`` tests the project."""
 
-    __test__ = False  # not a test class, whatever its name suggests to pytest
+    __test__ = False  # pytest would collect it
 
     script: str = ""
     """Shell command, run in the project directory."""
@@ -210,7 +210,7 @@ class Artifact(_ProjectSection):
     type: str
     content: str
     digest: str = ""
-    """Which content exactly: of an image, its id, or the repository and digest that was pushed."""
+    """For an image, its id, or the pushed repository and digest."""
 
 
 class EnvironmentConfig(_ProjectSection):
@@ -240,18 +240,18 @@ class EnvironmentConfig(_ProjectSection):
 
 
 class DeployChanges(BaseModel):
-    """What a caller wants otherwise than ``deployConfig`` has it, for instances of his own."""
+    """Changes to ``deployConfig`` that a caller makes for their instances."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpu: str | None = None
-    """As ``deployConfig.cpu``, like the next two."""
+    """As ``deployConfig.cpu``; likewise the next two."""
     memory: str | None = None
     ephemeral_storage: str | None = None
     image: str | None = None
-    """Instead of the project's, where an instance is a container."""
+    """Container image instead of the project's."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """One more port of a server inside that the gateway passes HTTP and WebSockets to."""
+    """One more port that the gateway forwards HTTP and WebSockets to."""
 
     @field_validator("cpu")
     @classmethod
@@ -271,7 +271,7 @@ class DeployChanges(BaseModel):
     @classmethod
     def _check_image(cls, value: str | None) -> str | None:
         if value is not None and (not value.strip() or not value.isprintable()):
-            raise ConfigError(f"image {value[:80]!r} is no image's name")
+            raise ConfigError(f"invalid image name {value[:80]!r}")
         return value
 
     def made_to(self, config: EnvironmentConfig) -> EnvironmentConfig:

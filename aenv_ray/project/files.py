@@ -1,11 +1,10 @@
-"""Which files of a directory are the project, and what changes when one of them does.
+"""The files of a project, and what each contributes to the project's digest.
 
-Not of it is what no project means to carry (`EXCLUDED`), and what a ``.gitignore`` or an
-``.aenvignore`` in the project says, in any of its directories; a line of an ``.aenvignore`` goes
-before those of every ``.gitignore``. Files above the project's directory say nothing: a project is
-the same wherever it lies.
+Left out are `EXCLUDED` names, and files that a ``.gitignore`` or ``.aenvignore`` in the project
+matches; an ``.aenvignore`` has precedence over every ``.gitignore``. Ignore files above the
+project's directory have no effect, so that a project does not depend on its location.
 
-This runs at every create, so it looks at each file once and reads none that it has read before.
+This runs at every create: each file is looked at once, and unchanged files are not read again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathspec import GitIgnoreSpec, RegexPattern
 from aenv_ray.errors import ConfigError
 
 CONFIG_NAME: Final = "config.json"
-"""At the top of a project; never ignored."""
+"""In the project's directory; never ignored."""
 EXCLUDED: Final = frozenset(
     {
         ".git",
@@ -53,18 +52,18 @@ _CLASS: Final = re.compile(r"\[:(\w+):\]")
 _EVERYTHING_BELOW: Final = re.compile(r"/\*\*(/?) *$")
 _MAX_VERDICTS: Final = 50_000
 _IGNORE_FILES: Final = (".gitignore", ".aenvignore")
-"""The stronger one last."""
+"""In ascending order of precedence."""
 
 
 class FileRow(NamedTuple):
-    """One file or symlink, without its content."""
+    """A file or symlink, without its content."""
 
     name: str
-    """From the project's directory on, with ``/``."""
+    """Path relative to the project's directory."""
     size: int
     mtime_ns: int
     ctime_ns: int
-    """Also an edit that puts the time of the content back changes it."""
+    """Changes even if an edit restores the modification time."""
     mode: int
 
 
@@ -134,14 +133,14 @@ def _parse(line: str) -> _Pattern | None:
 
 
 class _Rules(NamedTuple):
-    """The lines of one file, and where they hold."""
+    """The rules of one ignore file, and the directory they apply to."""
 
     prefix: str
     rules: IgnoreRules
 
 
 _Stack = tuple[tuple[_Rules, ...], ...]
-"""Of each name in `_IGNORE_FILES`, the files from the project's directory downwards."""
+"""For each name in `_IGNORE_FILES`, the ignore files from the project's directory downwards."""
 
 
 def scan(root: str) -> tuple[FileRow, ...]:
@@ -149,7 +148,7 @@ def scan(root: str) -> tuple[FileRow, ...]:
 
     Raises:
         ConfigError: A directory or an ignore file cannot be read.
-        FileNotFoundError: One was removed meanwhile.
+        FileNotFoundError: A file was removed during the scan.
     """
     rows: list[FileRow] = []
     try:
@@ -159,7 +158,7 @@ def scan(root: str) -> tuple[FileRow, ...]:
     except OSError as exc:
         raise ConfigError(
             f"project {root} cannot be read: {exc.filename}: {exc.strerror}",
-            hint="make it readable, or name it in .aenvignore",
+            hint="make it readable, or list it in .aenvignore",
         ) from exc
     rows.sort()
     return tuple(rows)
@@ -190,7 +189,7 @@ def _row(name: str, status: os.stat_result) -> FileRow:
 
 
 def _with_files(stack: _Stack, prefix: str, ignoring: dict[str, os.DirEntry[str]]) -> _Stack:
-    """Return the stack with a directory's own files; one that is a link counts for nothing."""
+    """Return the stack with the ignore files of one more directory; symlinks have no effect."""
     deeper = []
     for name, above in zip(_IGNORE_FILES, stack, strict=True):
         entry = ignoring.get(name)
@@ -204,7 +203,7 @@ def _with_files(stack: _Stack, prefix: str, ignoring: dict[str, os.DirEntry[str]
 
 @lru_cache(maxsize=256)
 def _read_rules(path: str, row: FileRow) -> IgnoreRules:
-    del row  # it is when to read again
+    del row  # part of the cache key: a changed file is read again
     with open(path, "rb") as file:
         return IgnoreRules(file.read().decode("utf-8", "surrogateescape"))
 
@@ -219,15 +218,15 @@ def _is_ignored(stack: _Stack, name: str, is_directory: bool) -> bool:
 
 
 def forget() -> None:
-    """Read every ignore file again: one was edited without a trace."""
+    """Drop cached ignore files, after an edit that changed neither size nor times."""
     _read_rules.cache_clear()
 
 
-# --- what a file adds to the digest ---------------------------------------------------------------
+# --- the digest -----------------------------------------------------------------------------------
 
 
 def content_of(path: str, mode: int) -> bytes:
-    """Return a file's content, or where a symlink leads.
+    """Return the content of a file, or the target of a symlink.
 
     Raises:
         ConfigError: It cannot be read.
@@ -243,11 +242,11 @@ def content_of(path: str, mode: int) -> bytes:
     except OSError as exc:
         raise ConfigError(
             f"{path} cannot be read: {exc.strerror}",
-            hint="make it readable, or name it in .aenvignore",
+            hint="make it readable, or list it in .aenvignore",
         ) from exc
 
 
 def digested(name: str, mode: int, content: bytes) -> bytes:
-    """Return what a file adds to the project's digest before its content."""
+    """Return the header of a file in the project's digest, before its content."""
     kind = "l" if stat.S_ISLNK(mode) else "x" if mode & stat.S_IXUSR else "f"
     return f"{kind} {len(content)} ".encode() + os.fsencode(name) + b"\0"

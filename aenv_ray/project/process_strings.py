@@ -1,4 +1,4 @@
-"""Text that a process can be given: its arguments and environment variables."""
+"""Limits of process arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from typing import Final, TypeVar
 from aenv_ray.errors import ConfigError
 
 MAX_TEXT_BYTES: Final = 128 * 1024 - 1
-"""Linux gives a process no longer argument or ``NAME=value`` (MAX_ARG_STRLEN, with its NUL)."""
+"""Linux's limit for one argument or ``NAME=value``: MAX_ARG_STRLEN without the NUL."""
 MAX_TOTAL_BYTES: Final = 512 * 1024
-"""All arguments, or all variables of one source: together they stay below Linux's usual 2 MiB."""
+"""Limit for all arguments, or all variables of one source; below Linux's usual total of 2 MiB."""
 
-_LARGE_HINT: Final = "write what is large to a file of the instance, or into the project"
+_LARGE_HINT: Final = "write large values to a file in the instance or in the project"
 
 Variables = TypeVar("Variables", bound=dict[str, str])
 
 
 def check_text(value: str, what: str) -> int:
-    """Return the size in bytes of a text that a process can be given; `what` names it in errors.
+    """Return the size of an argument or variable in bytes; `what` names it in errors.
 
     Raises:
-        ConfigError: It holds a NUL or a lone surrogate, or is too long.
+        ConfigError: It has a NUL or a lone surrogate, or is too long.
     """
     if "\0" in value:
-        raise ConfigError(f"{what} holds a NUL character, which no process can be given")
+        raise ConfigError(f"{what} has a NUL character, which arguments and variables cannot have")
     try:
         size = len(value.encode())
     except UnicodeEncodeError as exc:
         raise ConfigError(
-            f"{what} holds a lone surrogate at position {exc.start}, which is no character",
-            hint="decode the text with errors='replace', or leave the character out",
+            f"{what} has a lone surrogate at position {exc.start}, which cannot be encoded",
+            hint="decode the text with errors='replace', or remove the character",
         ) from None
     if size > MAX_TEXT_BYTES:
         raise ConfigError(
-            f"{what} is {size:,} bytes, more than the {MAX_TEXT_BYTES:,} that a process can be "
-            "given in one text",
+            f"{what} is {size:,} bytes, more than the limit of {MAX_TEXT_BYTES:,} for one argument "
+            "or variable",
             hint=_LARGE_HINT,
         )
     return size
 
 
 def check_total(sizes: Iterable[int], what: str) -> None:
-    """Refuse texts that are too large together.
+    """Check the total size of arguments or variables.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: It is above `MAX_TOTAL_BYTES`.
     """
     total = sum(sizes)
     if total > MAX_TOTAL_BYTES:
         raise ConfigError(
-            f"{what} are {total:,} bytes together, more than the {MAX_TOTAL_BYTES:,} allowed",
+            f"{what} are {total:,} bytes in total, more than the limit of {MAX_TOTAL_BYTES:,}",
             hint=_LARGE_HINT,
         )
 
 
 def checked_variables(variables: Variables, *, what: str) -> Variables:
-    """Return environment variables that a process can be given; no error holds a value of theirs.
+    """Return environment variables after checking them; errors never quote a value.
 
     Raises:
-        ConfigError: A name is empty or has a ``=``, a name or value is no text for a process, or
-            they are too large.
+        ConfigError: A name is empty or has a ``=``, a name or value is invalid, or they are too
+            large.
     """
     sizes = []
     for name, value in variables.items():
         check_text(name, f"a key of {what}")
         if not name or "=" in name:
-            raise ConfigError(f"{what}[{name!r}] is no name of a variable")
+            raise ConfigError(f"{what}[{name!r}]: invalid variable name")
         check_text(value, f"{what}[{name!r}]")
         sizes.append(check_text(f"{name}={value}", f"{what}[{name!r}] with its name"))
     check_total(sizes, what)

@@ -1,7 +1,7 @@
-"""An environment project on disk: its config, its digest, its archive, and where references lead.
+"""Environment projects on disk: loading, digest, archive, and resolving references.
 
-A project is the source of an environment. What an instance runs is an unpacked copy that is named
-by its digest, so that a project edited meanwhile never changes what already runs (invariant 6).
+Instances run an unpacked copy of a project that is named by its digest, so edits of the project
+never affect running instances (invariant 6).
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from pydantic import ValidationError
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
-from aenv_ray.project import archive as project_archive
-from aenv_ray.project import files as project_files
+from aenv_ray.project import files
+from aenv_ray.project.archive import pack, unpack
 from aenv_ray.project.config import EnvironmentConfig
-from aenv_ray.project.files import FileRow
+from aenv_ray.project.files import CONFIG_NAME, FileRow
 
-CONFIG_NAME: Final = project_files.CONFIG_NAME
 BUILTIN_DIR: Final = Path(__file__).parents[1] / "envs"
 _READ_ATTEMPTS: Final = 5
-"""An editor that saves, or a checkout, is over by then."""
+"""Enough for an editor that saves, or a checkout, to finish."""
 
-unpack = project_archive.unpack
+__all__ = ["CONFIG_NAME", "Project", "builtins", "load", "looks_like_path", "resolve", "unpack"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Project:
 
     Attributes:
         path: The directory.
-        config: Its parsed ``config.json``.
-        digest: SHA-256 over the names, kinds, modes and contents of its files.
+        config: The parsed ``config.json``.
+        digest: SHA-256 over the names, types, modes and contents of its files.
     """
 
     path: Path
@@ -54,44 +53,43 @@ class Project:
     def archive(self) -> bytes:
         """Return the project's files as an uncompressed tar, the same bytes for the same digest.
 
-        The files are read again, one at a time: a project may be large, and most are archived once
-        and loaded at every create. What is read is checked against the digest.
+        The files are read again, because a loaded project does not keep their contents.
 
         Raises:
-            ConfigError: It is too large, or was edited since it was loaded.
+            ConfigError: The project is too large, or was edited after it was loaded.
         """
-        with contextlib.suppress(FileNotFoundError):  # a directory vanished as we looked
-            archived = project_archive.pack(self.path, project_files.scan(str(self.path)))
+        with contextlib.suppress(FileNotFoundError):  # a directory was removed during the scan
+            archived = pack(self.path, files.scan(str(self.path)))
             if archived.digest == self.digest:
                 return archived.data
-        _read.cache_clear()  # an edit that left size and times as they were is read by now
-        project_files.forget()
+        _read.cache_clear()  # in case an edit changed neither size nor times
+        files.forget()
         raise ConfigError(
             f"project {self.path} was edited after it was loaded",
-            hint="nothing was sent; do it again with the project as it is now",
+            hint="nothing was sent; try again",
         )
 
 
 class _EditedMeanwhile(Exception):
-    """The files changed while they were read."""
+    """Files changed while they were read."""
 
 
 @lru_cache(maxsize=256)
 def _read(root: Path, rows: tuple[FileRow, ...]) -> Project:
-    """Read config and digest of one and the same content.
+    """Read config and digest from the same content.
 
     Raises:
-        _EditedMeanwhile: The files are no longer those of `rows`.
-        ConfigError: The config is malformed, or a file cannot be read.
+        _EditedMeanwhile: The files differ from `rows`.
+        ConfigError: The config is invalid, or a file cannot be read.
     """
     digest = hashlib.sha256()
     try:
         config = read_config(root / CONFIG_NAME)
         for row in rows:
-            content = project_files.content_of(os.path.join(root, row.name), row.mode)
-            digest.update(project_files.digested(row.name, row.mode, content))
+            content = files.content_of(os.path.join(root, row.name), row.mode)
+            digest.update(files.digested(row.name, row.mode, content))
             digest.update(content)
-        if project_files.scan(str(root)) != rows:
+        if files.scan(str(root)) != rows:
             raise _EditedMeanwhile
     except FileNotFoundError as exc:
         raise _EditedMeanwhile from exc
@@ -102,27 +100,27 @@ def load(path: str | Path) -> Project:
     """Read a project directory.
 
     Raises:
-        EnvironmentNotFound: No such directory, or it has no ``config.json``.
-        ConfigError: The config is malformed; the message names line or field. Or the files were
-            edited again and again while they were read.
+        EnvironmentNotFound: The directory or its ``config.json`` does not exist.
+        ConfigError: The config is invalid (the message names line or field), or the files changed
+            repeatedly while they were read.
     """
     root = Path(os.path.realpath(os.path.expanduser(path)))
     if not root.is_dir():
         raise EnvironmentNotFound(
-            f"there is no project directory {root}", hint="make one with: aenv init NAME"
+            f"there is no project directory {root}", hint="create one with: aenv init NAME"
         )
     if not (root / CONFIG_NAME).is_file():
         raise _no_config(root)
     for _ in range(_READ_ATTEMPTS):
         with contextlib.suppress(_EditedMeanwhile, FileNotFoundError):
-            return _read(root, project_files.scan(str(root)))
-    raise ConfigError(f"project {root} is edited all the time while it is read")
+            return _read(root, files.scan(str(root)))
+    raise ConfigError(f"project {root} keeps changing while it is read", hint="try again")
 
 
 def _no_config(root: Path) -> EnvironmentNotFound:
     return EnvironmentNotFound(
         f"{root} has no {CONFIG_NAME}",
-        hint="name a project directory, or make one with: aenv init NAME",
+        hint="give the path of a project, or create one with: aenv init NAME",
     )
 
 
@@ -130,8 +128,8 @@ def read_config(path: Path) -> EnvironmentConfig:
     """Parse a ``config.json``.
 
     Raises:
-        EnvironmentNotFound: There is no such file.
-        ConfigError: It is not JSON (with the line), or a field is wrong (with its path).
+        EnvironmentNotFound: The file does not exist.
+        ConfigError: It is not JSON, or a field is invalid; the message names line or field.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,9 +160,9 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
             hint=f"the line is: {line[:80]}" if line else "the file is empty or ends too early",
         ) from None
     except RecursionError:
-        raise ConfigError(f"{path}: it is nested too deeply") from None
+        raise ConfigError(f"{path} is nested too deeply") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: it holds a {type(data).__name__}, not an object")
+        raise ConfigError(f"{path}: it is a {type(data).__name__}, not an object")
     return data
 
 
@@ -183,12 +181,12 @@ def resolve(reference: str | Path) -> Project:
     """Return the project that a reference names.
 
     Args:
-        reference: ``name@version`` or ``name`` of a built-in environment, or a path to a project
-            (a `Path`, or text with a slash, or ``.``).
+        reference: ``name@version`` or ``name`` of a built-in environment, or the path of a project
+            (a `Path`, or text that starts with ``.`` or has a slash).
 
     Raises:
-        EnvironmentNotFound: There is no such environment, version or directory.
-        ConfigError: The reference or the project's config is malformed.
+        EnvironmentNotFound: The environment, version or directory does not exist.
+        ConfigError: The reference or the project's config is invalid.
     """
     if not isinstance(reference, str | Path):
         raise ConfigError(
@@ -203,7 +201,7 @@ def resolve(reference: str | Path) -> Project:
         known = ", ".join(builtins()) or "none"
         raise EnvironmentNotFound(
             f"there is no environment {name!r}",
-            hint=f"built-in environments: {known}; or give the path of a project, as ./{name}",
+            hint=f"built-in environments: {known}; write a path as ./{name}",
         )
     project = load(path)
     if version is not None and version != project.config.version:
@@ -215,5 +213,5 @@ def resolve(reference: str | Path) -> Project:
 
 
 def looks_like_path(reference: str) -> bool:
-    """Whether a reference names a directory rather than an environment."""
+    """Return whether a reference is a path rather than the name of an environment."""
     return reference.startswith((".", "/", "~")) or "/" in reference or os.sep in reference

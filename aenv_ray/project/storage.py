@@ -1,4 +1,4 @@
-"""Storage that outlives sandboxes: what it is called, where a sandbox sees it, what is refused."""
+"""Persistent storage of services: names, mount paths and sizes."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ _SYSTEM: Final = frozenset(
         "project", "run", "sbin", "shared", "sys", "usr",
     }
 )  # fmt: skip
-"""Directories of a sandbox's root that nothing is put into."""
+"""Root directories of a sandbox where nothing can be mounted."""
 _WHOLE: Final = frozenset({"/home", "/home/agent", "/root", "/tmp", "/var", "/var/tmp"})
-"""Directories that nothing is put in place of, though below them it may be."""
+"""Directories that cannot be replaced by a mount; a mount below them is allowed."""
 
 
 class StorageMount(BaseModel):
-    """A storage as a sandbox gets it."""
+    """A storage mounted in a sandbox."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str = Field(pattern=r"^aenv-[a-z0-9-]{1,57}$")
-    """Of its directory or claim: `storage_name`."""
+    """Name of its directory or volume claim, from `storage_name`."""
     uid: str = Field(pattern=r"^[0-9a-f]{16}$")
-    """Unguessable; another one each time a storage of this name is made."""
+    """Random id; differs each time a storage with this name is created."""
     mount_path: str
-    """Where the sandbox sees it."""
+    """Path in the sandbox."""
     size_bytes: int = Field(gt=0)
     is_shared: bool = False
-    """Several sandboxes may have it at once."""
+    """Whether several sandboxes may mount it at once."""
     is_made: bool = False
-    """It was there before: where it is not found, none is made."""
+    """Whether it exists already; if it is missing then, it is not created again."""
 
 
 def storage_name(owner: str, service: str, label: str = "") -> str:
-    """Return what a service's storage is called: one name for each owner, service and label."""
+    """Return the name of a service's storage, unique per owner, service and label."""
     digest = hashlib.sha256(f"{owner}\0{service}\0{label}".encode()).hexdigest()[:20]
     return f"aenv-{service[:_STEM].strip('-')}-{digest}"
 
 
 def check_mount_path(path: str) -> str:
-    """Return where a sandbox sees a storage, without a slash at the end.
+    """Return a mount path without trailing slash.
 
     Raises:
-        ConfigError: It is no absolute path in plain form, or in place of what a sandbox needs.
+        ConfigError: The path is not absolute and normalized, or hides what a sandbox needs.
     """
     clean = path.rstrip("/")
     first = clean.split("/")[1] if clean.startswith("/") else ""
     problem = ""
     if not first or posixpath.normpath(clean) != clean or clean.startswith("//"):
-        problem = "is no absolute path in plain form"
+        problem = "is not an absolute, normalized path"
     elif len(clean) > _MAX_PATH or not clean.isprintable() or set(clean) & set(":,\\"):
-        problem = f"is longer than {_MAX_PATH} characters, or has one that no mount takes"
+        problem = f"is longer than {_MAX_PATH} characters, or has an invalid one"
     elif first in _SYSTEM or first.startswith(".") or clean in _WHOLE:
-        problem = "would cover what a sandbox needs"
+        problem = "would hide files that a sandbox needs"
     if problem:
         raise ConfigError(
             f"mount path {path[:_MAX_PATH]!r} {problem}",
-            hint="choose a directory of its own, such as /home/admin/data or /data",
+            hint="choose a separate directory, for example /home/admin/data or /data",
         )
     return clean
 
@@ -75,13 +75,13 @@ def parse_size(text: str) -> int:
     """Return the bytes of ``10Gi``.
 
     Raises:
-        ConfigError: It is no size above zero.
+        ConfigError: It is not a size above zero.
     """
     return units.parse_memory_bytes(text, what="storage size")
 
 
 def shown_size(size_bytes: int) -> str:
-    """Return a size as people and Kubernetes write it, exactly: ``10Gi``."""
+    """Return a size in the notation of Kubernetes, without rounding: ``10Gi``."""
     for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
         number, rest = divmod(size_bytes, 1024**power)
         if number and not rest:

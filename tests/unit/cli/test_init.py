@@ -89,7 +89,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(name, tmp_path, capsys
     assert not list(tmp_path.iterdir())
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: environment name ")
+    assert err.startswith("error: invalid environment name ")
     assert "\nhint: use 1-63 lower-case letters" in err
 
 

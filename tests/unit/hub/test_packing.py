@@ -207,7 +207,7 @@ def test_an_archive_too_deep_to_walk_is_refused_and_leaves_nothing(tmp_path: Pat
             info = tarfile.TarInfo(name)
             info.size = 2
             tar.addfile(info, io.BytesIO(b"{}"))
-    with pytest.raises(ConfigError, match="deeper than 200 directories"):
+    with pytest.raises(ConfigError, match="more than 200 directories deep"):
         unpack_any(buffer.getvalue(), tmp_path / "projects")
     assert list((tmp_path / "projects").iterdir()) == []
 

@@ -70,7 +70,7 @@ def test_an_archive_with_other_content_than_its_digest_says_is_refused(tmp_path:
     """Invariant 6: nobody can put other files in a project's place."""
     loaded = project.load(write_project(tmp_path / "p", {"tools.py": "x = 1\n"}))
     other = loaded.archive().replace(b"x = 1", b"x = 2")
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="has another digest"):
         unpack(other, loaded.digest, tmp_path / "cache")
     assert not (tmp_path / "cache" / loaded.digest).exists()
 
@@ -83,7 +83,7 @@ def test_files_that_its_own_rules_ignore_do_not_hide_in_an_archive(tmp_path: Pat
     buffer = io.BytesIO(honest.archive())
     with tarfile.open(fileobj=buffer, mode="a") as tar:
         tar.addfile(file("zz/evil.py"), io.BytesIO(b"x"))
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="has another digest"):
         unpack(buffer.getvalue(), honest.digest, tmp_path / "cache")
 
 

@@ -15,15 +15,15 @@ from aenv_ray.project.project import read_config
 
 MANY = {f"N{n}": "x" * 100_000 for n in range(6)}
 BAD_VARIABLES: list[tuple[dict[str, str], str]] = [
-    ({"A": "\ud800"}, r"\['A'\] holds a lone surrogate"),
+    ({"A": "\ud800"}, r"\['A'\] has a lone surrogate"),
     ({"A\ud800": "x"}, "a key .* lone surrogate"),
-    ({"": "x"}, r"\[''\] is no name"),
-    ({"A=B": "x"}, r"\['A=B'\] is no name"),
+    ({"": "x"}, r"\[''\]: invalid variable name"),
+    ({"A=B": "x"}, r"\['A=B'\]: invalid variable name"),
     ({"A\0": "x"}, "a key .* NUL"),
-    ({"A": "hush\0"}, r"\['A'\] holds a NUL"),
+    ({"A": "hush\0"}, r"\['A'\] has a NUL"),
     ({"A": "x" * (MAX_TEXT_BYTES + 1)}, rf"\['A'\] is .* {MAX_TEXT_BYTES:,}"),
     ({"A": "x" * (MAX_TEXT_BYTES - 1)}, rf"\['A'\] with its name is .* {MAX_TEXT_BYTES:,}"),
-    (MANY, f"together, more than the {MAX_TOTAL_BYTES:,}"),
+    (MANY, f"in total, more than the limit of {MAX_TOTAL_BYTES:,}"),
 ]
 
 
@@ -54,13 +54,13 @@ def test_a_projects_variables_that_cannot_be(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"arguments": ["\udfff"]}, r"arguments\[0\] holds a lone surrogate"),
+        ({"arguments": ["\udfff"]}, r"arguments\[0\] has a lone surrogate"),
         ({"arguments": ["x" * 131_072]}, r"arguments\[0\] is 131,072 bytes"),
-        ({"arguments": ["x" * 100_000] * 6}, "arguments are 600,000 bytes together"),
-        ({"labels": {"l": "\ud800"}}, r"labels\['l'\] holds a lone surrogate"),
-        ({"labels": {"\ud800": "l"}}, "a key of labels holds a lone surrogate"),
-        ({"owner": "\ud800"}, "owner holds a lone surrogate"),
-        ({"datasource": "\ud800"}, "datasource holds a lone surrogate"),
+        ({"arguments": ["x" * 100_000] * 6}, "arguments are 600,000 bytes in total"),
+        ({"labels": {"l": "\ud800"}}, r"labels\['l'\] has a lone surrogate"),
+        ({"labels": {"\ud800": "l"}}, "a key of labels has a lone surrogate"),
+        ({"owner": "\ud800"}, "owner has a lone surrogate"),
+        ({"datasource": "\ud800"}, "datasource has a lone surrogate"),
     ],
     ids=range(7),
 )
