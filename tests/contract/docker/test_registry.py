@@ -14,7 +14,7 @@ import pytest
 from aenv_ray.cli.main import main
 from aenv_ray.config import settings
 from aenv_ray.engines.docker.engine import DockerEngine
-from aenv_ray.engines.images import registry as docker_registry
+from aenv_ray.engines.images import registry as image_registry
 from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -280,7 +280,7 @@ async def test_a_pull_from_a_registry_that_falls_silent_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 9."""
-    monkeypatch.setattr(docker_registry, "SILENCE_S", 1.0)
+    monkeypatch.setattr(image_registry, "SILENCE_S", 1.0)
     gate = Gate(registry)
     path = offer(registry)
     async with gate.serve(free_bytes=64 * 1024):

@@ -264,7 +264,7 @@ async def test_the_error_says_why_a_sidecar_did_not_start(bench: Bench) -> None:
     with pytest.raises(ConfigError, match='cannot have network "host"'):
         await bench.start(dual_project(bench, network="host"), datasource=shell_image())
     early = TOOLS + "\nsidecar.exec('true')\n"
-    with pytest.raises(SandboxStartFailed, match="not while the code is loaded"):
+    with pytest.raises(SandboxStartFailed, match="not available while the code is imported"):
         await bench.start(dual_project(bench, early), datasource=shell_image())
 
 
