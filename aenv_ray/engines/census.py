@@ -1,7 +1,7 @@
-"""Counts what the engines really run on this machine, from the operating system and the daemon.
+"""Lists what the engines really run on this machine.
 
-For statements like "nothing is left" our own tables are no witness; the process table is, and the
-lists of the Docker daemon and of the Kubernetes API.
+The sources are the process table, the Docker daemon and the Kubernetes API, not the tables of
+aenv-ray, so that "nothing is left" can be verified.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aenv_ray.engines.node.directory import node_path
 from aenv_ray.errors import FabricUnavailable
 
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
-"""What `aenv_ray.runtime.fork.template` calls a forked process that is no instance yet."""
+"""Names that `aenv_ray.runtime.fork.template` gives to processes that are not instances."""
 _LAUNCHER: Final = b"aenv_ray.engines.process.launcher"
 _PROC: Final = "/proc"
-_MORE_THAN_THESE_HOLD: Final = 16_384
+_READ_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,14 @@ class _Process:
 
 
 def live_processes(directory: Path | None = None) -> list[int]:
-    """Return the pids of all sandbox processes on this machine, whatever they were started as.
+    """Return the pids of all sandbox processes on this machine; empty on other systems than Linux.
 
     Args:
-        directory: Count only those of this launcher. None: of every launcher of this user.
+        directory: Only those of the launcher with this directory. None: of every launcher.
 
-    Launchers, templates and their spare processes are not sandboxes. A template in a jail is one
-    pid namespace deeper than its launcher, and its instances are deeper still; without a jail the
-    launcher's children are templates and everything below them are instances. Linux only; elsewhere
-    empty.
+    Launchers, templates and spare processes do not count. A template in a jail is one pid namespace
+    deeper than its launcher, and its instances are deeper; without a jail, the children of the
+    launcher are templates and all their descendants belong to instances.
     """
     children: dict[int, list[_Process]] = defaultdict(list)
     launchers: list[int] = []
@@ -61,16 +60,17 @@ def live_processes(directory: Path | None = None) -> list[int]:
 
 
 def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
-    """Return the containers of a node's instances, by the daemon's own list, whatever their state.
+    """Return the ids of the containers of a node's instances, in any state.
 
     Args:
-        runtime_dir: Of the node; where the docker engine was never used, no daemon is asked.
-        scope: The node's, as engines are given it.
+        runtime_dir: Of the node. If the docker engine was never used there, the daemon is not
+            asked.
+        scope: The node's, as given to engines.
         address: Of the daemon: ``unix:///path``.
 
     Raises:
-        FabricUnavailable: The daemon does not answer, so that nobody can say what it runs.
-        ConfigError: `address` is no Unix socket.
+        FabricUnavailable: The daemon does not answer.
+        ConfigError: `address` is not a Unix socket.
     """
     from aenv_ray.engines.docker.janitor import JanitorClient
     from aenv_ray.engines.docker.names import docker_scope
@@ -85,22 +85,22 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         )
     except (OSError, http.client.HTTPException) as exc:
         raise FabricUnavailable(
-            f"the Docker daemon at {address} does not say what it runs: {exc!r}"
+            f"the Docker daemon at {address} cannot list its containers: {exc!r}"
         ) from exc
     return [row["Id"] for row in rows if INSTANCE_LABEL in row["Labels"]]
 
 
 def live_pods(scope: str, settings: Settings) -> list[str]:
-    """Return the pods of a node's instances, by the API's own list, whatever their state.
+    """Return the pods of a node's instances, in any state, as the API lists them.
 
     Args:
-        scope: The node's, as engines are given it; where the kubernetes engine was never used, no
-            API is asked.
+        scope: The node's, as given to engines. If the kubernetes engine was never used there, the
+            API is not asked.
         settings: Of the node.
 
     Raises:
-        FabricUnavailable: The API does not answer, so that nobody can say what it runs.
-        ConfigError: A setting of the kubernetes engine is none.
+        FabricUnavailable: The API does not answer.
+        ConfigError: A setting of the kubernetes engine is invalid.
     """
     if not node_path(settings.runtime_dir, kubernetes_names.node_scope(scope)).exists():
         return []
@@ -127,11 +127,11 @@ def _below(
 
 
 def _processes() -> Iterator[_Process]:
-    """Yield all processes, by one short read each: who counts, counts among thousands."""
+    """Yield all processes, with one short read for each, because there may be thousands."""
     for name in os.listdir(_PROC) if os.path.isdir(_PROC) else ():
         if name.isdigit():
             text = _read(f"{_PROC}/{name}/stat").decode(errors="replace")
-            # proc(5): pid (name) state parent …; a name may hold any of these characters.
+            # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
             before, _, after = text.rpartition(") ")
             if after:
                 state, parent, _ = after.split(" ", 2)
@@ -139,7 +139,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def _pid_namespaces(pid: int) -> int:
-    """Return how deep a process is in nested pid namespaces; 0 when it is gone."""
+    """Return the depth of a process in nested pid namespaces; 0 if it has ended."""
     status = _read(f"{_PROC}/{pid}/status")
     _, _, after = status.partition(b"\nNSpid:")
     return len(after.partition(b"\n")[0].split()) or min(1, len(status))
@@ -154,13 +154,13 @@ def _is_launcher(pid: int, directory: Path | None) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """Return a file of a process; empty when it is gone."""
+    """Return the content of a file in ``/proc``; empty if the process has ended."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.read(fd, _MORE_THAN_THESE_HOLD)
+        return os.read(fd, _READ_BYTES)
     except OSError:
         return b""
     finally:
