@@ -201,7 +201,7 @@ def test_it_manages_services(published: PublishedClient, service: str) -> None:
     assert '"replicas": 2' in scaled.stdout, scaled.stdout + scaled.stderr
     image = published.cli("service", "update", service, "--image", "other:1")
     assert image.returncode != 0
-    assert "has no containers, so no image" in image.stdout + image.stderr
+    assert "runs no containers" in image.stdout + image.stderr
     ended = published.cli("service", "delete", service, "--yes")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert service not in published.cli("service", "list", "-o", "json").stdout
