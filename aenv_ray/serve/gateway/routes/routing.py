@@ -7,7 +7,8 @@ A handler is a function with FastAPI's annotations. `ControlRoute` adds what all
 - What a handler returns becomes the ``data`` of an envelope; an error becomes an error envelope.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: older versions of FastAPI do not resolve the
+# annotations of callable objects, such as `TokenGuard`, if they are strings.
 
 import functools
 import inspect

@@ -104,7 +104,7 @@ class ServiceDeletion(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    delete_storage: bool = Field(default=False, alias="deleteStorage")
+    deleteStorage: bool = False  # an alias would not work in every FastAPI
     """Delete the storage after its sandboxes; else a service of the same name gets it."""
 
 

@@ -137,7 +137,7 @@ async def delete(
 ) -> bool:
     """Delete a service; calls in progress are finished first."""
     record = await _owned(control, caller, id)
-    await control.services.delete(record, delete_storage=query.delete_storage)
+    await control.services.delete(record, delete_storage=query.deleteStorage)
     return True
 
 
