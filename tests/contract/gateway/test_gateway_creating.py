@@ -1,4 +1,4 @@
-"""Creates over the gateway: whole groups, slow ones, keys, clients that leave."""
+"""Creates over the gateway: groups, slow creates, idempotency keys, clients that leave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, creat
 pytestmark = pytest.mark.redis
 
 
-async def test_a_group_is_made_whole_or_not_at_all(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_a_group_is_created_as_a_whole_or_not_at_all(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     answer = await ann.post("/instances", json=CREATE | {"count": 3})
     assert [one["status"] for one in answer.json()["data"]] == ["Running"] * 3
     await bench.hub.set_quota(Quota(subject="owner:ann", max_instances=5))
@@ -28,7 +30,9 @@ async def test_a_group_is_made_whole_or_not_at_all(bench: Bench, ann: httpx.Asyn
     assert len(await bench.fabric.list_instances()) == 3
 
 
-async def test_a_failed_create_gives_its_place_back(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_a_failed_create_does_not_count_towards_the_quota(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     await bench.hub.set_quota(Quota(subject="owner:ann", max_instances=1))
     bench.fabric.failure = SandboxStartFailed("its code does not load")
     assert (await ann.post("/instances", json=CREATE)).status_code == 502
@@ -36,13 +40,15 @@ async def test_a_failed_create_gives_its_place_back(bench: Bench, ann: httpx.Asy
     assert (await ann.post("/instances", json=CREATE)).status_code == 200
 
 
-async def test_a_full_host_is_tried_once_more(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_a_create_on_a_full_host_is_retried_once(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     bench.fabric.failure = CapacityExceeded("full")
     assert (await ann.post("/instances", json=CREATE)).status_code == 429
     assert (await bench.hub.leases(LeaseQuery())).total == 0
 
 
-async def test_a_slow_create_is_told_pending_and_watched(root: Path) -> None:
+async def test_a_slow_create_is_answered_pending_and_can_be_watched(root: Path) -> None:
     async with a_gateway(root, GatewaySettings(create_wait_s=0)) as bench:
         bench.fabric.gate.clear()
         async with bench.owner("ann") as http:
@@ -74,7 +80,7 @@ async def test_a_slow_create_that_fails_says_why(root: Path) -> None:
 async def test_the_same_key_gives_the_same_instance(
     bench: Bench, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
-    """A lost answer, asked for again, also while the first is under way."""
+    """Also while the first create is still in progress."""
     key = {"Idempotency-Key": "k1"}
     bench.fabric.gate.clear()
     both = [asyncio.create_task(ann.post("/instances", json=CREATE, headers=key)) for _ in range(2)]
@@ -93,7 +99,7 @@ async def test_the_same_key_gives_the_same_instance(
     assert gone.status_code == 410
 
 
-async def test_a_key_whose_create_failed_is_free_again(
+async def test_a_failed_create_frees_its_idempotency_key(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     key = {"Idempotency-Key": "k1"}
@@ -104,7 +110,7 @@ async def test_a_key_whose_create_failed_is_free_again(
 
 
 async def test_a_create_whose_client_left_is_undone(bench: Bench, ann: httpx.AsyncClient) -> None:
-    """AEnvironment's client sends a create again after a timeout, without a key."""
+    """AEnvironment's client repeats a create after a timeout, without a key."""
     bench.fabric.gate.clear()
     body = b'{"envName": "probe"}'
     secret = ann.headers["authorization"]

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: generated requests meet no 5xx and no unknown answer."""
+"""The OpenAPI document matches the gateway: generated requests get only documented answers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made.stop()
 
 
-def test_the_document_is_true(served: Served) -> None:
+def test_generated_requests_get_documented_answers(served: Served) -> None:
     """No 5xx, no undocumented answer."""
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     headers = {"Authorization": f"Bearer {served.secret}"}
@@ -101,7 +101,7 @@ def test_the_document_is_true(served: Served) -> None:
 
 
 def test_real_answers_fit_the_document(served: Served) -> None:
-    """Of what exists, too, not only of what was guessed."""
+    """For existing objects too, not only for generated ids."""
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     headers = {"Authorization": f"Bearer {served.secret}"}
     with httpx.Client(base_url=served.url, headers=headers, timeout=30) as http:
@@ -152,7 +152,7 @@ def test_every_route_is_in_the_document(served: Served) -> None:
     assert paths | additional == set(gateway.control_api.openapi()["paths"])
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

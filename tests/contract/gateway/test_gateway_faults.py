@@ -54,7 +54,7 @@ def lose_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch, prefix: str) -> N
 
 
 @pytest.mark.parametrize("lost", ["create:", "admission:"])
-async def test_a_key_whose_claim_was_not_heard_of_is_free_again(
+async def test_a_claim_whose_answer_was_lost_frees_its_key(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     lose_answer(bench, monkeypatch, lost)
@@ -67,10 +67,10 @@ async def test_a_key_whose_claim_was_not_heard_of_is_free_again(
     assert [info.id for info in await bench.fabric.list_instances()] == [lease.id]
 
 
-async def test_a_key_that_a_replica_took_to_its_grave_is_free_again(
+async def test_a_claim_of_a_dead_replica_frees_its_key(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It died after its claim and before the hub admitted anything, so there is nothing to undo."""
+    """The replica died before the hub admitted anything, so there is nothing to undo."""
     keys = bench.gateway.creator.keys
     monkeypatch.setattr(replicas, "MIN_SILENCE_S", 0.0)
     dead = replicas.Replicas(bench.hub, SystemClock(), "dead", 0.0)
@@ -97,10 +97,10 @@ async def test_a_key_that_a_replica_took_to_its_grave_is_free_again(
     assert answer.json()["data"][0]["id"] not in claim["ids"]
 
 
-async def test_a_failed_create_answers_though_the_hub_is_away(
+async def test_a_failed_create_is_answered_while_the_hub_is_down(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it leaves is undone behind the answer's back."""
+    """What it leaves is undone after the answer."""
     lose_answer(bench, monkeypatch, "admission:")
     back, undone = asyncio.Event(), asyncio.Event()
     end_leases = bench.hub.end_leases
@@ -120,7 +120,7 @@ async def test_a_failed_create_answers_though_the_hub_is_away(
     assert not (await bench.hub.leases(LeaseQuery())).total
 
 
-async def test_instances_of_a_host_that_does_not_answer_stay(
+async def test_instances_of_an_unresponsive_host_are_not_ended(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (await ann.post("/env-instance", json=WISH)).json()["data"]
@@ -139,10 +139,10 @@ async def test_instances_of_a_host_that_does_not_answer_stay(
     assert (await ann.delete(f"/instances/{made['id']}")).status_code == 200
 
 
-async def test_what_a_silent_replica_made_meanwhile_stays(
+async def test_instances_of_a_replica_without_heartbeats_are_not_ended(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its instance was Pending in the list, and it does not beat any more; the instance runs."""
+    """The instance was Pending when it was listed, but runs by now."""
     made = (await ann.post("/env-instance", json=WISH)).json()["data"]
     leases = bench.hub.leases
 

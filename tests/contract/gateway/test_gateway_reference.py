@@ -20,7 +20,7 @@ pytestmark = pytest.mark.redis
 # --- AEnvironment's contract ---------------------------------------------------------------------
 
 
-async def test_an_instance_as_aenvironments_client_makes_it(ann: httpx.AsyncClient) -> None:
+async def test_aenvironments_client_creates_an_instance(ann: httpx.AsyncClient) -> None:
     """Its client reads these fields, all of them text, and polls until ``Running``."""
     made = await created(
         ann, ttl="10m", arguments=[], datasource="", labels={"a": "b"},
@@ -48,7 +48,7 @@ async def test_an_instance_as_aenvironments_client_makes_it(ann: httpx.AsyncClie
     assert "hunter2" not in again.text
 
 
-async def test_an_unknown_environment_is_404_and_a_path_is_no_reference(
+async def test_an_unknown_environment_is_404_and_a_path_is_refused(
     ann: httpx.AsyncClient,
 ) -> None:
     assert (await ann.post("/env-instance", json={"envName": "none@1"})).status_code == 404
@@ -58,7 +58,7 @@ async def test_an_unknown_environment_is_404_and_a_path_is_no_reference(
     ).status_code == 400
 
 
-async def test_a_built_in_environment_is_told_as_one(ann: httpx.AsyncClient) -> None:
+async def test_a_built_in_environment_is_reported_as_built_in(ann: httpx.AsyncClient) -> None:
     answer = await ann.get("/env/mini-terminal/1.0.0")
     assert answer.status_code == 404
     assert "is built in" in answer.json()["message"]
@@ -84,7 +84,7 @@ async def test_environments_are_listed_as_envhub_lists_them(ann: httpx.AsyncClie
     assert (await ann.get("/env/?unknown=1")).status_code == 400
 
 
-async def test_rows_are_left_out_as_aenvironments_cli_asks(
+async def test_an_offset_skips_rows_for_aenvironments_cli(
     ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its `list -o N`; over more rows than the hub gives at once, too."""

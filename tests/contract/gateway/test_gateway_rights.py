@@ -1,4 +1,4 @@
-"""Who may what at the gateway, and what it tells of itself."""
+"""Who may do what at the gateway, and what its metrics and logs reveal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, creat
 pytestmark = pytest.mark.redis
 
 
-# --- who may what --------------------------------------------------------------------------------
+# --- who may do what -----------------------------------------------------------------------------
 
 
-async def test_nobody_gets_in_without_a_token(bench: Bench) -> None:
+async def test_every_route_but_health_needs_a_token(bench: Bench) -> None:
     async with bench.client(None) as http:
         assert (await http.get("/health")).status_code == 200
         for method, path in [("GET", "/env/"), ("POST", "/env-instance"), ("GET", "/metrics")]:
@@ -83,7 +83,7 @@ async def test_a_revoked_token_is_refused(
     ],
     ids=lambda field: next(iter(field)),
 )
-async def test_what_the_hub_keeps_of_an_instance_is_bounded(
+async def test_the_stored_fields_of_an_instance_have_limits(
     ann: httpx.AsyncClient, field: dict[str, Any]
 ) -> None:
     refused = await ann.post("/instances", json=CREATE | field)
@@ -91,7 +91,7 @@ async def test_what_the_hub_keeps_of_an_instance_is_bounded(
     assert f"field {next(iter(field))}" in refused.json()["message"]
 
 
-async def test_a_token_that_asks_too_much_is_told_to_wait(root: Path) -> None:
+async def test_a_token_over_its_request_rate_gets_a_retry_time(root: Path) -> None:
     settings = GatewaySettings(requests_per_s=0.01, burst=2)
     async with a_gateway(root, settings) as bench, bench.owner("ann") as http:
         answers = [await http.get("/env/") for _ in range(3)]

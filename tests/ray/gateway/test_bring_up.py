@@ -70,7 +70,7 @@ def head(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     hub_actor.end_hub()
 
 
-def test_a_head_has_hub_gateway_and_the_operators_token_and_its_successor_keeps_them(
+def test_a_restarted_head_keeps_hub_gateway_and_token(
     head: Head,
 ) -> None:
     assert "the hub and the gateway are up" in head.bring_up()

@@ -127,7 +127,7 @@ def test_aenvironments_headers_reach_the_instance_on_the_data_port(door: Door) -
         assert http.delete(f"/env-instance/{made['id']}").status_code == 200
 
 
-def test_instances_of_a_warm_pool_keep_the_id_that_was_told(door: Door) -> None:
+def test_instances_from_a_warm_pool_have_the_id_of_the_answer(door: Door) -> None:
     headers = {"Authorization": f"Bearer {door.secret}"}
     with httpx.Client(base_url=door.url, headers=headers, timeout=100) as http:
         pool = {"environment": "mini-terminal", "count": 1}
@@ -192,9 +192,7 @@ def test_200_instances_by_50_clients_without_an_error(door: Door) -> None:
 
 
 @pytest.mark.timeout(GROUP_S + 60)
-def test_what_dies_under_clients_is_retried_and_doubles_nothing(
-    door: Door, cluster: Cluster
-) -> None:
+def test_creates_survive_kills_without_duplicates(door: Door, cluster: Cluster) -> None:
     """Invariants 3 and 5: a replica, the hub and Redis are killed; keys make repeats safe."""
     made: dict[str, set[str]] = {}
     strikes: list[Callable[[], None]] = [
@@ -232,7 +230,7 @@ def test_what_dies_under_clients_is_retried_and_doubles_nothing(
 
 
 @pytest.mark.timeout(GROUP_S + 60)
-def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: Cluster) -> None:
+def test_a_call_survives_the_death_of_its_replica(door: Door, cluster: Cluster) -> None:
     """Invariant 1: its caller gets the result, or an error that may be retried; it ran once."""
     command = "echo x >> /tmp/ran; until [ -e /tmp/go ]; do sleep 0.1; done; wc -l < /tmp/ran"
 
@@ -274,7 +272,7 @@ def test_a_call_outlives_the_replica_that_it_came_through(door: Door, cluster: C
     asyncio.run(run())
 
 
-def test_a_taken_port_is_told(door: Door) -> None:
+def test_a_port_that_is_in_use_is_an_error(door: Door) -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         listen("127.0.0.1", door.settings.port, shared=False)
 

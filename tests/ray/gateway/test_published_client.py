@@ -83,7 +83,9 @@ def json_of(text: str) -> object:
 # --- its command line -----------------------------------------------------------------------------
 
 
-def test_it_pushes_and_finds_what_it_pushed(published: PublishedClient, pushed: str) -> None:
+def test_the_published_client_pushes_and_finds_an_environment(
+    published: PublishedClient, pushed: str
+) -> None:
     again = published.cli("push", cwd=PROJECTS / "weather-demo")
     assert again.returncode == 0, again.stdout + again.stderr
     everything = ("list", "--limit", "1000")  # modules before this one published into the same hub
@@ -103,7 +105,7 @@ def test_it_pushes_and_finds_what_it_pushed(published: PublishedClient, pushed: 
     assert got["deploy_config"]["cpu"] == "1C"
 
 
-def test_it_cannot_change_what_is_published(
+def test_the_published_client_cannot_change_a_version(
     published: PublishedClient, pushed: str, tmp_path: Path
 ) -> None:
     """Invariant 6."""
@@ -118,7 +120,7 @@ def test_it_cannot_change_what_is_published(
     assert "Push successfully" not in ran.stdout
 
 
-def test_it_manages_instances(published: PublishedClient, pushed: str) -> None:
+def test_the_published_client_manages_instances(published: PublishedClient, pushed: str) -> None:
     made = published.cli("instance", "create", pushed, "--keep-alive", "--ttl", "5m")
     assert made.returncode == 0, made.stdout + made.stderr
     found = re.search(r"Instance ID:\s*(\S+)", made.stdout)
@@ -182,7 +184,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(400)
-def test_it_manages_services(published: PublishedClient, service: str) -> None:
+def test_the_published_client_manages_services(published: PublishedClient, service: str) -> None:
     """Its CLI and its Python class make, find, change and end a service, which answers MCP."""
     found = published.script(SERVICE, service)
     assert service in found["listed"]
@@ -218,7 +220,7 @@ def _climate(published: PublishedClient, service_url: str) -> object:
     return result and json.loads(result["content"][0]["text"])["climate"]
 
 
-def test_without_a_token_it_is_refused(published: PublishedClient, tmp_path: Path) -> None:
+def test_the_published_client_needs_a_token(published: PublishedClient, tmp_path: Path) -> None:
     stranger = dataclasses.replace(published, home=tmp_path, api_key="wrong")
     stranger.configure()
     for words in (["list"], ["instance", "list"], ["push"]):
@@ -262,7 +264,9 @@ asyncio.run(main())
 """
 
 
-def test_its_class_does_everything(published: PublishedClient, pushed: str) -> None:
+def test_the_published_environment_class_works_unmodified(
+    published: PublishedClient, pushed: str
+) -> None:
     found = published.script(EVERYTHING, pushed)
     assert found["tools"] == [f"{pushed}/get_weather"]
     assert found["weather"] == {"city": "Oslo", "temperature": -3, "climate": "harsh"}
@@ -306,9 +310,7 @@ asyncio.run(main())
 """
 
 
-def test_the_address_that_it_echoes_is_a_capability(
-    published: PublishedClient, pushed: str
-) -> None:
+def test_the_instance_address_is_a_capability(published: PublishedClient, pushed: str) -> None:
     """It sends no token to the instance: only who was told the address may speak to it."""
     found = published.script(STEAL, pushed)
     assert found["right"] == 200
@@ -334,12 +336,12 @@ asyncio.run(main())
 """
 
 
-def test_what_is_refused_reaches_its_users_in_our_words(published: PublishedClient) -> None:
+def test_the_published_client_shows_our_error_messages(published: PublishedClient) -> None:
     assert "no-such-env" in published.script(UNKNOWN, "no-such-env@1.0.0", published.api_key)
     assert "token" in published.script(UNKNOWN, "weather-demo@1.0.0", "wrong")
 
 
-def test_a_version_that_is_not_ours_of_a_name_that_we_ship_is_its_own(
+def test_a_pushed_version_of_a_built_in_name_is_used(
     published: PublishedClient,
 ) -> None:
     """AEnvironment's mini-terminal is pushed and used beside the built-in one."""

@@ -9,7 +9,7 @@ from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway import bring_up
 
 
-def test_it_is_tried_until_it_works(monkeypatch):
+def test_bring_up_retries_until_it_succeeds(monkeypatch):
     monkeypatch.setattr(bring_up, "_PAUSE_S", 0.0)
     problems = [FabricUnavailable("no Redis"), ConfigError("a port is taken"), None]
 
@@ -22,7 +22,7 @@ def test_it_is_tried_until_it_works(monkeypatch):
     assert problems == []
 
 
-def test_it_gives_up_in_time_and_says_why(caplog):
+def test_bring_up_gives_up_in_time_and_says_why(caplog):
     def attempt() -> None:
         raise FabricUnavailable("no Redis")
 
@@ -31,7 +31,7 @@ def test_it_gives_up_in_time_and_says_why(caplog):
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 31])
-def test_a_token_that_could_be_guessed_is_refused(text, tmp_path):
+def test_a_short_token_is_refused(text, tmp_path):
     path = tmp_path / "token"
     path.write_text(f"{text}\n")
     with pytest.raises(ConfigError, match=f"has {len(text)} characters"):
@@ -43,7 +43,7 @@ def test_a_missing_token_file_is_an_error(tmp_path):
         bring_up.read_secret(tmp_path / "none")
 
 
-async def test_a_token_of_another_role_is_not_taken_for_an_admins():
+async def test_a_token_with_another_role_is_refused():
     class Known:
         role = Role.OWNER
 

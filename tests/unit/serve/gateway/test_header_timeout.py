@@ -1,4 +1,4 @@
-"""What a client without a token can make the server wait for, or keep, has limits."""
+"""Limits on what a client without a token can make the server wait for or store."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from aenv_ray.serve.gateway import header_timeout, requests
 from aenv_ray.serve.gateway.listener import Listener, listen
 
 LONG_S = 120.0
-"""For what comes soon."""
+"""For things that happen soon."""
 SHORT_S = 0.1
-"""For what never comes, and for nothing that is to come in time: see `Server.held`."""
+"""For things that never happen. For anything else it is too short: see `Server.held`."""
 
 
 class Server:
-    """One that answers, on a port of its own."""
+    """A server on its own port."""
 
     def __init__(self) -> None:
         self._sock = listen("127.0.0.1", 0, shared=False)
         self._began = threading.Event()
-        """An answer, since the latest connection of `told`."""
+        """Set by an answer since the last connection of `told`."""
         self._listener = Listener(self._app, [self._sock])
         self._listener.start(LONG_S)
 
@@ -83,7 +83,7 @@ class Server:
         return socket.create_connection(self._sock.getsockname(), timeout=LONG_S)
 
     def told(self, *pieces: bytes) -> bytes:
-        """Return what the server answers until it closes."""
+        """Return all that the server sends until it closes the connection."""
         self._began.clear()
         first, *more = [piece for piece in pieces if piece] or [b""]
         with self.held():
@@ -97,10 +97,9 @@ class Server:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the server's loop still: what is sent meanwhile is there when it sees who sent it.
+        """Block the server's event loop, so that it sees a connection together with its data.
 
-        Else a busy machine could take longer from the connection to its first byte than the server
-        waits.
+        Otherwise a busy machine could need longer to send the first byte than the server waits.
         """
         is_still, go = threading.Event(), threading.Event()
 
@@ -148,15 +147,15 @@ LAST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     ("before", "begun"),
     [(b"", b""), (b"", b"\r\n"), (b"", b"GET / HT"), (b"", GET[:-2]), (GET, GET[:-2])],
 )
-def test_a_head_that_does_not_end_is_not_waited_for(
+def test_an_unfinished_head_times_out(
     hasty: None, server: Server, before: bytes, begun: bytes
 ) -> None:
     """Invariant 9: also after an answered request."""
     assert server.told(before, begun).count(b"here") == before.count(b"GET")
 
 
-def test_a_head_without_end_fills_no_memory(server: Server) -> None:
-    """The client is told, though it has not done."""
+def test_an_endless_head_does_not_fill_memory(server: Server) -> None:
+    """The client gets an answer although it is still sending."""
     piece = b"X-Long: " + b"x" * 100_000
     with server.connect() as sock:
         sock.sendall(GET[:-2])
@@ -187,18 +186,20 @@ def test_a_head_has_a_limit_however_it_arrives(
     assert told.startswith(b"HTTP/1.1 " + status)
 
 
-def test_requests_under_way_and_behind_them_have_their_time(hasty: None, server: Server) -> None:
-    """What waits for our answer does not keep us waiting."""
+def test_requests_in_progress_and_pipelined_ones_do_not_time_out(
+    hasty: None, server: Server
+) -> None:
+    """A client that waits for our answer is not idle."""
     later = b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n"
     told = server.told(later + GET + LAST[:20], LAST[20:])
     assert (told.count(b"late"), told.count(b"here")) == (1, 2)
 
 
 @pytest.mark.parametrize("path", [b"/body", b"/door"])
-def test_a_body_that_stops_is_answered(
+def test_a_stalled_body_gets_408(
     server: Server, path: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 9: 408, and what has come whole is taken."""
+    """Invariant 9: a body that arrives completely is still accepted."""
     head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
     assert server.told(head + b"Connection: close\r\n\r\n", b"half").endswith(b"\r\n\r\nhalf")
     for module in (requests, public_requests):
@@ -209,8 +210,8 @@ def test_a_body_that_stops_is_answered(
             assert sock.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_websocket_is_no_head(hasty: None, server: Server) -> None:
-    """It may be silent for as long as it likes."""
+def test_a_websocket_does_not_time_out(hasty: None, server: Server) -> None:
+    """It may be silent for any time."""
     key = base64.b64encode(os.urandom(16))
     told = server.told(
         b"GET /echo HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

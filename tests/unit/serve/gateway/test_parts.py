@@ -1,4 +1,4 @@
-"""Parts of the gateway that decide alone: who is known, how much is allowed, what is counted."""
+"""Authentication, rate limits, metrics and parsing of the gateway."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWNER = TokenRecord(id="t1", role=Role.OWNER, owner="ann", created_at=0.0)
 
 
 class Tokens:
-    """The part of a hub that knows tokens; it counts how often it is asked."""
+    """The part of a hub that knows tokens; it counts lookups."""
 
     def __init__(self) -> None:
         self.known: dict[str, TokenRecord] = {"good": OWNER}
@@ -58,14 +58,14 @@ async def test_many_requests_with_one_token_ask_the_hub_once(hub: Any) -> None:
     hub.gate.clear()
     waiting = [asyncio.create_task(authenticate(request("good"))) for _ in range(5)]
     await asyncio.sleep(0)
-    waiting[0].cancel()  # who leaves does not keep the others from the answer
+    waiting[0].cancel()  # one cancelled request must not cancel the others
     hub.gate.set()
     outcomes = [await task for task in waiting[1:]]
     assert {principal.owner for principal in outcomes} == {"ann"}
     assert hub.asked == 1
 
 
-async def test_an_unknown_token_is_remembered_too_and_not_for_long(hub: Any) -> None:
+async def test_an_unknown_token_is_cached_for_a_short_time(hub: Any) -> None:
     clock = FakeClock()
     authenticate = HubAuthenticator(hub, clock, 2.0)
     for _ in range(3):
@@ -81,7 +81,7 @@ async def test_an_unknown_token_is_remembered_too_and_not_for_long(hub: Any) -> 
         await authenticate(request("new"))
 
 
-async def test_a_token_that_ends_is_refused_at_once(hub: Any) -> None:
+async def test_an_expired_token_is_refused_at_once(hub: Any) -> None:
     clock = FakeClock(100.0)
     hub.known["short"] = OWNER.model_copy(update={"expires_at": 100.5})
     authenticate = HubAuthenticator(hub, clock, 60.0)
@@ -92,8 +92,8 @@ async def test_a_token_that_ends_is_refused_at_once(hub: Any) -> None:
         await authenticate(request("short"))
 
 
-async def test_a_hub_that_is_away_is_no_refusal(hub: Any) -> None:
-    """Its answer is retryable, and nothing is remembered."""
+async def test_an_unavailable_hub_does_not_refuse_a_token(hub: Any) -> None:
+    """The error is retryable, and nothing is cached."""
     authenticate = HubAuthenticator(hub, FakeClock(), 60.0)
     hub.failure = FabricUnavailable("away")
     with pytest.raises(FabricUnavailable):
@@ -103,12 +103,12 @@ async def test_a_hub_that_is_away_is_no_refusal(hub: Any) -> None:
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Basic eDp5", "Bearer " + "x" * 600])
-def test_what_is_no_bearer_token(header: str | None) -> None:
+def test_a_header_without_a_bearer_token_is_refused(header: str | None) -> None:
     with pytest.raises(Unauthorized):
         bearer_of(header)
 
 
-def test_a_bucket_fills_again_and_is_one_tokens_own() -> None:
+def test_each_token_has_its_own_refilling_bucket() -> None:
     clock = FakeClock()
     rate = RequestRate(2.0, 3, clock)
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_a_bucket_fills_again_and_is_one_tokens_own() -> None:
         rate.take("a")
 
 
-def test_environments_beyond_the_first_are_counted_together() -> None:
+def test_environments_beyond_the_limit_are_counted_together() -> None:
     metrics = Metrics()
     leases = [
         Lease(

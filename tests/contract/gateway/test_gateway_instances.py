@@ -1,4 +1,4 @@
-"""Instances over the gateway from their create on: calls, lists, endings."""
+"""Instances over the gateway after their creation: calls, lists, the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_lists_have_pages_and_filters(ann: httpx.AsyncClient, bench: Bench
         assert len((await ann.get(f"/instances?{query}")).json()["data"]) == count
 
 
-async def test_quotas_and_the_hub_are_the_administrators(
+async def test_only_administrators_set_quotas_and_see_the_hub(
     ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     assert (await ann.put("/quotas/owner:ann", json={"max_instances": 9})).status_code == 403
@@ -83,8 +83,8 @@ async def test_no_lease_outlives_its_instance(bench: Bench, ann: httpx.AsyncClie
     assert (await ann.get(f"/instances/{made['id']}")).status_code == 404
 
 
-async def test_what_a_dead_replica_was_making_ends(root: Path) -> None:
-    """Its client has no answer, and may ask again with its key."""
+async def test_creates_of_a_dead_replica_are_ended(root: Path) -> None:
+    """Their client got no answer, and may repeat the create with its key."""
     async with a_gateway(root, GatewaySettings(create_wait_s=0, sweep_s=60)) as bench:
         await bench.gateway.replicas.heartbeat()
         async with bench.owner("ann") as http:
@@ -102,7 +102,7 @@ async def test_what_a_dead_replica_was_making_ends(root: Path) -> None:
     assert [one.id for one in found.items] == [made["id"]]
 
 
-async def test_a_key_outlives_the_replica_that_had_it_first(
+async def test_an_idempotency_key_outlives_the_replica_that_claimed_it(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     """The repeat makes another instance, and what the first one makes too late ends at once."""
@@ -128,7 +128,7 @@ async def test_a_key_outlives_the_replica_that_had_it_first(
     assert [info.id for info in await bench.fabric.list_instances()] == [lease.id]
 
 
-async def test_looking_again_and_again_asks_the_hub_for_the_environment_once(
+async def test_polling_an_instance_asks_the_hub_for_its_environment_once(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AEnvironment's client looks every two seconds, of thousands of instances."""
