@@ -104,10 +104,10 @@ def live_pods(scope: str, settings: Settings) -> list[str]:
     """
     if not node_path(settings.runtime_dir, kubernetes_names.node_scope(scope)).exists():
         return []
-    from aenv_ray.engines.kubernetes.census import pods_of
-    from aenv_ray.engines.kubernetes.namespace import place_of
+    from aenv_ray.engines.kubernetes.pods import list_owned_pods
+    from aenv_ray.engines.kubernetes.settings import PodSettings
 
-    return asyncio.run(pods_of(place_of(settings)))
+    return asyncio.run(list_owned_pods(PodSettings.of(settings)))
 
 
 def _below(

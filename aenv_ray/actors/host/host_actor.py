@@ -65,14 +65,14 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
             )
         if name == "kubernetes":
             from aenv_ray.engines.kubernetes.engine import KubernetesEngine
-            from aenv_ray.engines.kubernetes.namespace import place_of
+            from aenv_ray.engines.kubernetes.settings import PodSettings
 
             return KubernetesEngine(
                 host_id,
                 runtime_dir=settings().runtime_dir,
                 data_dir=settings().data_dir,
                 scope=ray_api.session_scope(),
-                place=place_of(settings()),
+                settings=PodSettings.of(settings()),
             )
         if name == "fake":
             from aenv_ray.engines.fake.engine import FakeEngine

@@ -118,14 +118,14 @@ async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[
     """Yield an instance of mini-terminal in a pod, and leave nothing of it."""
     from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
     from aenv_ray.engines.kubernetes.engine import KubernetesEngine
-    from aenv_ray.engines.kubernetes.namespace import place_of
+    from aenv_ray.engines.kubernetes.settings import PodSettings
     from aenv_ray.ids import HostId
     from aenv_ray.project import project
 
     engine = KubernetesEngine(
         HostId(f"doctor-{secrets.token_hex(4)}"), runtime_dir=settings.runtime_dir,
-        data_dir=settings.data_dir, scope="doctor", place=place_of(settings), client=client,
-        schedule_s=_SCHEDULE_S,
+        data_dir=settings.data_dir, scope="doctor", settings=PodSettings.of(settings),
+        client=client, schedule_s=_SCHEDULE_S,
     )  # fmt: skip
     source = project.resolve("mini-terminal")
     async with (

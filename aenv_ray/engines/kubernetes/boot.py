@@ -1,120 +1,245 @@
-"""The first connection to a container: it gets its runtime and project, and says that it is up.
+"""From a created pod to a runtime that answers: the host's side of a start.
 
-Nothing is in the pod but its image: the runtime and its libraries for that image's Python, which
-the container tells, the project, and the order with all variables go over this connection.
+A pod contains nothing but its image. Over the first connection, its container reports its Python,
+and the host sends the runtime with libraries for that Python, the project, and an order with all
+variables.
 """
 
 from __future__ import annotations
 
 import asyncio
 import compileall
+import contextlib
 import io
 import json
 import py_compile
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.images import runtime_kit as docker_kit
+from aenv_ray.engines.images import runtime_kit
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
-from aenv_ray.engines.kubernetes.causes import Unfitting
-from aenv_ray.engines.kubernetes.door import reach
-from aenv_ray.engines.kubernetes.spec import Surroundings
+from aenv_ray.engines.kubernetes import manifest, names, pod_status
+from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.pod_connection import connect
+from aenv_ray.engines.kubernetes.pod_instance import PodInstance
+from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
+from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.engines.node.variables import instance_variables
-from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.runtime.container.process_one import HOME, PROJECT
 
 BOOT_DEADLINE_S: Final = 60.0
-"""A container that runs is up within this, or is ended."""
+"""How long a container may take to boot once it runs."""
 SENDING_S: Final = 30.0
-"""How long what it serves may be on its way before that."""
+"""How long sending the runtime and the project may take."""
+CAUSE_WAIT_S: Final = 15.0
+"""How long to wait for the API to report why a pod ended."""
+SCHEDULE_S: Final = 300.0
+"""How long a pod may wait for a node: adding nodes takes minutes."""
+PULL_S: Final = 900.0
+"""How long a pod may take until its containers run."""
 _REPORT_BYTES: Final = 65_536
 
-
-class Kits:
-    """The runtime for images' Pythons, as archives.
-
-    Args:
-        directory: Where kits are kept.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._archives: dict[str, bytes] = {}
-
-    async def archive(self, python: ImagePython) -> bytes:
-        """Return the kit for a Python, making it if need be.
-
-        Raises:
-            SandboxStartFailed: The libraries cannot be had for this Python.
-        """
-        key = str(python)
-        if key not in self._archives:
-            await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
-
-            async def compile_in(kit: Path) -> None:
-                if python.is_ours:
-                    await asyncio.to_thread(_compile, kit)
-
-            kit = await docker_kit.ensure(python, self._directory, compile_in)
-            parts = [(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
-            self._archives[key] = await asyncio.to_thread(pack, parts)
-        return self._archives[key]
+Order = tuple[dict[str, Any], list[tuple[Path, str]]]
+"""What a container is told, and the directories that it gets, each with its path there."""
 
 
-def _compile(kit: Path) -> None:
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(str(kit), quiet=2, workers=1, invalidation_mode=mode)
+def start_failed(instance_id: str, why: str) -> SandboxStartFailed:
+    """Return the error for an instance that did not start."""
+    return SandboxStartFailed(f"{instance_id} did not start: {why}", instance_id=instance_id)
 
 
-def pack(parts: Sequence[tuple[Path, str]]) -> bytes:
-    """Return directories as one archive that anybody may unpack; blocks.
+def check_deadline(pod: pod_status.Pod, deadline: float, grace_s: float) -> None:
+    """Refuse a deadline beyond the pod's own, which cannot be moved.
 
     Args:
-        parts: Directory, and the path that it gets.
+        pod: The instance's.
+        deadline: The new deadline, in seconds since the epoch.
+        grace_s: How much longer than its instance a pod may live.
+
+    Raises:
+        ConfigError: The deadline is too late.
+    """
+    life_s = pod["spec"]["activeDeadlineSeconds"] - grace_s
+    if deadline > pod_status.created_at(pod) + life_s:
+        raise ConfigError(
+            f"the pod of {pod['metadata']['annotations'][names.INSTANCE]} ends {life_s:g} s "
+            "after its creation, and Kubernetes cannot extend that",
+            hint="create the instance with a longer TTL, or raise AENV_KUBERNETES_LIFE",
+        )
+
+
+async def await_containers(instance: PodInstance, schedule_s: float) -> None:
+    """Wait until all containers of a pod run.
+
+    Args:
+        instance: Its status is kept up to date by the watch.
+        schedule_s: How long it may wait for a node.
+
+    Raises:
+        SandboxStartFailed: The containers cannot run, or the pod ended.
+        CapacityExceeded: No node has room.
+        UnsuitableImage: The image has no Python.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    futures: set[asyncio.Future[Any]] = {instance.address, instance.ended, instance.failed}
+    while not any(future.done() for future in futures):
+        waited = loop.time() - begun
+        limit = schedule_s if instance.unscheduled_reason else PULL_S
+        if waited >= limit:
+            if instance.unscheduled_reason:
+                raise pod_status.no_room(instance.id, instance.unscheduled_reason, limit)
+            raise start_failed(instance.id, f"its containers did not run within {limit:g} s")
+        await asyncio.wait(
+            futures, timeout=min(1.0, limit - waited), return_when=asyncio.FIRST_COMPLETED
+        )
+    if instance.failed.done():
+        instance.failed.result()
+    if not instance.address.done():
+        raise start_failed(instance.id, instance.ended.result())
+
+
+async def boot(
+    instance: PodInstance,
+    spec: SandboxSpec,
+    plan: PodPlan,
+    key: HostKey,
+    kits: RuntimeKits,
+    ends_in_s: float,
+) -> None:
+    """Send the containers of a pod what they serve, and wait until they are ready.
+
+    Args:
+        instance: Its containers run.
+        spec: Of the instance.
+        plan: Of its pod.
+        key: Of this host.
+        kits: The runtime for any Python.
+        ends_in_s: Seconds until its deadline.
+
+    Raises:
+        SandboxStartFailed: A container reports a failure, or ended.
+        UnsuitableImage: The image's Python is too old.
     """
 
-    def readable(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
+    async def boot_one(port: int, order: Callable[..., Order], prefix: str) -> None:
+        container_key = key.secret(instance.name, instance.nonce, str(port))
+        await _boot_container(
+            instance, port, key, order(spec, plan, container_key, ends_in_s), kits, prefix
+        )
 
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for directory, target in parts:
-            for path in sorted(directory.iterdir()):
-                archive.add(path, f"{target.strip('/')}/{path.name}", filter=readable)
-    return buffer.getvalue()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(boot_one(manifest.PORT, first_order, ""))
+            if instance.has_second:
+                group.create_task(boot_one(manifest.SECOND_PORT, second_order, pod_status.SECOND))
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
 
 
-def order(
-    spec: SandboxSpec, around: Surroundings, key: bytes, ends_in_s: float
-) -> tuple[dict[str, Any], list[tuple[Path, str]]]:
-    """Return what the first container is told, and the directories that it gets besides its kit.
+async def _boot_container(
+    instance: PodInstance, port: int, key: HostKey, order: Order, kits: RuntimeKits, prefix: str
+) -> None:
+    """Boot one container, unless its pod ends first."""
+    secret = key.secret(instance.name, instance.nonce, "boot")
+    booting = asyncio.create_task(_send(instance.address.result(), port, secret, order, kits))
+    futures: set[asyncio.Future[Any]] = {booting, instance.ended, instance.failed}
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if not booting.done():
+            if instance.failed.done():
+                instance.failed.result()
+            raise start_failed(instance.id, instance.ended.result())
+        booting.result()
+    except OSError as exc:
+        why = f"its pod did not answer ({exc})"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CAUSE_WAIT_S):
+                why = await asyncio.shield(instance.ended)
+        raise start_failed(instance.id, why) from exc
+    except SandboxStartFailed as exc:
+        if not booting.done():
+            raise
+        raise start_failed(instance.id, f"{prefix}{exc.message}") from exc
+    finally:
+        booting.cancel()
+        await asyncio.wait([booting])
+
+
+async def _send(address: str, port: int, secret: bytes, order: Order, kits: RuntimeKits) -> None:
+    """Send a container its runtime, project and order, and wait for its report.
+
+    Raises:
+        UnsuitableImage: The image's Python is too old.
+        SandboxStartFailed: The container reports why it failed; the message is that text alone.
+        OSError: The connection broke, or nothing listened in time.
+    """
+    loop = asyncio.get_running_loop()
+    told, directories = order
+    sock = await connect(address, port, within_s=BOOT_DEADLINE_S)
+    with sock:
+        async with asyncio.timeout(BOOT_DEADLINE_S):
+            await loop.sock_sendall(sock, secret)
+            facts = json.loads(await _read_line(sock))
+        version = tuple(facts["python"])
+        if version < runtime_kit.OLDEST:
+            found = ".".join(map(str, version))
+            raise UnsuitableImage(f"its image has Python {found}, and tools need 3.11 or newer")
+        python = ImagePython((version[0], version[1]), facts["machine"], facts["libc"])
+        archives = [await kits.archive(python), await asyncio.to_thread(pack, directories)]
+        message = json.dumps(told).encode()
+        # A container that does not boot in time reports that itself, with its log.
+        async with asyncio.timeout(SENDING_S + BOOT_DEADLINE_S):
+            size = sum(map(len, archives))
+            head = len(message).to_bytes(8, "big") + message + size.to_bytes(8, "big")
+            for piece in (head, *archives):
+                await loop.sock_sendall(sock, piece)
+            report = json.loads(await _read_line(sock))
+    if "ready" not in report:
+        raise SandboxStartFailed(str(report.get("failed") or "it gave no reason"))
+
+
+async def _read_line(sock: Any) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = await loop.sock_recv(sock, _REPORT_BYTES)
+        if not piece:
+            raise ConnectionResetError("the pod closed the connection")
+        data += piece
+    return bytes(data)
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+def first_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
+    """Return the order for the first container.
 
     Args:
         spec: Of the instance.
-        around: Of its pod.
-        key: Of all further connections.
-        ends_in_s: Until its deadline.
+        plan: Of its pod.
+        key: Of all further connections to the container.
+        ends_in_s: Seconds until its deadline.
     """
     deploy = spec.config.deploy
     variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     if "PATH" not in {**deploy.variables, **spec.environment_variables}:
-        del variables["PATH"]  # the image's own
-    if around.second_image:
+        del variables["PATH"]  # the image's own applies
+    if plan.second_image:
         variables.setdefault("WORK_SHARE", SHARED)
-    variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some costs 20 ms
-    is_public = around.serving is Serving.PUBLIC
+    variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes 20 ms
+    is_public = plan.serving is Serving.PUBLIC
     told = {
-        **_told(key, ends_in_s, around.place.grace_s, variables),
+        **_common_order(key, ends_in_s, plan.settings.grace_s, variables),
         "arguments": list(spec.arguments),
-        "serving": around.serving.value,
-        "absence": around.absence,
+        "serving": plan.serving.value,
+        "absence": plan.no_tools_reason,
         "directory": "/" if is_public else "",
         "server": [*PUBLIC_SERVER, *spec.arguments] if is_public else [],
         "hide_source": deploy.hide_source,
@@ -122,13 +247,11 @@ def order(
     return told, [(spec.project_dir, PROJECT)]
 
 
-def second_order(
-    spec: SandboxSpec, around: Surroundings, key: bytes, ends_in_s: float
-) -> tuple[dict[str, Any], list[tuple[Path, str]]]:
-    """Return what the second container is told; arguments as for `order`."""
+def second_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
+    """Return the order for the second container; arguments as for `first_order`."""
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
     told = {
-        **_told(key, ends_in_s, around.place.grace_s, variables),
+        **_common_order(key, ends_in_s, plan.settings.grace_s, variables),
         "arguments": [],
         "serving": Serving.COMMANDS.value,
         "absence": "",
@@ -139,7 +262,7 @@ def second_order(
     return told, []
 
 
-def _told(
+def _common_order(
     key: bytes, ends_in_s: float, grace_s: float, variables: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
@@ -153,59 +276,58 @@ def _told(
     }
 
 
-async def boot(
-    address: str,
-    port: int,
-    secret: bytes,
-    told: Mapping[str, Any],
-    parts: Sequence[tuple[Path, str]],
-    kits: Kits,
-) -> None:
-    """Give a container what it serves, and wait until it does.
+class RuntimeKits:
+    """The runtime with libraries for each Python, as archives.
 
     Args:
-        address: Of the pod.
-        port: Of the container's process 1.
-        secret: That opens its first connection.
-        told: From `order`.
-        parts: From `order`.
-        kits: For its Python.
-
-    Raises:
-        Unfitting: The image's Python is too old.
-        SandboxStartFailed: It says why not; the message has that alone.
-        OSError: The connection broke, or nobody listened in time.
+        directory: Cache of the kits.
     """
-    loop = asyncio.get_running_loop()
-    sock = await reach(address, port, within_s=BOOT_DEADLINE_S)
-    with sock:
-        async with asyncio.timeout(BOOT_DEADLINE_S):
-            await loop.sock_sendall(sock, secret)
-            facts = json.loads(await _line(sock))
-        version = tuple(facts["python"])
-        if version < docker_kit.OLDEST:
-            found = ".".join(map(str, version))
-            raise Unfitting(f"its image has Python {found}, and tools need 3.11 or newer")
-        python = ImagePython((version[0], version[1]), facts["machine"], facts["libc"])
-        pieces = [await kits.archive(python), await asyncio.to_thread(pack, parts)]
-        words = json.dumps(dict(told)).encode()
-        # The pod itself tells of one that does not come up, with its log.
-        async with asyncio.timeout(SENDING_S + BOOT_DEADLINE_S):
-            size = sum(map(len, pieces))
-            head = len(words).to_bytes(8, "big") + words + size.to_bytes(8, "big")
-            for piece in (head, *pieces):
-                await loop.sock_sendall(sock, piece)
-            report = json.loads(await _line(sock))
-    if "ready" not in report:
-        raise SandboxStartFailed(str(report.get("failed") or "it said nothing"))
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._archives: dict[str, bytes] = {}
+
+    async def archive(self, python: ImagePython) -> bytes:
+        """Return the kit for a Python, creating it if necessary.
+
+        Raises:
+            SandboxStartFailed: The libraries are not available for this Python.
+        """
+        key = str(python)
+        if key not in self._archives:
+            await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
+
+            async def compile_in(kit: Path) -> None:
+                if python.is_ours:
+                    await asyncio.to_thread(_compile, kit)
+
+            kit = await runtime_kit.ensure(python, self._directory, compile_in)
+            parts = [(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
+            self._archives[key] = await asyncio.to_thread(pack, parts)
+        return self._archives[key]
 
 
-async def _line(sock: Any) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        piece = await loop.sock_recv(sock, _REPORT_BYTES)
-        if not piece:
-            raise ConnectionResetError("the pod closed the connection")
-        data += piece
-    return bytes(data)
+def _compile(kit: Path) -> None:
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(str(kit), quiet=2, workers=1, invalidation_mode=mode)
+
+
+def pack(directories: Sequence[tuple[Path, str]]) -> bytes:
+    """Return directories as one archive that any user may unpack; blocks.
+
+    Args:
+        directories: Each with its path in the archive.
+    """
+
+    def readable(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for directory, target in directories:
+            for path in sorted(directory.iterdir()):
+                archive.add(path, f"{target.strip('/')}/{path.name}", filter=readable)
+    return buffer.getvalue()

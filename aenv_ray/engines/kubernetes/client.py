@@ -1,7 +1,7 @@
-"""Requests to the Kubernetes API, as JSON: one way in, which honours the API's limits.
+"""A client of the Kubernetes API that exchanges JSON and honours the API's limits.
 
-Connection, certificates and tokens are those of the ``kubernetes`` package; its models are not
-used, for they cost more than the requests do.
+The ``kubernetes`` package provides connections, certificates and tokens. Its models are not used,
+because they take more time than the requests.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _VERBS: Final = {
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REQUEST_S: Final = 30.0
 _TRY_S: Final = 60.0
-"""How long a request is tried again that the API had no time for."""
+"""How long a request is retried while the API is overloaded."""
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
-_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 WATCH_S: Final = 300
-"""A watch is begun anew after this long."""
+"""The longest watch; then a new one begins."""
 _CONNECTIONS: Final = 32
 
 
@@ -39,10 +39,10 @@ class ApiRefused(Exception):
     """The API answered a request with an error.
 
     Args:
-        access: What was asked for.
-        status: Of HTTP.
-        reason: Kubernetes' own word, for example ``AlreadyExists``.
-        message: For people.
+        access: The request.
+        status: HTTP status.
+        reason: Kubernetes' reason, for example ``AlreadyExists``.
+        message: Kubernetes' message.
     """
 
     def __init__(self, access: Access, status: int, reason: str, message: str) -> None:
@@ -57,8 +57,8 @@ class KubernetesClient:
     """One host's connection to the API.
 
     Args:
-        namespace: Of all requests. None: that of this pod, or of the kube config's context.
-        configuration: Of ``kubernetes.aio``. None: this pod's service account, or a kube config.
+        namespace: Of all requests. None: this pod's, or that of the kube config's context.
+        configuration: For ``kubernetes.aio``. None: this pod's service account, or a kube config.
     """
 
     def __init__(self, namespace: str | None = None, configuration: Any = None) -> None:
@@ -68,15 +68,15 @@ class KubernetesClient:
 
     @property
     def namespace(self) -> str:
-        """Where requests are made; known once it is open."""
+        """The namespace of all requests; valid once the client is open."""
         return self._namespace or "default"
 
     async def open(self) -> None:
-        """Read how to reach the API; does nothing later on.
+        """Read the connection settings; does nothing if the client is open.
 
         Raises:
             ConfigError: The ``kubernetes`` package is not installed.
-            FabricUnavailable: This is no pod with a service account, and there is no kube config.
+            FabricUnavailable: There is neither a service account nor a kube config.
         """
         if self._api is not None:
             return
@@ -98,11 +98,12 @@ class KubernetesClient:
                     await config.load_kube_config(client_configuration=configuration)
                 except (config.ConfigException, OSError) as exc:
                     raise FabricUnavailable(
-                        f"there is no Kubernetes here: {outside}",
-                        hint="run hosts in pods with a service account, as clusters/kuberay does",
+                        f"this process has no access to a Kubernetes API: {outside}",
+                        hint="run hosts in pods with a service account, as clusters/kuberay does, "
+                        "or choose another engine",
                     ) from exc
         configuration.connection_pool_maxsize = _CONNECTIONS
-        configuration.retries = False  # one layer tries again: this one
+        configuration.retries = False  # this class retries
         self._api = client.ApiClient(configuration)
 
     async def close(self) -> None:
@@ -119,19 +120,19 @@ class KubernetesClient:
         query: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> dict[str, Any]:
-        """Make one request, again where the API asks for that or cannot be reached for a moment.
+        """Make a request, retrying while the API is overloaded or unreachable.
 
         Args:
-            access: What it is; `kubernetes_access` names what that takes.
-            name: Of the object, where it is about one.
-            query: Parameters.
-            body: JSON data; of a patch, a merge patch.
+            access: The kind of request.
+            name: The object's name, for a request about one object.
+            query: Query parameters.
+            body: JSON data; for a patch, a merge patch.
 
         Raises:
-            ApiRefused: The API refuses it.
-            FabricUnavailable: It cannot be reached, or has no time for long.
+            ApiRefused: The API refuses the request.
+            FabricUnavailable: The API stayed overloaded or unreachable.
 
-        A create that is tried again may find its own object there: that is ``AlreadyExists``.
+        A retried create may find its own object and be refused with ``AlreadyExists``.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _TRY_S
@@ -140,28 +141,28 @@ class KubernetesClient:
             try:
                 status, headers, data = await self._once(access, name, query, body)
             except (aiohttp.ClientError, OSError) as exc:
-                problem, wait = f"it cannot be reached ({exc})", pause
+                problem, wait = f"it is unreachable ({exc})", pause
             else:
                 if status < 300:
                     return dict(data)
-                if status not in _AGAIN and not _is_race(access, status, data):
+                if status not in _RETRIED and not _is_race(access, status, data):
                     raise _refusal(access, status, data)
-                problem = f"it answers {status}: {data.get('message') or 'nothing'}"
+                problem = f"it answers {status}: {data.get('message') or 'no message'}"
                 wait = _seconds(headers.get("Retry-After")) or pause
             if loop.time() + wait > end:
                 raise FabricUnavailable(
-                    f"the Kubernetes API does not {access.value.verb} {access.value.resource}: "
-                    f"{problem}, for {_TRY_S:g} s",
+                    f"the Kubernetes API did not {access.value.verb} {access.value.resource} "
+                    f"within {_TRY_S:g} s: {problem}",
                     hint="look at the API server's load, and its priority and fairness settings",
                 )
             await asyncio.sleep(wait * random.uniform(1.0, 1.25))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def may(self, access: Access) -> bool:
-        """Return whether this service account has a permission; everybody may ask for his own.
+        """Return whether this service account has a permission; asking needs none.
 
         Raises:
-            ApiRefused: The API does not know the service account.
+            ApiRefused: The API does not accept the service account.
             FabricUnavailable: The API cannot be reached.
         """
         await self.open()
@@ -194,7 +195,7 @@ class KubernetesClient:
             raise OSError(f"no answer in {_REQUEST_S:g} s") from exc
         try:
             decoded = json.loads(data) if data else {}
-        except ValueError:  # a proxy's own words
+        except ValueError:  # the answer of a proxy
             decoded = {"message": data[:500].decode(errors="replace")}
         return response.status, response.headers, decoded
 
@@ -244,8 +245,8 @@ class KubernetesClient:
         """Yield the events of a watch, until it ends.
 
         Raises:
-            ApiRefused: The API refuses it; status 410 when the version is too old.
-            FabricUnavailable: It cannot be reached, or the connection broke.
+            ApiRefused: The API refuses it, with status 410 if the version is too old.
+            FabricUnavailable: The API is unreachable, or the connection broke.
         """
         watch = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
         limit = aiohttp.ClientTimeout(
@@ -277,7 +278,7 @@ async def _events(access: Access, response: Any) -> AsyncGenerator[dict[str, Any
 
 
 def _is_race(access: Access, status: int, data: Mapping[str, Any]) -> bool:
-    """Whether a create lost against others, as many at a time do over one ResourceQuota."""
+    """Return whether a create lost a race, as concurrent creates under a ResourceQuota do."""
     return access.value.verb == "create" and status == 409 and data.get("reason") == "Conflict"
 
 
@@ -296,7 +297,7 @@ def _status_of(data: bytes) -> dict[str, Any]:
 def _seconds(text: str | None) -> float | None:
     try:
         return float(text) if text else None
-    except ValueError:  # a date: the pause of our own will do
+    except ValueError:  # a date; use our own pause
         return None
 
 

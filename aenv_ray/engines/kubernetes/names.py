@@ -1,7 +1,7 @@
-"""What the kubernetes engine calls its things: pods, labels, annotations.
+"""Names, labels and annotations of the kubernetes engine's objects.
 
-Labels are what selectors and NetworkPolicies see, so they are short and few; what people and hosts
-read is in annotations, which take any text.
+Labels are for selectors and NetworkPolicies, so they are few and short. Annotations hold what
+people and hosts read, because they accept any text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from typing import Final
 
 from aenv_ray.project.config import NetworkMode
 
+FIRST_CONTAINER: Final = "instance"
+SECOND_CONTAINER: Final = "second"
+CARRIER_CONTAINER: Final = "carrier"
+
 PART_OF: Final = "app.kubernetes.io/part-of"
 COMPONENT: Final = "app.kubernetes.io/component"
 SANDBOX: Final = "sandbox"
 STORAGE: Final = "storage"
 NETWORK: Final = "aenv-ray.io/network"
-"""Label: ``none``, ``internet``; what NetworkPolicies select."""
+"""Label: ``none`` or ``internet``, which NetworkPolicies select."""
 OWNER_LABEL: Final = "aenv-ray.io/owner"
 HOST_LABEL: Final = "aenv-ray.io/host"
 STORAGE_LABEL: Final = "aenv-ray.io/storage"
-"""Of a claim: which storage it is, and no other of its name."""
+"""Label of a claim: the id of its storage, which tells it from another claim of the same name."""
 
 INSTANCE: Final = "aenv-ray.io/instance"
 HOST: Final = "aenv-ray.io/host-id"
@@ -33,19 +37,19 @@ ENVIRONMENT: Final = "aenv-ray.io/environment"
 LABELS: Final = "aenv-ray.io/labels"
 
 
-def short(text: str) -> str:
-    """Return what may be part of any name or label, one for each text."""
+def short_hash(text: str) -> str:
+    """Return a hash of a text that is valid in any name or label."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def node_scope(scope: str) -> str:
-    """Return the scope of a node's directory of this engine, which its first use makes."""
+    """Return the scope of the engine's directory on a node, created at its first use."""
     return f"{scope}/kubernetes"
 
 
 def pod_name(owner_uid: str, instance_id: str) -> str:
     """Return the name of an instance's pod."""
-    return f"aenv-{short(f'{owner_uid}/{instance_id}')}"
+    return f"aenv-{short_hash(f'{owner_uid}/{instance_id}')}"
 
 
 def labels(owner_uid: str, host_id: str, network: NetworkMode) -> dict[str, str]:
@@ -54,16 +58,16 @@ def labels(owner_uid: str, host_id: str, network: NetworkMode) -> dict[str, str]
         PART_OF: "aenv-ray",
         COMPONENT: SANDBOX,
         NETWORK: network.value,
-        OWNER_LABEL: short(owner_uid),
-        HOST_LABEL: short(host_id),
+        OWNER_LABEL: short_hash(owner_uid),
+        HOST_LABEL: short_hash(host_id),
     }
 
 
 def host_selector(owner_uid: str, host_id: str) -> str:
-    """Return what selects a host's pods."""
-    return f"{COMPONENT}={SANDBOX},{owner_selector(owner_uid)},{HOST_LABEL}={short(host_id)}"
+    """Return a selector for the pods of one host."""
+    return f"{COMPONENT}={SANDBOX},{owner_selector(owner_uid)},{HOST_LABEL}={short_hash(host_id)}"
 
 
 def owner_selector(owner_uid: str) -> str:
-    """Return what selects the pods of all hosts in one pod."""
-    return f"{OWNER_LABEL}={short(owner_uid)}"
+    """Return a selector for the pods of all hosts in one pod."""
+    return f"{OWNER_LABEL}={short_hash(owner_uid)}"

@@ -1,8 +1,7 @@
-"""Which network a pod gets, and whether the namespace has a NetworkPolicy that keeps it there.
+"""The network of a pod, and whether a NetworkPolicy of the namespace enforces it.
 
-Policies are the cluster's: the engine labels its pods with the network that they are to have, and
-looks whether somebody selects them for what goes out. That a network plugin heeds policies at all
-is the cluster's part too.
+The engine labels its pods with their network and checks whether a policy with egress rules selects
+that label. Policies, and a network plugin that enforces them, are the operator's part.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 MODES: Final = frozenset({"none", "internet"})
-_LOOK_S: Final = 60.0
+_REFRESH_S: Final = 60.0
 
 
 def network_mode(config: EnvironmentConfig) -> NetworkMode:
-    """Return which network an instance gets; the internet, where its project names none.
+    """Return the network of an instance: the project's, or the internet by default.
 
     Raises:
-        ConfigError: It asks for one that pods do not have.
+        ConfigError: The project asks for a network that pods do not support.
     """
     mode = config.deploy.network or NetworkMode.INTERNET
     if mode.value not in MODES:
         raise ConfigError(
-            f"{config.reference}: the kubernetes engine has no network {mode.value!r}",
-            hint='set deployConfig.network to "none" or "internet"; what that is decide the '
-            "NetworkPolicies of the namespace",
+            f"{config.reference}: the kubernetes engine does not support network {mode.value!r}",
+            hint='set deployConfig.network to "none" or "internet"; the NetworkPolicies of the '
+            "namespace define what each of them reaches",
         )
     return mode
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector matches labels; an empty one matches all."""
+    """Return whether a LabelSelector matches labels; an empty selector matches everything."""
     for key, value in (selector.get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False
@@ -55,8 +54,8 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return True
 
 
-def keeps(policies: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> bool:
-    """Whether a policy limits what goes out of a pod with these labels."""
+def limits_egress(policies: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> bool:
+    """Return whether a policy limits the egress of a pod with these labels."""
     for policy in policies:
         spec = policy["spec"]
         kinds = spec.get("policyTypes") or (["Ingress", "Egress"] if "egress" in spec else [])
@@ -65,29 +64,29 @@ def keeps(policies: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> b
     return False
 
 
-class Policies:
-    """The namespace's NetworkPolicies, looked at now and then.
+class NetworkPolicies:
+    """The namespace's NetworkPolicies, cached for a minute.
 
     Args:
         client: Of the API.
-        clock: Tells how old what is known is.
+        clock: For the age of the cache.
     """
 
     def __init__(self, client: KubernetesClient, clock: Clock | None = None) -> None:
         self._client = client
         self._clock = clock or SystemClock()
-        self._known: list[dict[str, Any]] | None = []
-        self._looked_at = float("-inf")
-        self._looking = asyncio.Lock()
+        self._policies: list[dict[str, Any]] | None = []
+        self._listed_at = float("-inf")
+        self._lock = asyncio.Lock()
 
-    async def keep(self, labels: Mapping[str, str]) -> bool | None:
-        """Whether one of them limits what goes out; None where they may not be listed."""
-        async with self._looking:
-            if self._clock.now() - self._looked_at > _LOOK_S:
+    async def limit_egress(self, labels: Mapping[str, str]) -> bool | None:
+        """Return whether a policy limits the egress of a pod; None if policies cannot be listed."""
+        async with self._lock:
+            if self._clock.now() - self._listed_at > _REFRESH_S:
                 try:
                     listed = await self._client.request(Access.LIST_NETWORK_POLICIES)
-                    self._known = list(listed["items"])
+                    self._policies = list(listed["items"])
                 except ApiRefused:
-                    self._known = None
-                self._looked_at = self._clock.now()
-            return None if self._known is None else keeps(self._known, labels)
+                    self._policies = None
+                self._listed_at = self._clock.now()
+            return None if self._policies is None else limits_egress(self._policies, labels)

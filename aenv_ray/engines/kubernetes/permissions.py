@@ -1,7 +1,7 @@
-"""Every permission that the kubernetes engine uses, and nothing besides.
+"""Every permission that the kubernetes engine uses.
 
-`aenv_ray.engines.kubernetes.client` makes a request only for one of these, so that what a Role must
-grant is this list: a cluster's Role is compared with it by a test.
+`aenv_ray.engines.kubernetes.client` makes only these requests, so a Role must grant exactly this
+list. A test compares the Role in ``clusters/kuberay`` with it.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import NamedTuple
 
 
 class Permission(NamedTuple):
-    """What a rule of a Role grants."""
+    """A permission as a rule of a Role grants it."""
 
     verb: str
     resource: str
     """The plural, for example ``pods``."""
     group: str = ""
-    """The API group; "" for the core one."""
+    """The API group; "" for the core group."""
 
 
 class Access(Permission, Enum):
-    """What the engine asks of the API, all of it in its own namespace."""
+    """The requests of the engine, all in its own namespace."""
 
     CREATE_POD = Permission("create", "pods")
-    """A sandbox."""
+    """Create a sandbox."""
     GET_POD = Permission("get", "pods")
-    """A sandbox to attach to, and the Ray pod that owns them."""
+    """Attach to a sandbox, and find the Ray pod that owns it."""
     LIST_PODS = Permission("list", "pods")
-    """What runs, and where a watch begins."""
+    """List running sandboxes, and find where to begin a watch."""
     WATCH_PODS = Permission("watch", "pods")
-    """One for each host."""
+    """Watch the pods of a host."""
     PATCH_POD = Permission("patch", "pods")
-    """A renewed deadline, in an annotation."""
+    """Renew a deadline, which is an annotation."""
     DELETE_POD = Permission("delete", "pods")
-    """A release, and what the janitor finds."""
+    """Release a sandbox, and remove orphans."""
     CREATE_CLAIM = Permission("create", "persistentvolumeclaims")
-    """A service's storage."""
+    """Create the storage of a service."""
     GET_CLAIM = Permission("get", "persistentvolumeclaims")
-    """Whether it is there, and gone."""
+    """Check whether a storage exists."""
     PATCH_CLAIM = Permission("patch", "persistentvolumeclaims")
-    """A storage that grows."""
+    """Grow a storage."""
     DELETE_CLAIM = Permission("delete", "persistentvolumeclaims")
-    """A storage that its owner deletes; nobody else does."""
+    """Delete a storage, on its owner's request only."""
     LIST_NETWORK_POLICIES = Permission("list", "networkpolicies", "networking.k8s.io")
-    """What sandboxes really reach; without it, their facts say that it is not known."""
+    """Find out what sandboxes can reach; without it, their isolation facts say "unknown"."""

@@ -1,38 +1,172 @@
-"""What a pod needs of its cluster: owner, image and what that lacks, network, nodes."""
+"""What a pod needs beyond its spec: owner, image, network, storage, preferred nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from aenv_ray.engines.base import SandboxSpec, check_os
-from aenv_ray.engines.images import serving as docker_serving
 from aenv_ray.engines.images.node_images import ARTIFACT_TYPE
-from aenv_ray.engines.images.serving import Serving
+from aenv_ray.engines.images.serving import Serving, has_code, second_image
 from aenv_ray.engines.kubernetes import names
-from aenv_ray.engines.kubernetes.claims import Claims
-from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes.namespace import Owner, Place
-from aenv_ray.engines.kubernetes.network import Policies, network_mode
-from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.spec import Surroundings
+from aenv_ray.engines.kubernetes.client import KubernetesClient
+from aenv_ray.engines.kubernetes.network import NetworkPolicies, network_mode
+from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, find_owner
+from aenv_ray.engines.kubernetes.volume_claims import VolumeClaims
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
-from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 logger = logging.getLogger(__name__)
 
-_RAY_CONTAINERS = ("ray-worker", "ray-head")
-_NODES = 8
+_NODES_PER_IMAGE: Final = 8
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    """What the manifest of a pod needs in addition to its spec."""
+
+    name: str
+    host_id: str
+    owner: OwnerPod
+    settings: PodSettings
+    nonce: str
+    """The pod's secrets derive from it and from a key that only the owner's hosts have."""
+    secret_digest: str
+    """Digest of the secret that opens the first connection."""
+    image: str
+    serving: Serving = Serving.RUNTIME
+    no_tools_reason: str = ""
+    """With ``commands``: why there are no tools."""
+    second_image: str = ""
+    carrier_image: str = ""
+    """Image that supplies a Python; "" if no container needs one."""
+    network: NetworkMode = NetworkMode.INTERNET
+    is_egress_limited: bool | None = False
+    """Whether a NetworkPolicy of the namespace limits the pod's egress. None: unknown."""
+    nodes: Sequence[str] = ()
+    """Nodes that have the image."""
+
+    @property
+    def needs_carried_python(self) -> bool:
+        """Whether the first container runs on the carrier image's Python."""
+        return self.serving is not Serving.RUNTIME
+
+
+class PodPlanner:
+    """Plans the pods of a host.
+
+    Args:
+        client: Of the API.
+        settings: The operator's.
+        host_id: The host.
+    """
+
+    def __init__(self, client: KubernetesClient, settings: PodSettings, host_id: HostId) -> None:
+        self._client = client
+        self._settings = settings
+        self._host_id = host_id
+        self._policies = NetworkPolicies(client)
+        self.claims = VolumeClaims(client, settings.storage_class)
+        self._image_problems: dict[str, str] = {}
+        self._nodes: dict[str, deque[str]] = {}
+        self._owner: OwnerPod | None = None
+
+    @property
+    def owner(self) -> OwnerPod:
+        """The pod that this host runs in.
+
+        Raises:
+            FabricUnavailable: `connect` has not been called.
+        """
+        if self._owner is None:
+            raise FabricUnavailable("the kubernetes engine is not connected")
+        return self._owner
+
+    async def connect(self) -> OwnerPod:
+        """Find the pod that this host runs in.
+
+        Raises:
+            FabricUnavailable: The namespace has no such pod.
+            ApiRefused: The API refuses to show it.
+        """
+        self._owner = await find_owner(self._client, self._settings)
+        return self._owner
+
+    def add_node(self, image: str, node: str) -> None:
+        """Record that a node has an image, so that further pods of the image prefer it."""
+        nodes = self._nodes.setdefault(image, deque(maxlen=_NODES_PER_IMAGE))
+        if node and node not in nodes:
+            nodes.append(node)
+
+    async def plan(
+        self, spec: SandboxSpec, name: str, nonce: str, secret_digest: str, image_problem: str
+    ) -> PodPlan:
+        """Return the plan of a pod.
+
+        Args:
+            spec: The instance's.
+            name: The pod's.
+            nonce: The pod's.
+            secret_digest: Digest of the secret that opens its first connection.
+            image_problem: What its image turned out to lack; "" for nothing.
+
+        Raises:
+            ConfigError: The project asks for something that pods do not support.
+            FabricUnavailable: The API does not answer, or the instance's storage is gone.
+            ApiRefused: The API refuses a claim.
+        """
+        deploy = spec.config.deploy
+        check_os(spec.config, "linux", "the cluster")
+        mode = network_mode(spec.config)
+        image = image_of(spec.config, self._settings.image)
+        is_code_there = await asyncio.to_thread(has_code, spec.project_dir)
+        if image_problem:
+            self._image_problems[image] = image_problem
+        problem = self._image_problems.get(image, "")
+        asked = Serving(deploy.container.door) if deploy.container.door else None
+        if asked is Serving.RUNTIME and problem:
+            raise ConfigError(problem, hint="base the image on Python 3.11 or newer")
+        serving = asked or (Serving.COMMANDS if problem else Serving.RUNTIME)
+        reason = ""
+        if serving is Serving.COMMANDS:
+            reason = _no_tools_reason(problem, has_code=is_code_there)
+            if is_code_there:
+                logger.warning("%s has no tools: %s", spec.instance_id, reason)
+        second = ""
+        if deploy.is_dual:
+            second = second_image(spec.config.reference, deploy, spec.datasource)
+        if spec.storage is not None:
+            await self.claims.ensure(spec.storage)
+        carrier = self._settings.carrier_image or self.owner.image
+        labels = names.labels(self.owner.uid, self._host_id, mode)
+        return PodPlan(
+            name=name,
+            host_id=self._host_id,
+            owner=self.owner,
+            settings=self._settings,
+            nonce=nonce,
+            secret_digest=secret_digest,
+            image=image,
+            serving=serving,
+            no_tools_reason=reason,
+            second_image=second,
+            carrier_image=carrier if second or serving is not Serving.RUNTIME else "",
+            network=mode,
+            is_egress_limited=await self._policies.limit_egress(labels),
+            nodes=tuple(self._nodes.get(image, ())),
+        )
 
 
 def image_of(config: EnvironmentConfig, default: str | None) -> str:
-    """Return which image a project runs in; by digest, where a registry has it by that.
+    """Return the image of a project, by digest if it was pushed to a registry.
 
     Raises:
-        ConfigError: It names none, and there is no default.
+        ConfigError: The project names none, and there is no default.
     """
     built = [
         artifact.digest if "@" in artifact.digest else artifact.content
@@ -42,147 +176,16 @@ def image_of(config: EnvironmentConfig, default: str | None) -> str:
     reference = config.deploy.container.image or (built[0] if built else default)
     if reference is None:
         raise ConfigError(
-            f"{config.reference} has no image to run in",
-            hint="build and push one with `aenv build --push`, name one as "
-            "deployConfig.container.image, or set AENV_KUBERNETES_IMAGE to one with Python 3.11 "
-            "or newer",
+            f"{config.reference} names no image",
+            hint="build and push one with `aenv build --push`, set deployConfig.container.image, "
+            "or set AENV_KUBERNETES_IMAGE to an image with Python 3.11 or newer",
         )
     return reference
 
 
-async def find_owner(client: KubernetesClient, place: Place) -> tuple[Owner, str]:
-    """Return the pod that this process runs in, and the image of its Ray.
-
-    Raises:
-        FabricUnavailable: This is no pod of the namespace.
-        ApiRefused: The API does not show it.
-    """
-    name = place.pod_name or socket.gethostname()
-    try:
-        pod = await client.request(Access.GET_POD, name)
-    except ApiRefused as exc:
-        if exc.status != 404:
-            raise
-        raise FabricUnavailable(
-            f"namespace {client.namespace} has no pod {name}, which this host would run "
-            "in: nothing would end its instances with it",
-            hint="run Ray in pods, and give them POD_NAME and POD_NAMESPACE by the downward "
-            "API, as clusters/kuberay does",
-        ) from exc
-    containers = {c["name"]: c["image"] for c in pod["spec"]["containers"]}
-    ray = next((n for n in _RAY_CONTAINERS if n in containers), next(iter(containers)))
-    return Owner(name, pod["metadata"]["uid"]), containers[ray]
-
-
-class Planner:
-    """Finds, once each, what the pods of a host share.
-
-    Args:
-        client: Of the API.
-        place: What the cluster's operator set.
-        host_id: Whose pods they are.
-    """
-
-    def __init__(self, client: KubernetesClient, place: Place, host_id: HostId) -> None:
-        self._client = client
-        self._place = place
-        self._host_id = host_id
-        self._policies = Policies(client)
-        self.claims = Claims(client, place.storage_class)
-        self._lacks: dict[str, str] = {}
-        self._nodes: dict[str, deque[str]] = {}
-        self._owner: Owner | None = None
-        self._own_image = ""
-
-    @property
-    def owner(self) -> Owner:
-        """The pod that this host runs in.
-
-        Raises:
-            FabricUnavailable: It is not known yet.
-        """
-        if self._owner is None:
-            raise FabricUnavailable("the kubernetes engine is not connected")
-        return self._owner
-
-    async def learn(self) -> Owner:
-        """Find the pod that this host runs in, and its image.
-
-        Raises:
-            FabricUnavailable: This is no pod of the namespace.
-            ApiRefused: The API does not show it.
-        """
-        self._owner, self._own_image = await find_owner(self._client, self._place)
-        return self._owner
-
-    def note_image(self, image: str, node: str) -> None:
-        """Note that a node has an image now: further pods of it prefer that node."""
-        nodes = self._nodes.setdefault(image, deque(maxlen=_NODES))
-        if node and node not in nodes:
-            nodes.append(node)
-
-    async def surroundings(
-        self, spec: SandboxSpec, name: str, nonce: str, secret_digest: str, lack: str
-    ) -> Surroundings:
-        """Return what a pod gets that its spec does not say.
-
-        Args:
-            spec: The instance's.
-            name: The pod's.
-            nonce: The pod's.
-            secret_digest: Of what opens its first connection.
-            lack: What its image turned out to lack, in words; "" for nothing.
-
-        Raises:
-            ConfigError: The project asks for what no pod has.
-            FabricUnavailable: The API does not answer, or the instance's storage is gone.
-            ApiRefused: The API refuses a claim.
-        """
-        deploy = spec.config.deploy
-        check_os(spec.config, "linux", "the cluster")
-        mode = network_mode(spec.config)
-        image = image_of(spec.config, self._place.image)
-        code = await asyncio.to_thread(docker_serving.has_code, spec.project_dir)
-        if lack:
-            self._lacks[image] = lack
-        lack = self._lacks.get(image, "")
-        asked = Serving(deploy.container.door) if deploy.container.door else None
-        if asked is Serving.RUNTIME and lack:
-            raise ConfigError(lack, hint="base the image on Python 3.11 or newer")
-        serving = asked or (Serving.COMMANDS if lack else Serving.RUNTIME)
-        absence = ""
-        if serving is Serving.COMMANDS:
-            absence = _absence(lack, code=code)
-            if code:
-                logger.warning("%s: no tools: %s", spec.instance_id, absence)
-        second = ""
-        if deploy.is_dual:
-            second = docker_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
-        if spec.storage is not None:
-            await self.claims.ensure(spec.storage)
-        carrier = self._place.carrier_image or self._own_image
-        labels = names.labels(self.owner.uid, self._host_id, mode)
-        return Surroundings(
-            name=name,
-            host_id=self._host_id,
-            owner=self.owner,
-            place=self._place,
-            nonce=nonce,
-            secret_digest=secret_digest,
-            image=image,
-            serving=serving,
-            absence=absence,
-            second_image=second,
-            carrier_image=carrier if second or serving is not Serving.RUNTIME else "",
-            network=mode,
-            is_network_kept=await self._policies.keep(labels),
-            nodes=tuple(self._nodes.get(image, ())),
-        )
-
-
-def _absence(lack: str, *, code: bool) -> str:
-    if not code:
+def _no_tools_reason(image_problem: str, *, has_code: bool) -> str:
+    if not has_code:
         return "the project has no code; it has commands and files only"
-    if not lack:
+    if not image_problem:
         return "the project asks for commands and files only"
-    return f"{lack}; commands and files work"
+    return f"{image_problem}; commands and files work"

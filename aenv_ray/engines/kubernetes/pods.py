@@ -1,4 +1,4 @@
-"""The pods of one host in the API: made, listed, deleted, and one watch that tells of them all."""
+"""The pods of one host in the API: requests about them, and one watch of all of them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from aenv_ray.engines.kubernetes import names
+from aenv_ray.engines.kubernetes import names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.kubernetes.settings import PodSettings, find_owner
 from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 
 logger = logging.getLogger(__name__)
 
 OnPod = Callable[[Mapping[str, Any], bool], None]
-"""Told a pod as it is now, and whether it is gone from the API."""
-AT_ONCE: Final = 16
-"""Pods that one host has made, or deleted, at the same time."""
+"""Called with a pod's current state, and whether the API has deleted it."""
+CONCURRENCY: Final = 16
+"""Pods that one host creates, and deletes, at the same time."""
 GONE_S: Final = 60.0
 """How long a node may take to end a pod."""
-_LOOK_S: Final = 5.0
+_POLL_S: Final = 5.0
 _RECONNECT_S: Final = 0.5
 _LONGEST_RECONNECT_S: Final = 10.0
 _PAGE: Final = "500"
 
 
 class Pods:
-    """Requests about pods, and what is known of them.
+    """Requests about pods, and the latest state of each.
 
     Args:
         client: Of the API.
         selector: Of this host's pods.
-        on_pod: Told whenever one of them changed.
+        on_pod: Called whenever one of them changes.
 
     Requests raise `FabricUnavailable` when the API cannot be reached, and `ApiRefused` when it
-    refuses, unless they say otherwise.
+    refuses, unless their docstring says otherwise.
     """
 
     def __init__(self, client: KubernetesClient, selector: str, on_pod: OnPod) -> None:
@@ -47,41 +48,41 @@ class Pods:
         self._gone: dict[str, asyncio.Event] = {}
         self._version = ""
         self._watching: asyncio.Task[None] | None = None
-        self._creating = asyncio.Semaphore(AT_ONCE)
-        self._deleting = asyncio.Semaphore(AT_ONCE)
+        self._creating = asyncio.Semaphore(CONCURRENCY)
+        self._deleting = asyncio.Semaphore(CONCURRENCY)
 
     # --- the watch ------------------------------------------------------------------------------
 
-    async def enter(self) -> None:
-        """Hear of every change from now on."""
+    async def start_watch(self) -> None:
+        """Report every change from now on."""
         await self._relist()
         connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._follow(connected))
         try:
             await connected
         except BaseException:
-            self.leave()
+            self.stop_watch()
             raise
 
-    def leave(self) -> None:
-        """Hear of nothing any more."""
+    def stop_watch(self) -> None:
+        """Stop reporting changes."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
 
     async def _relist(self) -> None:
-        """Find out what changed while nothing was heard."""
+        """Report what changed while the watch was interrupted."""
         listed = await self._list(self._selector)
         self._version = listed["metadata"]["resourceVersion"]
         current = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
         for uid, pod in list(self._known.items()):
             if uid not in current:
-                self._note(pod, gone=True)
+                self._update(pod, gone=True)
         for pod in current.values():
-            self._note(pod, gone=False)
+            self._update(pod, gone=False)
 
     async def _follow(self, connected: asyncio.Future[None]) -> None:
-        """Hear of every change, for ever; where some may have been missed, look."""
+        """Watch for ever, and list again whenever a change may have been missed."""
         pause = _RECONNECT_S
         is_behind = False
         while True:
@@ -97,7 +98,7 @@ class Pods:
                         self._version = event["object"]["metadata"]["resourceVersion"]
                         pause = _RECONNECT_S
                         if event["type"] != "BOOKMARK":
-                            self._note(event["object"], gone=event["type"] == "DELETED")
+                            self._update(event["object"], gone=event["type"] == "DELETED")
             except (ApiRefused, FabricUnavailable) as exc:
                 if not connected.done():
                     connected.set_exception(exc)
@@ -107,7 +108,7 @@ class Pods:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_RECONNECT_S)
 
-    def _note(self, pod: Mapping[str, Any], *, gone: bool) -> None:
+    def _update(self, pod: Mapping[str, Any], *, gone: bool) -> None:
         uid = pod["metadata"]["uid"]
         if gone:
             self._known.pop(uid, None)
@@ -121,13 +122,13 @@ class Pods:
     # --- requests -------------------------------------------------------------------------------
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Make a pod, instead of an ended one of its name; return it.
+        """Create a pod, replacing an ended pod of the same name, and return it.
 
-        Cancelled, it ends once the API has answered: whoever removes the pod then has to find it.
+        A cancelled call still waits for the API's answer, so that its caller can delete the pod.
         """
         async with self._creating:
             try:
-                return await self._make(body)
+                return await self._create(body)
             except ApiRefused as exc:
                 if exc.reason != "AlreadyExists":
                     raise
@@ -136,16 +137,16 @@ class Pods:
             if found is not None:
                 nonce = found["metadata"].get("annotations", {}).get(names.NONCE)
                 if nonce == metadata["annotations"][names.NONCE]:
-                    return found  # made by a request of which no answer came
-                # What an earlier host left under this name has ended, or it would be adopted.
+                    return found  # created by a request whose answer was lost
+                # A pod of this name from an earlier host has ended, or it would have been adopted.
                 await self.delete(metadata["name"], found["metadata"]["uid"])
-            return await self._make(body)
+            return await self._create(body)
 
-    async def _make(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
         return await shielded(self._client.request(Access.CREATE_POD, body=body))
 
     async def get(self, name: str) -> dict[str, Any] | None:
-        """Return a pod; None when there is none of that name."""
+        """Return a pod, or None if it does not exist."""
         try:
             return await self._client.request(Access.GET_POD, name)
         except ApiRefused as exc:
@@ -154,10 +155,10 @@ class Pods:
             raise
 
     async def list(self, selector: str | None = None) -> list[dict[str, Any]]:
-        """Return pods as the API has them.
+        """Return pods from the API.
 
         Args:
-            selector: Of labels. None: this host's.
+            selector: Of labels. None: this host's pods.
         """
         return list((await self._list(selector or self._selector))["items"])
 
@@ -167,13 +168,13 @@ class Pods:
         while True:
             page = await self._client.request(Access.LIST_PODS, query=query)
             items += page["items"]
-            going_on = page["metadata"].get("continue")
-            if not going_on:
+            next_page = page["metadata"].get("continue")
+            if not next_page:
                 return {"metadata": page["metadata"], "items": items}
-            query["continue"] = going_on
+            query["continue"] = next_page
 
     async def annotate(self, name: str, annotations: Mapping[str, str]) -> bool:
-        """Set annotations of a pod; False when there is none of that name."""
+        """Set annotations of a pod; return False if it does not exist."""
         body = {"metadata": {"annotations": dict(annotations)}}
         try:
             await self._client.request(Access.PATCH_POD, name, body=body)
@@ -184,11 +185,11 @@ class Pods:
         return True
 
     async def delete(self, name: str, uid: str = "") -> None:
-        """End and delete a pod; returns when it is gone, or never was.
+        """Delete a pod, and return when it is gone; a pod that does not exist is no error.
 
         Args:
             name: The pod's.
-            uid: Of the one that is meant. "": whichever has the name now.
+            uid: The pod's. "": any pod of that name.
 
         Raises:
             FabricUnavailable: Its node did not end it in time.
@@ -210,7 +211,7 @@ class Pods:
                 await self._client.request(Access.DELETE_POD, name, body=body)
         except ApiRefused as exc:
             self._gone.pop(uid, None)
-            if exc.status in (404, 409):  # 409: another one has the name
+            if exc.status in (404, 409):  # 409: another pod has the name
                 return
             raise
         await self._await_end(name, uid, gone)
@@ -220,16 +221,36 @@ class Pods:
         end = loop.time() + GONE_S
         while loop.time() < end:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_S):
                     await gone.wait()
                 return
             except TimeoutError:
-                found = await self.get(name)  # the watch may be away
+                found = await self.get(name)  # the watch may be interrupted
                 if found is None or found["metadata"]["uid"] != uid:
                     self._gone.pop(uid, None)
                     return
         self._gone.pop(uid, None)
         raise FabricUnavailable(
-            f"pod {name} is not gone {GONE_S:g} s after it was deleted",
-            hint="its node may be lost: Kubernetes deletes it when that is back or removed",
+            f"pod {name} still exists {GONE_S:g} s after it was deleted",
+            hint="its node may be lost: Kubernetes deletes the pod once the node returns or is "
+            "removed",
         )
+
+
+async def list_owned_pods(settings: PodSettings) -> list[str]:
+    """Return the names of the pods of all hosts in this process's pod, in any state.
+
+    Raises:
+        FabricUnavailable: The API does not answer, or refuses.
+    """
+    client = KubernetesClient(settings.namespace)
+    try:
+        await client.open()
+        owner = await find_owner(client, settings)
+        query = {"labelSelector": names.owner_selector(owner.uid)}
+        listed = await client.request(Access.LIST_PODS, query=query)
+    except ApiRefused as exc:
+        raise pod_status.error_of(exc, client.namespace) from exc
+    finally:
+        await client.close()
+    return [pod["metadata"]["name"] for pod in listed["items"]]

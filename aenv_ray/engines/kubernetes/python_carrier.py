@@ -1,8 +1,7 @@
-"""Carry this Python to another image: ``python -m …python_carrier DIRECTORY``.
+"""Copy this Python for use in another image: ``python -m …python_carrier DIRECTORY``.
 
-An init container of this package's image runs it, and leaves in a volume the Python on which the
-runtime serves images that have none (`aenv_ray.engines.images.node_python`), as
-``DIRECTORY/python``.
+An init container of this package's image runs it and leaves the Python in a volume, as
+``DIRECTORY/python``, for images without a suitable one (`aenv_ray.engines.images.node_python`).
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import asyncio
 import sys
 from pathlib import Path
 
-from aenv_ray.engines.images import runtime_kit as docker_kit
+from aenv_ray.engines.images import runtime_kit
 
 
 def carry(directory: Path) -> None:
-    """Make the Python in a directory that exists; blocks for seconds.
+    """Copy this Python into an existing directory; blocks for seconds.
 
     Raises:
-        SandboxStartFailed: This Python cannot be carried.
+        SandboxStartFailed: This Python cannot be copied.
     """
-    kit = asyncio.run(docker_kit.carried(directory))
+    kit = asyncio.run(runtime_kit.carried(directory))
     (directory / "python").symlink_to(Path(kit.name, "python"))
 
 

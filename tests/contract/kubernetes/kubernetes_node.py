@@ -11,7 +11,7 @@ from typing import Any, Self
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import KubernetesClient
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
-from aenv_ray.engines.kubernetes.namespace import Place
+from aenv_ray.engines.kubernetes.settings import PodSettings
 from aenv_ray.ids import HostId, InstanceId
 from tests.emulators.kubernetes.api import NAMESPACE, EmulatedCluster
 from tests.emulators.kubernetes.node import PYTHON_IMAGE, RAY_IMAGE
@@ -50,17 +50,17 @@ class KubernetesNode:
         return str(self.cluster.create("pods", pod)["metadata"]["uid"])
 
     def engine(self, host_id: HostId, **options: Any) -> KubernetesEngine:
-        """Return an engine in the Ray pod; `options` are those of the engine or of `Place`."""
+        """Return an engine in the Ray pod; `options` are for it or `PodSettings`."""
         from kubernetes.aio import client
 
         own = {name: options.pop(name) for name in ("schedule_s",) if name in options}
-        place = Place(**{"pod_name": RAY_POD, "image": PYTHON_IMAGE, **options})
+        settings = PodSettings(**{"pod_name": RAY_POD, "image": PYTHON_IMAGE, **options})
         return KubernetesEngine(
             host_id,
             runtime_dir=self.root / "r",
             data_dir=data_dir(),
             scope=self.root.name,
-            place=place,
+            settings=settings,
             client=KubernetesClient(NAMESPACE, client.Configuration(host=self.cluster.url)),
             **own,
         )

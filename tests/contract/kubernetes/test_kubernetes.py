@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.kubernetes import names
-from aenv_ray.engines.kubernetes import spec as kubernetes_spec
-from aenv_ray.engines.kubernetes.door import enter
+from aenv_ray.engines.kubernetes import manifest, names
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
-from aenv_ray.engines.kubernetes.janitor import Janitor
+from aenv_ray.engines.kubernetes.janitor import PodJanitor
 from aenv_ray.engines.kubernetes.permissions import Access
+from aenv_ray.engines.kubernetes.pod_connection import open_authenticated
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
@@ -89,7 +88,7 @@ async def test_who_has_no_key_gets_nothing(bench: Bench, node: KubernetesNode) -
     (pod,) = node.sandboxes()
     address = pod["status"]["podIP"]
     with pytest.raises(OSError, match="closed the connection"):
-        await enter(address, kubernetes_spec.PORT, bytes(32), {"kind": "door"})
+        await open_authenticated(address, manifest.PORT, bytes(32), {"kind": "door"})
     assert await value_of(sandbox, "echo", text="alive") == "alive"
 
 
@@ -108,7 +107,7 @@ async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None
 
         pretending = asyncio.create_task(asyncio.to_thread(pretend))
         with pytest.raises(ConnectionRefusedError, match="not the instance's sandbox"):
-            await enter(address, port, bytes(32), {"kind": "door"})
+            await open_authenticated(address, port, bytes(32), {"kind": "door"})
         await pretending
 
 
@@ -147,10 +146,10 @@ async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_pat
         await other.start_many([])
         pods = other._pods_or_none
         assert pods is not None
-        janitor = Janitor(pods, names.owner_selector(node.owner_uid), lambda _: False)
+        janitor = PodJanitor(pods, names.owner_selector(node.owner_uid), lambda _: False)
         for _ in range(2):  # the first time, its own host may want to see it
-            await janitor.look()
-        janitor.leave()
+            await janitor.sweep()
+        janitor.stop()
         assert node.sandboxes() == []
         with pytest.raises(SandboxLost):
             await other.attach(sandbox.instance_id)
@@ -209,7 +208,7 @@ async def test_a_pod_deleted_by_hand_is_said(bench: Bench, node: KubernetesNode)
     """Invariant 2."""
     sandbox = await bench.start()
     node.cluster.delete("pods", node.pod(sandbox.instance_id))
-    assert "deleted by somebody else" in await end_of(sandbox)
+    assert "deleted by someone other than its host" in await end_of(sandbox)
     assert await bench.running() == set()
 
 

@@ -13,9 +13,10 @@ import pytest
 from aenv_ray.cluster import manifests
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes.namespace import Owner, Place
+from aenv_ray.engines.kubernetes.manifest import pod_manifest
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.spec import Surroundings, pod_body
+from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings
 from aenv_ray.ids import InstanceId
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.testing.contract_bench import eventually
@@ -44,20 +45,20 @@ async def client(api: EmulatedCluster) -> AsyncIterator[KubernetesClient]:
 
 
 @pytest.fixture
-def owner(api: EmulatedCluster) -> Owner:
+def owner(api: EmulatedCluster) -> OwnerPod:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray-1"},
            "spec": {"containers": []}, "status": {}}  # fmt: skip
-    return Owner("ray-1", api.create("pods", pod)["metadata"]["uid"])
+    return OwnerPod("ray-1", api.create("pods", pod)["metadata"]["uid"], "ray:2")
 
 
-def body(owner: Owner, name: str) -> dict[str, Any]:
+def body(owner: OwnerPod, name: str) -> dict[str, Any]:
     config = EnvironmentConfig(name="made")
     spec = SandboxSpec(InstanceId(name), Path("/p"), config, 1000.0)
-    around = Surroundings(
-        name=name, host_id="h", owner=owner, place=Place(), nonce="n", secret_digest="d",
+    plan = PodPlan(
+        name=name, host_id="h", owner=owner, settings=PodSettings(), nonce="n", secret_digest="d",
         image="python:3.12",
     )  # fmt: skip
-    return pod_body(spec, around, 0.0)
+    return pod_manifest(spec, plan, 0.0)
 
 
 async def refusal(client: KubernetesClient, access: Access, name: str = "", **options: Any) -> str:
@@ -68,7 +69,7 @@ async def refusal(client: KubernetesClient, access: Access, name: str = "", **op
 
 
 async def test_objects_have_a_schema_a_name_and_a_uid(
-    client: KubernetesClient, owner: Owner
+    client: KubernetesClient, owner: OwnerPod
 ) -> None:
     pod = body(owner, "one")
     wrong = copy.deepcopy(pod)
@@ -95,7 +96,7 @@ async def test_objects_have_a_schema_a_name_and_a_uid(
     ],
 )
 async def test_a_pod_that_only_looks_right_is_refused(
-    client: KubernetesClient, owner: Owner, change: dict[str, Any], words: str
+    client: KubernetesClient, owner: OwnerPod, change: dict[str, Any], words: str
 ) -> None:
     pod = body(owner, "one")
     pod["spec"] |= change
@@ -105,7 +106,7 @@ async def test_a_pod_that_only_looks_right_is_refused(
 
 
 async def test_names_labels_and_limits_are_those_that_the_api_server_takes(
-    client: KubernetesClient, owner: Owner
+    client: KubernetesClient, owner: OwnerPod
 ) -> None:
     pod = body(owner, "Upper")
     pod["metadata"]["labels"]["aenv-ray.io/x"] = "not a value"
@@ -119,7 +120,7 @@ async def test_names_labels_and_limits_are_those_that_the_api_server_takes(
 
 
 async def test_a_create_that_lost_a_race_is_tried_again(
-    api: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: OwnerPod
 ) -> None:
     api.race(2)
     made = await client.request(Access.CREATE_POD, body=body(owner, "one"))
@@ -127,7 +128,7 @@ async def test_a_create_that_lost_a_race_is_tried_again(
 
 
 async def test_a_pods_own_deadline_only_comes_earlier(
-    client: KubernetesClient, owner: Owner
+    client: KubernetesClient, owner: OwnerPod
 ) -> None:
     made = await client.request(Access.CREATE_POD, body=body(owner, "one"))
     life_s = made["spec"]["activeDeadlineSeconds"]
@@ -140,7 +141,7 @@ async def test_a_pods_own_deadline_only_comes_earlier(
     assert await refusal(client, Access.PATCH_POD, "one", body=other) == "422 Invalid"
 
 
-async def test_lists_come_in_pages_and_by_label(client: KubernetesClient, owner: Owner) -> None:
+async def test_lists_come_in_pages_and_by_label(client: KubernetesClient, owner: OwnerPod) -> None:
     for name in ("a", "b", "c"):
         await client.request(Access.CREATE_POD, body=body(owner, name))
     selector = "app.kubernetes.io/component=sandbox"
@@ -208,7 +209,7 @@ async def test_a_container_that_ignores_sigterm_stays_until_its_grace_period_end
 
 
 async def test_what_is_owned_goes_with_its_owner(
-    api: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: OwnerPod
 ) -> None:
     await client.request(Access.CREATE_POD, body=body(owner, "owned"))
     api.delete("pods", "ray-1")
@@ -218,7 +219,7 @@ async def test_what_is_owned_goes_with_its_owner(
 
 
 async def test_a_watch_goes_on_where_it_was_unless_that_is_forgotten(
-    api: EmulatedCluster, client: KubernetesClient, owner: Owner
+    api: EmulatedCluster, client: KubernetesClient, owner: OwnerPod
 ) -> None:
     listed = await client.request(Access.LIST_PODS)
     query = {"resourceVersion": listed["metadata"]["resourceVersion"]}

@@ -94,7 +94,7 @@ async def test_a_shared_claim_is_had_by_many(own_node: KubernetesNode, bench: Be
     (claim,) = own_node.cluster.objects(CLAIMS)
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     alone = storage.model_copy(update={"is_shared": False})
-    with pytest.raises(ConfigError, match="made for ReadWriteMany"):
+    with pytest.raises(ConfigError, match="created with access ReadWriteMany"):
         await bench.start(project, storage=alone)
 
 

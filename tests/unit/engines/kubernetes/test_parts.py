@@ -14,13 +14,13 @@ import pytest
 from aenv_ray.config import Settings
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.images.serving import Serving
-from aenv_ray.engines.kubernetes import causes, names
-from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused
-from aenv_ray.engines.kubernetes.namespace import Owner, Place, parse_pairs, place_of
-from aenv_ray.engines.kubernetes.network import keeps, network_mode, selects
+from aenv_ray.engines.kubernetes.manifest import pod_manifest
+from aenv_ray.engines.kubernetes.network import limits_egress, network_mode, selects
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.spec import Surroundings, pod_body
+from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, parse_pairs
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.errors import (
     CapacityExceeded,
@@ -45,12 +45,13 @@ def spec_of(**deploy: Any) -> SandboxSpec:
     )  # fmt: skip
 
 
-def around(place: Place | None = None, **fields: Any) -> Surroundings:
+def plan_of(settings: PodSettings | None = None, **fields: Any) -> PodPlan:
     facts: dict[str, Any] = {
-        "name": "aenv-1", "host_id": "host-1", "owner": Owner("ray-1", "uid-1"),
-        "place": place or Place(), "nonce": "n", "secret_digest": "d", "image": "python:3.12",
+        "name": "aenv-1", "host_id": "host-1", "owner": OwnerPod("ray-1", "uid-1", "ray:2"),
+        "settings": settings or PodSettings(), "nonce": "n", "secret_digest": "d",
+        "image": "python:3.12",
     }  # fmt: skip
-    return Surroundings(**(facts | fields))
+    return PodPlan(**(facts | fields))
 
 
 # --- specs ----------------------------------------------------------------------------------------
@@ -64,15 +65,15 @@ def around(place: Place | None = None, **fields: Any) -> Surroundings:
         ({"container": {"readOnlyRoot": True, "user": "1000:100"}}, {"second_image": "debian:12",
          "carrier_image": "ray:2"}),
         ({}, {"serving": Serving.COMMANDS, "carrier_image": "ray:2",
-         "place": Place(node_selector={"pool": "a"}, pull_secrets=("s",), priority_class="low",
-                        runtime_class="gvisor")}),
+         "settings": PodSettings(node_selector={"pool": "a"}, pull_secrets=("s",),
+                                 priority_class="low", runtime_class="gvisor")}),
     ],
-    ids=["plain", "limits", "two containers", "place"],
+    ids=["plain", "limits", "two containers", "settings"],
 )  # fmt: skip
 def test_pods_fit_the_schema_and_the_restricted_level(
     deploy: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    body = pod_body(spec_of(**deploy), around(**fields), NOW)
+    body = pod_manifest(spec_of(**deploy), plan_of(**fields), NOW)
     check_schema(body)
     assert violations(body["spec"]) == []
     assert body["spec"]["automountServiceAccountToken"] is False
@@ -82,7 +83,7 @@ def test_pods_fit_the_schema_and_the_restricted_level(
 
 def test_no_variable_of_an_instance_is_in_its_pod() -> None:
     """Invariant 10."""
-    body = pod_body(spec_of(environmentVariables={"KEY": "swordfish"}), around(), NOW)
+    body = pod_manifest(spec_of(environmentVariables={"KEY": "swordfish"}), plan_of(), NOW)
     assert "hunter2" not in json.dumps(body)
     assert "swordfish" not in json.dumps(body)
 
@@ -93,28 +94,28 @@ def test_a_pod_may_live_as_long_as_renewals_can_move_its_deadline(
 ) -> None:
     spec = spec_of()
     longer = SandboxSpec(spec.instance_id, spec.project_dir, spec.config, NOW + ttl_s)
-    assert pod_body(longer, around(), NOW)["spec"]["activeDeadlineSeconds"] == life_s
+    assert pod_manifest(longer, plan_of(), NOW)["spec"]["activeDeadlineSeconds"] == life_s
 
 
 def test_process_1_begins_on_any_python_3() -> None:
     """An option that an old one does not know would end it before it told its version."""
-    (container,) = pod_body(spec_of(), around(), NOW)["spec"]["containers"]
+    (container,) = pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]
     assert container["command"][:2] == ["python3", "-c"]
     script = ast.parse(container["command"][2], feature_version=(3, 7))
     assert isinstance(script.body[1], ast.Assign)  # of sys.path, before anything else is imported
 
 
 def test_requests_are_limits() -> None:
-    body = pod_body(spec_of(cpu="500m", memory="1Gi", ephemeralStorage="1Gi"), around(), NOW)
+    body = pod_manifest(spec_of(cpu="500m", memory="1Gi", ephemeralStorage="1Gi"), plan_of(), NOW)
     resources = body["spec"]["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"]
     assert (resources["limits"]["cpu"], resources["limits"]["memory"]) == ("500m", str(1 << 30))
 
 
 def test_pods_share_what_there_is_where_that_is_wanted() -> None:
-    place = Place(requests_share=0.1)
+    settings = PodSettings(requests_share=0.1)
     deploy = {"cpu": "5m", "memory": "1000M", "ephemeralStorage": "1Gi"}
-    body = pod_body(spec_of(**deploy), around(place), NOW)
+    body = pod_manifest(spec_of(**deploy), plan_of(settings), NOW)
     check_schema(body)
     check_pod(body)
     resources = body["spec"]["containers"][0]["resources"]
@@ -125,23 +126,25 @@ def test_pods_share_what_there_is_where_that_is_wanted() -> None:
 
 
 def test_a_root_user_is_said_and_a_named_one_refused() -> None:
-    security = pod_body(spec_of(container={"user": "root"}), around(), NOW)["spec"]["containers"][0]
+    security = pod_manifest(spec_of(container={"user": "root"}), plan_of(), NOW)["spec"][
+        "containers"
+    ][0]
     assert security["securityContext"]["runAsUser"] == 0
     assert security["securityContext"]["runAsNonRoot"] is False
-    with pytest.raises(ConfigError, match="takes numbers"):
-        pod_body(spec_of(container={"user": "postgres"}), around(), NOW)
+    with pytest.raises(ConfigError, match="accepts only numbers"):
+        pod_manifest(spec_of(container={"user": "postgres"}), plan_of(), NOW)
 
 
 def test_facts_say_that_nothing_keeps_a_pods_network() -> None:
     """Invariant 7: what is not enforced is not claimed."""
-    open_facts = kubernetes_spec.isolation(spec_of(network="none"), around())
+    open_facts = manifest.isolation(spec_of(network="none"), plan_of())
     assert open_facts.network is NetworkMode.HOST
     assert any("NetworkPolicy" in words for words in open_facts.missing)
-    unknown = kubernetes_spec.isolation(spec_of(), around(is_network_kept=None))
+    unknown = manifest.isolation(spec_of(), plan_of(is_egress_limited=None))
     assert unknown.network is NetworkMode.HOST
-    assert any("not known" in words for words in unknown.missing)
-    kept = kubernetes_spec.isolation(
-        spec_of(network="none"), around(network=NetworkMode.NONE, is_network_kept=True)
+    assert any("unknown" in words for words in unknown.missing)
+    kept = manifest.isolation(
+        spec_of(network="none"), plan_of(network=NetworkMode.NONE, is_egress_limited=True)
     )
     assert kept.network is NetworkMode.NONE
     assert not any("NetworkPolicy" in words for words in kept.missing)
@@ -176,21 +179,21 @@ LEFT = json.dumps(
         (pod_with(reason="NodeLost", message="gone"), "its node was lost: gone"),
         (pod_with(conditions=[{"type": "DisruptionTarget", "status": "True",
                                "reason": "DeletionByTaintManager", "message": "m"}]),
-         "its node does not answer"),
+         "its node no longer answers"),
         (pod_with(conditions=[{"type": "DisruptionTarget", "status": "True",
                                "reason": "PreemptionByScheduler"}]), "higher priority"),
-        (pod_with(), "deleted by somebody else"),
+        (pod_with(), "deleted by someone other than its host"),
     ],
 )  # fmt: skip
 def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     """Invariant 2."""
-    assert words in causes.end_cause(pod)
+    assert words in pod_status.end_cause(pod)
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}, "cannot be had"),
+        ({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}, "cannot be pulled"),
         ({"waiting": {"reason": "ErrImagePull", "message": "i:1: not found"}}, "not found"),
         ({"waiting": {"reason": "InvalidImageName"}}, "InvalidImageName"),
         ({"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}},
@@ -199,7 +202,7 @@ def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     ],
 )  # fmt: skip
 def test_a_start_that_cannot_be_is_said(state: dict[str, Any], words: str) -> None:
-    failure = causes.start_failure(pod_with(state), "made-1")
+    failure = pod_status.start_failure(pod_with(state), "made-1")
     assert isinstance(failure, SandboxStartFailed)
     assert words in failure.message
     assert failure.instance_id == "made-1"
@@ -208,7 +211,7 @@ def test_a_start_that_cannot_be_is_said(state: dict[str, Any], words: str) -> No
 def test_a_python_that_nobody_may_start_names_the_user_to_set() -> None:
     message = 'exec: "python3": permission denied'
     state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
-    failure = causes.start_failure(pod_with(state), "made-1")
+    failure = pod_status.start_failure(pod_with(state), "made-1")
     assert isinstance(failure, SandboxStartFailed)
     assert "deployConfig.container.user" in str(failure.hint)
 
@@ -222,7 +225,7 @@ def test_a_python_that_nobody_may_start_names_the_user_to_set() -> None:
     ],
 )
 def test_what_may_still_come_is_no_failure(state: dict[str, Any]) -> None:
-    assert causes.start_failure(pod_with(state), "made-1") is None
+    assert pod_status.start_failure(pod_with(state), "made-1") is None
 
 
 @pytest.mark.parametrize(
@@ -235,13 +238,15 @@ def test_what_may_still_come_is_no_failure(state: dict[str, Any]) -> None:
 )
 def test_an_image_without_python_is_known_by_its_error(message: str) -> None:
     state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
-    assert isinstance(causes.start_failure(pod_with(state), "made-1"), causes.Unfitting)
+    assert isinstance(
+        pod_status.start_failure(pod_with(state), "made-1"), pod_status.UnsuitableImage
+    )
 
 
 def test_a_pod_is_reachable_when_all_its_containers_run() -> None:
-    assert causes.address(pod_with({"running": {}}, podIP="10.1.2.3")) == "10.1.2.3"
-    assert causes.address(pod_with({"waiting": {}}, podIP="10.1.2.3")) is None
-    assert causes.address(pod_with({"running": {}})) is None
+    assert pod_status.address(pod_with({"running": {}}, podIP="10.1.2.3")) == "10.1.2.3"
+    assert pod_status.address(pod_with({"waiting": {}}, podIP="10.1.2.3")) is None
+    assert pod_status.address(pod_with({"running": {}})) is None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_a_pod_is_reachable_when_all_its_containers_run() -> None:
          "may not create pods in namespace aenv"),
         (403, 'pods "p" is forbidden: exceeded quota: q, used: pods=2', CapacityExceeded,
          "has no room"),
-        (403, 'pods "p" is forbidden: violates PodSecurity', ConfigError, "does not take its pod"),
+        (403, 'pods "p" is forbidden: violates PodSecurity', ConfigError, "refuses its pod"),
         (422, "Pod is invalid", SandboxStartFailed, "Pod is invalid"),
         (401, "Unauthorized", FabricUnavailable, "may not create pods"),
     ],
@@ -260,7 +265,7 @@ def test_a_refusal_says_what_it_means(
     status: int, message: str, error: type[Exception], words: str
 ) -> None:
     refused = ApiRefused(Access.CREATE_POD, status, "Forbidden", message)
-    found = causes.in_words(refused, "aenv", "made-1")
+    found = pod_status.error_of(refused, "aenv", "made-1")
     assert type(found) is error
     assert words in found.message
     assert message in found.message
@@ -290,9 +295,9 @@ def test_only_a_policy_for_what_goes_out_keeps_a_network() -> None:
     inward = {"spec": {"podSelector": selector, "policyTypes": ["Ingress"]}}
     outward = {"spec": {"podSelector": selector, "policyTypes": ["Egress"]}}
     labels = names.labels("uid", "host", NetworkMode.NONE)
-    assert not keeps([inward], labels)
-    assert keeps([inward, outward], labels)
-    assert not keeps([outward], names.labels("uid", "host", NetworkMode.INTERNET))
+    assert not limits_egress([inward], labels)
+    assert limits_egress([inward, outward], labels)
+    assert not limits_egress([outward], names.labels("uid", "host", NetworkMode.INTERNET))
 
 
 @pytest.mark.parametrize("mode", ["host", "allowlist"])
@@ -302,20 +307,20 @@ def test_a_network_that_pods_do_not_have_is_refused(mode: str) -> None:
         network_mode(spec_of(network=mode, **allow).config)
 
 
-# --- places, keys, logs ---------------------------------------------------------------------------
+# --- settings, keys, logs -------------------------------------------------------------------------
 
 
-def test_a_place_comes_from_settings(tmp_path: Path) -> None:
+def test_pod_settings_come_from_settings(tmp_path: Path) -> None:
     settings = Settings(
         data_dir=tmp_path, runtime_dir=tmp_path, docker_config=tmp_path,
         kubernetes_node_selector="pool=a, disk=ssd", kubernetes_pull_secrets="x,y",
         kubernetes_life="2h", kubernetes_requests=0.5, pod_name="ray-1",
     )  # fmt: skip
-    place = place_of(settings)
-    assert place.node_selector == {"pool": "a", "disk": "ssd"}
-    assert place.pull_secrets == ("x", "y")
-    assert place.requests_share == 0.5
-    assert (place.longest_life_s, place.pod_name) == (7200.0, "ray-1")
+    found = PodSettings.of(settings)
+    assert found.node_selector == {"pool": "a", "disk": "ssd"}
+    assert found.pull_secrets == ("x", "y")
+    assert found.requests_share == 0.5
+    assert (found.longest_life_s, found.pod_name) == (7200.0, "ray-1")
     with pytest.raises(ConfigError, match="SETTING"):
         parse_pairs("pool", "SETTING")
 

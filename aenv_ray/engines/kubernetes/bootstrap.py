@@ -1,7 +1,7 @@
-"""What process 1 of a pod's container begins with, before it has any code of ours.
+"""The first program of a pod's container, which runs before the pod has any of our code.
 
-Its text is in the pod's command: it runs on the image's own Python, whatever version that is, needs
-the standard library alone, and takes nothing from anybody who has not got the secret.
+Its source is in the pod's command. It runs on the image's Python, of any version 3, needs only the
+standard library, and accepts nothing from a peer without the secret.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import types
 
 
 def take(sock: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes."""
+    """Return exactly `size` bytes."""
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(min(size - len(data), 1 << 20))
@@ -27,15 +27,15 @@ def take(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def stage(digest: str, port: int) -> None:
-    """Wait for the host, take the runtime from it, and go on with that."""
+def bootstrap(digest: str, port: int) -> None:
+    """Wait for the host, receive the runtime from it, and run that."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     address = os.environ["AENV_POD_IP"]
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(64)
-    listener.settimeout(300)  # nobody will come any more
+    listener.settimeout(300)  # after this, no host will come
     libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
     facts = {"python": sys.version_info[:2], "machine": platform.machine(), "libc": libc}
     while True:
@@ -59,7 +59,7 @@ def stage(digest: str, port: int) -> None:
             archive.extraction_filter = tarfile.fully_trusted_filter
         archive.extractall("/")
     del content
-    for name in ("aenv_ray", "aenv_ray.runtime"):  # bare: what they import is not for here
+    for name in ("aenv_ray", "aenv_ray.runtime"):  # bare: their own imports are missing here
         package = types.ModuleType(name)
         package.__path__ = [order["home"] + "/runtime/" + name.replace(".", "/")]
         sys.modules[name] = package
@@ -69,4 +69,4 @@ def stage(digest: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    stage(sys.argv[1], int(sys.argv[2]))
+    bootstrap(sys.argv[1], int(sys.argv[2]))

@@ -1,6 +1,6 @@
-"""What a pod's status means: whether it can be spoken with, why it does not start, why it ended.
+"""What a pod's status means: whether it is reachable, why it does not start, why it ended.
 
-Nothing here speaks with anybody. The words are for people; the classes are for programs.
+Pure functions. Texts are for people, exception types for programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from aenv_ray.engines.kubernetes import spec as kubernetes_spec
+from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import (
@@ -26,7 +26,7 @@ from aenv_ray.runtime.container.pod import HOST_GONE, TTL_PASSED
 
 Pod = Mapping[str, Any]
 
-REMOVED: Final = "its pod was deleted by somebody else"
+REMOVED: Final = "its pod was deleted by someone other than its host"
 SECOND: Final = "its second container: "
 _NEVER: Final = frozenset(
     {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
@@ -39,21 +39,21 @@ _QUOTA: Final = "exceeded quota"
 _QUOTA_RETRY_S: Final = 10.0
 _KILLED_EXIT: Final = 137
 _DISRUPTIONS: Final = {
-    "DeletionByTaintManager": "its node does not answer any more, or is not for it any more",
+    "DeletionByTaintManager": "its node no longer answers, or no longer accepts it",
     "DeletionByPodGC": "its node is gone",
-    "EvictionByEvictionAPI": "it was evicted through the API, as when a node is drained",
+    "EvictionByEvictionAPI": "it was evicted through the API, for example to drain its node",
     "PreemptionByScheduler": "a pod of higher priority took its place",
     "PreemptionByKubeScheduler": "a pod of higher priority took its place",
     "TerminationByKubelet": "its node ended it",
 }
 
 
-class Unfitting(Exception):
-    """The image lacks what the runtime needs of it; the message says what."""
+class UnsuitableImage(Exception):
+    """The image lacks something that the runtime needs; the message says what."""
 
 
 def is_over(pod: Pod) -> bool:
-    """Whether nothing runs in it any more, or is about to."""
+    """Return whether a pod has ended, or is ending."""
     return (
         pod["status"].get("phase") in ("Succeeded", "Failed")
         or "deletionTimestamp" in pod["metadata"]
@@ -62,12 +62,12 @@ def is_over(pod: Pod) -> bool:
 
 
 def created_at(pod: Pod) -> float:
-    """Return when it was made, in seconds since the epoch."""
+    """Return when a pod was created, in seconds since the epoch."""
     return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
 def address(pod: Pod) -> str | None:
-    """Return where its containers listen, or soon do; None before all of them run."""
+    """Return the address of a pod; None before all its containers run."""
     statuses = list(_statuses(pod))
     if len(statuses) < len(pod["spec"]["containers"]):
         return None
@@ -77,25 +77,25 @@ def address(pod: Pod) -> str | None:
 
 
 def unscheduled(pod: Pod) -> str | None:
-    """Return why no node takes it, in the scheduler's words; None when one did."""
+    """Return why the scheduler finds no node for a pod; None if it has one or has not tried."""
     for condition in pod["status"].get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return str(condition.get("message") or condition.get("reason") or "no node takes it")
+            return str(condition.get("message") or condition.get("reason") or "no node is suitable")
     return None
 
 
 def no_room(instance_id: str, why: str, waited_s: float) -> CapacityExceeded:
-    """Return the error for a pod that no node took in time."""
+    """Return the error for a pod that was not scheduled in time."""
     return CapacityExceeded(
-        f"{instance_id} found no node in {waited_s:g} s: {why}",
+        f"no node had room for {instance_id} within {waited_s:g} s: {why}",
         retry_after_s=_QUOTA_RETRY_S,
-        hint="wait for other instances to end, add nodes, or ask for less: deployConfig.cpu, "
+        hint="wait for other instances to end, add nodes, or lower deployConfig.cpu and "
         "deployConfig.memory",
     )
 
 
-def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
-    """Return what keeps a pod from starting; None while nothing does."""
+def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | None:
+    """Return the error that prevents a pod from starting; None while it may still start."""
     for status in (*(pod["status"].get("initContainerStatuses") or ()), *_statuses(pod)):
         state = status.get("state", {})
         image, name = status.get("image", ""), status["name"]
@@ -106,15 +106,15 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
             reason == "ErrImagePull" and any(word in message.lower() for word in _NO_SUCH_IMAGE)
         ):
             return SandboxStartFailed(
-                f"{instance_id} did not start: image {image} cannot be had: {words}",
+                f"{instance_id} did not start: image {image} cannot be pulled: {words}",
                 instance_id=instance_id,
-                hint="check its name and tag; for a private registry name pull secrets in "
+                hint="check its name and tag; for a private registry, set "
                 "AENV_KUBERNETES_PULL_SECRETS",
             )
         ended = state.get("terminated") or {}
         broken = ended if ended.get("reason") in ("StartError", "ContainerCannotRun") else waiting
-        if name == kubernetes_spec.INSTANCE and _lacks_python(broken.get("message", "")):
-            return Unfitting(f"image {image} has no python3 that starts")
+        if name == names.FIRST_CONTAINER and _lacks_python(broken.get("message", "")):
+            return UnsuitableImage(f"image {image} has no python3 that runs")
         if reason in _BROKEN or broken is ended:
             return SandboxStartFailed(
                 f"{instance_id} did not start: container {name}: "
@@ -122,9 +122,9 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
                 instance_id=instance_id,
                 hint=_way_out(broken.get("message", "")),
             )
-        if name == kubernetes_spec.CARRIER and ended.get("exitCode"):
+        if name == names.CARRIER_CONTAINER and ended.get("exitCode"):
             return SandboxStartFailed(
-                f"{instance_id} did not start: the image {image} brings no runtime: exit code "
+                f"{instance_id} did not start: image {image} supplies no runtime: exit code "
                 f"{ended['exitCode']} {ended.get('message', '')}",
                 instance_id=instance_id,
                 hint="set AENV_KUBERNETES_CARRIER_IMAGE to an image with this package",
@@ -133,21 +133,21 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | Unfitting | None:
 
 
 def _lacks_python(message: str) -> bool:
-    words = message.lower()  # each OCI runtime has its own
+    words = message.lower()  # each OCI runtime words it differently
     return "python3" in words and ("not found" in words or "no such file" in words)
 
 
 def _way_out(message: str) -> str | None:
     if "permission denied" in message.lower():
         return (
-            "the user of its container may not start that: name another one in "
-            'deployConfig.container.user ("1000:1000"), or make the image readable for all'
+            "the container's user may not run that: set another user in "
+            'deployConfig.container.user ("1000:1000"), or make the image readable for everyone'
         )
     return None
 
 
 def end_cause(pod: Pod) -> str:
-    """Return why a pod ended, or is being ended, in words."""
+    """Return why a pod ended, or is ending."""
     status = pod["status"]
     if status.get("reason") == "DeadlineExceeded":
         return TTL_PASSED
@@ -164,7 +164,7 @@ def end_cause(pod: Pod) -> str:
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
             cause = _container_cause(pod, container["name"], ended)
-            return cause if container["name"] == kubernetes_spec.INSTANCE else of_second(cause)
+            return cause if container["name"] == names.FIRST_CONTAINER else of_second(cause)
     return str(status.get("message") or REMOVED)
 
 
@@ -175,7 +175,7 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     if ended.get("reason") == "OOMKilled":
         limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
         limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
-        bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node had no more"
+        bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node ran out"
         return f"it ran out of memory and was killed ({bound})"
     code = int(ended.get("exitCode", 0))
     if code == _KILLED_EXIT:
@@ -184,12 +184,12 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
 
 
 def of_second(cause: str) -> str:
-    """Return a cause of which it is said, where that matters, that it is the second container's."""
+    """Return a cause that names the second container, unless both containers share it."""
     return cause if cause in (TTL_PASSED, HOST_GONE) else SECOND + cause
 
 
 def with_log(cause: str, log: str) -> str:
-    """Return a cause with the end of what was printed, where that may explain it."""
+    """Return a cause with the end of the log, unless the cause explains itself."""
     log = log.strip()
     return (
         cause
@@ -205,13 +205,13 @@ def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
 # --- refusals of the API --------------------------------------------------------------------------
 
 
-def in_words(refused: ApiRefused, namespace: str, instance_id: str | None = None) -> AenvError:
-    """Return what a refusal of the API means.
+def error_of(refused: ApiRefused, namespace: str, instance_id: str | None = None) -> AenvError:
+    """Return the error for a refusal of the API.
 
     Args:
         refused: The refusal.
-        namespace: Where.
-        instance_id: Of the instance that was to start.
+        namespace: The namespace of the request.
+        instance_id: The instance to start, if the request was for one.
     """
     permission, message = refused.access.value, refused.message
     who = f"{instance_id} did not start: " if instance_id else ""
@@ -219,7 +219,7 @@ def in_words(refused: ApiRefused, namespace: str, instance_id: str | None = None
         return CapacityExceeded(
             f"{who}namespace {namespace} has no room: {message}",
             retry_after_s=_QUOTA_RETRY_S,
-            hint="wait for other instances to end, or have the ResourceQuota raised",
+            hint="wait for other instances to end, or ask for a higher ResourceQuota",
         )
     if refused.status in (401, 403) and ("cannot" in message or refused.status == 401):
         of = f" of {permission.group}" if permission.group else ""
@@ -227,13 +227,13 @@ def in_words(refused: ApiRefused, namespace: str, instance_id: str | None = None
             f"{who}the service account may not {permission.verb} {permission.resource} in "
             f"namespace {namespace}: {message}",
             hint=f"grant it in a Role: verb {permission.verb} on {permission.resource}{of}; "
-            "`aenv cluster doctor` names all that is missing",
+            "`aenv cluster doctor` lists all missing permissions",
         )
     if refused.status == 403 and refused.access is Access.CREATE_POD:
         return ConfigError(
-            f"{who}namespace {namespace} does not take its pod: {message}",
-            hint="change the project's deployConfig, or what the namespace allows: its Pod "
-            "Security level, LimitRange or RuntimeClass",
+            f"{who}namespace {namespace} refuses its pod: {message}",
+            hint="change the project's deployConfig, or the Pod Security level, LimitRange or "
+            "RuntimeClass of the namespace",
         )
     if refused.status in (400, 404, 409, 422) and instance_id:
         return SandboxStartFailed(f"{who}{message}", instance_id=instance_id)

@@ -1,4 +1,4 @@
-"""One instance of the kubernetes engine, as its host knows it."""
+"""One instance of the kubernetes engine, as its host sees it."""
 
 from __future__ import annotations
 
@@ -8,80 +8,79 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.kubernetes import causes, names
-from aenv_ray.engines.kubernetes import spec as kubernetes_spec
-from aenv_ray.engines.kubernetes.door import Control, enter
+from aenv_ray.engines.kubernetes import manifest, names, pod_status
+from aenv_ray.engines.kubernetes.pod_connection import ControlConnection, open_authenticated
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import InstanceId
 
 READERS_S: Final = 5.0
-"""A pod that ended stays this long for those who still read what it printed."""
+"""How long a pod that ended is kept for readers of its log."""
 
 
 @dataclass
-class Instance:
-    """A pod of this host."""
+class PodInstance:
+    """A pod of this host, and the connections to it."""
 
     id: InstanceId
     name: str
     nonce: str
     ended: asyncio.Future[str]
-    """Its cause, once it ended."""
+    """The cause, once it has ended."""
     address: asyncio.Future[str]
-    """Where it listens, once all its containers run."""
+    """Its address, once all its containers run."""
     failed: asyncio.Future[None]
-    """What keeps it from starting; has no result."""
+    """The exception that prevents it from starting; never has a result."""
     uid: str = ""
     has_second: bool = False
     is_up: bool = False
-    waits_for: str = ""
-    """Why no node takes it, in the scheduler's words."""
+    unscheduled_reason: str = ""
+    """Why the scheduler finds no node for it; "" if it is scheduled."""
     node: str = ""
     sandbox: DoorSandbox | None = None
     second: DoorSandbox | None = None
-    controls: list[Control] = field(default_factory=list)
+    controls: list[ControlConnection] = field(default_factory=list)
     readers: set[asyncio.Event] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def new(cls, instance_id: InstanceId, name: str, nonce: str) -> Instance:
-        """Return one that has not started."""
+    def new(cls, instance_id: InstanceId, name: str, nonce: str) -> PodInstance:
+        """Return an instance that has not started."""
         loop = asyncio.get_running_loop()
         ended, address, failed = (loop.create_future() for _ in range(3))
         return cls(instance_id, name, nonce, ended, address, failed)
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a pod is this instance's, and not an earlier one's of the same name."""
+        """Return whether a pod is this instance's, not an earlier instance's of the same name."""
         annotations = pod["metadata"].get("annotations") or {}
         return bool(annotations.get(names.NONCE) == self.nonce)
 
-    def note(self, pod: Mapping[str, Any], gone: bool) -> str | None:
-        """Note what the API says of its pod; return the cause when that means that it ended."""
+    def update(self, pod: Mapping[str, Any], gone: bool) -> str | None:
+        """Update from the API's view of its pod; return the cause if the pod has ended."""
         self.uid = pod["metadata"]["uid"]
         self.node = pod["spec"].get("nodeName") or ""
-        self.waits_for = causes.unscheduled(pod) or ""
+        self.unscheduled_reason = pod_status.unscheduled(pod) or ""
         if gone:
-            return causes.end_cause(pod)
+            return pod_status.end_cause(pod)
         if not self.is_up:
-            failure = causes.start_failure(pod, self.id)
+            failure = pod_status.start_failure(pod, self.id)
             if failure is not None:
                 self._fail(failure)
                 return None
-        if causes.is_over(pod):
-            return causes.end_cause(pod)
-        address = causes.address(pod)
+        if pod_status.is_over(pod):
+            return pod_status.end_cause(pod)
+        address = pod_status.address(pod)
         if address is not None and not self.address.done():
             self.address.set_result(address)
         return None
 
-    def _fail(self, failure: AenvError | causes.Unfitting) -> None:
+    def _fail(self, failure: AenvError | pod_status.UnsuitableImage) -> None:
         if not self.failed.done():
             self.failed.set_exception(failure)
-            self.failed.exception()  # whoever waits is told; perhaps nobody does any more
+            self.failed.exception()  # retrieved, in case nothing waits for it
 
     def end(self, cause: str) -> None:
-        """Tell that it ended; the first cause stays."""
+        """Record that it ended; the first cause counts."""
         if self.ended.done():
             return
         self.ended.set_result(cause)
@@ -91,57 +90,57 @@ class Instance:
             if sandbox is not None:
                 sandbox.end(cause)
 
-    async def control(self, key: HostKey, on_ended: Callable[[str, str], None]) -> None:
-        """Become its host, in its own eyes.
+    async def take_control(self, key: HostKey, on_ended: Callable[[str, str], None]) -> None:
+        """Become its host, from the pod's point of view.
 
         Args:
             key: Of this host.
-            on_ended: Told cause and log.
+            on_ended: Called with cause and log when it ends.
 
         Raises:
             OSError: It does not answer.
         """
 
         def on_second_ended(cause: str, log: str) -> None:
-            on_ended(causes.of_second(cause), log)
+            on_ended(pod_status.of_second(cause), log)
 
-        await self.let_go()
+        await self.release_control()
         if self.has_second:
-            sock = await self.enter(kubernetes_spec.SECOND_PORT, key, {"kind": "control"})
-            self.controls.append(Control(sock, on_second_ended))
-        sock = await self.enter(kubernetes_spec.PORT, key, {"kind": "control"})
-        self.controls.append(Control(sock, on_ended))
+            sock = await self.connect(manifest.SECOND_PORT, key, {"kind": "control"})
+            self.controls.append(ControlConnection(sock, on_second_ended))
+        sock = await self.connect(manifest.PORT, key, {"kind": "control"})
+        self.controls.append(ControlConnection(sock, on_ended))
 
-    async def enter(self, port: int, key: HostKey, purpose: Mapping[str, Any]) -> Any:
+    async def connect(self, port: int, key: HostKey, purpose: Mapping[str, Any]) -> Any:
         """Return a connection to one of its containers, for a purpose.
 
         Raises:
             OSError: It does not answer.
         """
         secret = key.secret(self.name, self.nonce, str(port))
-        return await enter(self.address.result(), port, secret, purpose)
+        return await open_authenticated(self.address.result(), port, secret, purpose)
 
     async def move_deadline(self, ends_in_s: float) -> None:
-        """Have it end so many seconds from now.
+        """Set its deadline, in seconds from now.
 
         Raises:
             FabricUnavailable: It does not answer.
         """
         for control in self.controls:
             if not await control.move_deadline(ends_in_s) and not self.ended.done():
-                raise FabricUnavailable(f"{self.id} does not answer, so its deadline stays")
+                raise FabricUnavailable(f"{self.id} does not answer: its deadline is unchanged")
 
-    async def let_go(self) -> None:
-        """Close what makes this host its host."""
+    async def release_control(self) -> None:
+        """Close the control connections."""
         controls, self.controls = self.controls, []
         for control in controls:
             await control.close()
 
     async def close(self) -> None:
-        """Disconnect; it goes on."""
+        """Disconnect; the pod keeps running."""
         if self.timer is not None:
             self.timer.cancel()
-        await self.let_go()
+        await self.release_control()
         for sandbox in (self.sandbox, self.second):
             if sandbox is not None:
                 await sandbox.close()

@@ -1,4 +1,4 @@
-"""The host's side of the connections to a pod: proofs first, then what the connection is for."""
+"""The host's side of connections to a pod: mutual proof of the key first, then the purpose."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IDLE_S: Final = 15
 _UNANSWERED_MS: Final = 30_000
 
 
-async def reach(address: str, port: int, *, within_s: float) -> socket.socket:
-    """Return a connection, tried again while nobody listens there yet.
+async def connect(address: str, port: int, *, within_s: float) -> socket.socket:
+    """Return a connection, retrying while nothing listens there yet.
 
     Raises:
-        OSError: Nobody did in time.
+        OSError: Nothing listened in time.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s
@@ -48,7 +48,7 @@ async def reach(address: str, port: int, *, within_s: float) -> socket.socket:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Have calls sent at once, and a node that is gone noticed."""
+    """Send calls without delay, and detect a node that is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -59,15 +59,15 @@ def _set_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def enter(
+async def open_authenticated(
     address: str, port: int, key: bytes, purpose: Mapping[str, Any], *, within_s: float = CONNECT_S
 ) -> socket.socket:
-    """Return a connection to the process 1 that has a key, for a purpose.
+    """Return a connection, for a purpose, to the process 1 that has a key.
 
     Raises:
-        OSError: Nobody answers there, or somebody who has not got the key.
+        OSError: Nothing answers, or the peer does not have the key.
     """
-    sock = await reach(address, port, within_s=within_s)
+    sock = await connect(address, port, within_s=within_s)
     try:
         async with asyncio.timeout(CONNECT_S):
             await authenticate(sock, key, purpose)
@@ -77,12 +77,12 @@ async def enter(
     return sock
 
 
-class Control:
-    """The connection that says that an instance has a host, and hears of its end.
+class ControlConnection:
+    """The connection that keeps an instance owned by this host and reports its end.
 
     Args:
-        sock: From `enter`.
-        on_ended: Told cause and log when the instance's process ended.
+        sock: From `open_authenticated`.
+        on_ended: Called with cause and log when the instance's process ends.
     """
 
     def __init__(self, sock: socket.socket, on_ended: Callable[[str, str], None]) -> None:
@@ -90,9 +90,9 @@ class Control:
         self._on_ended = on_ended
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._moving = asyncio.Lock()
-        self._task = asyncio.create_task(self._hear())
+        self._task = asyncio.create_task(self._read_messages())
 
-    async def _hear(self) -> None:
+    async def _read_messages(self) -> None:
         loop = asyncio.get_running_loop()
         buffer = b""
         try:
@@ -105,12 +105,12 @@ class Control:
                     else:
                         self._answers.put_nowait(True)
         except (OSError, ValueError):
-            pass  # the API tells what became of the pod
+            pass  # the API reports what happened to the pod
         finally:
             self._answers.put_nowait(False)
 
     async def move_deadline(self, ends_in_s: float) -> bool:
-        """Have the instance end so many seconds from now; False when it does not answer."""
+        """Set the deadline, in seconds from now; return False if the pod does not answer."""
         async with self._moving:
             if self._task.done():
                 return False
@@ -119,7 +119,7 @@ class Control:
                 async with asyncio.timeout(CONNECT_S):
                     await asyncio.get_running_loop().sock_sendall(self._sock, line)
                     return await self._answers.get()
-            except OSError:  # a timeout among them
+            except OSError:  # includes timeouts
                 return False
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class Control:
 
 
 async def read_log(sock: socket.socket) -> AsyncGenerator[bytes, None]:
-    """Yield what comes on a connection for logs, to its end."""
+    """Yield what arrives on a connection for logs, until it ends."""
     loop = asyncio.get_running_loop()
     with sock:
         while piece := await loop.sock_recv(sock, _PIECE_BYTES):

@@ -1,7 +1,7 @@
-"""Storage that outlives pods: PersistentVolumeClaims, which no pod owns and nothing collects.
+"""Storage that outlives pods: PersistentVolumeClaims without an owner.
 
-A claim is for one pod at a time, and Kubernetes itself keeps a second one waiting
-(``ReadWriteOncePod``); a shared one is ``ReadWriteMany``, which its storage class must offer.
+A claim is for one pod at a time (``ReadWriteOncePod``): Kubernetes makes a second pod wait. A
+shared claim is ``ReadWriteMany``, which its storage class must support.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aenv_ray.engines.kubernetes import causes, names
+from aenv_ray.engines.kubernetes import names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.storage import StorageMount, parse_size, shown_size
 
-_ALONE: Final = "ReadWriteOncePod"
+_EXCLUSIVE: Final = "ReadWriteOncePod"
 _SHARED: Final = "ReadWriteMany"
 _GONE_S: Final = 240.0
-"""A pod that has it may have calls under way for two minutes."""
-_LOOK_S: Final = 0.5
+"""How long the deletion of a claim may take: its pod may finish calls for two minutes."""
+_POLL_S: Final = 0.5
 
 
-class Claims:
+class VolumeClaims:
     """The claims of one namespace.
 
     Args:
         client: Of the API.
-        storage_class: Of new ones; None for the cluster's.
+        storage_class: Of new claims. None: the cluster's default.
 
     Requests raise `ApiRefused` when the API refuses, and `FabricUnavailable` when it does not
-    answer, unless they say otherwise.
+    answer, unless their docstring says otherwise.
     """
 
     def __init__(self, client: KubernetesClient, storage_class: str | None) -> None:
@@ -39,18 +39,18 @@ class Claims:
         self._class = storage_class
 
     async def ensure(self, storage: StorageMount) -> None:
-        """See that a storage's claim is there, at least as large as asked for.
+        """Ensure that a storage's claim exists and is large enough.
 
         Raises:
-            ConfigError: The one that is there is of other access.
-            FabricUnavailable: It was there before and is gone, or is another storage's.
+            ConfigError: The existing claim has another access mode.
+            FabricUnavailable: The claim existed and is gone, or belongs to another storage.
         """
         found = await self._find(storage.name)
         if found is None:
             if storage.is_made:
                 raise FabricUnavailable(
-                    f"claim {storage.name} is gone, and what was kept with it",
-                    hint="somebody deleted it; delete the service, and make it anew",
+                    f"claim {storage.name} is gone, with its files",
+                    hint="it was deleted outside aenv; delete the service and create it again",
                 )
             try:
                 found = await self._client.request(Access.CREATE_CLAIM, body=self._body(storage))
@@ -65,16 +65,16 @@ class Claims:
             await self._client.request(Access.PATCH_CLAIM, storage.name, body=grown)
 
     async def delete(self, storage: StorageMount) -> None:
-        """Delete a storage's claim; returns when it is gone, or never was.
+        """Delete a storage's claim, and return when it is gone.
 
         Raises:
-            AenvError: The API refuses it.
-            FabricUnavailable: A pod has it still.
+            AenvError: The API refuses.
+            FabricUnavailable: A pod still uses it.
         """
         try:
             await self._delete(storage)
         except ApiRefused as exc:
-            raise causes.in_words(exc, self._client.namespace) from exc
+            raise pod_status.error_of(exc, self._client.namespace) from exc
 
     async def _delete(self, storage: StorageMount) -> None:
         loop = asyncio.get_running_loop()
@@ -87,15 +87,15 @@ class Claims:
         try:
             await self._client.request(Access.DELETE_CLAIM, storage.name, body=body)
         except ApiRefused as exc:
-            if exc.status not in (404, 409):  # 409: another one has the name
+            if exc.status not in (404, 409):  # 409: another claim has the name
                 raise
         while found is not None and found["metadata"]["uid"] == uid:
             if loop.time() > until:
                 raise FabricUnavailable(
-                    f"claim {storage.name} is not gone {_GONE_S:g} s after it was deleted",
-                    hint="a pod has it still: Kubernetes deletes it with the last of them",
+                    f"claim {storage.name} still exists {_GONE_S:g} s after it was deleted",
+                    hint="a pod still uses it: Kubernetes deletes it after the last such pod",
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             found = await self._find(storage.name)
 
     async def _find(self, name: str) -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ class Claims:
                 },
             },
             "spec": {
-                "accessModes": [_SHARED if storage.is_shared else _ALONE],
+                "accessModes": [_SHARED if storage.is_shared else _EXCLUSIVE],
                 "resources": {"requests": {"storage": _size(storage)}},
                 **({"storageClassName": self._class} if self._class else {}),
             },
@@ -138,18 +138,18 @@ def _is_of(claim: Mapping[str, Any], storage: StorageMount) -> bool:
 def _check(claim: Mapping[str, Any], storage: StorageMount) -> None:
     if not _is_of(claim, storage):
         raise FabricUnavailable(
-            f"claim {storage.name} is not the one that was made for this storage",
-            hint=f"it has another label {names.STORAGE_LABEL}; rename or delete it",
+            f"claim {storage.name} is not the one that was created for this storage",
+            hint=f"its label {names.STORAGE_LABEL} differs; rename or delete that claim",
         )
     if "deletionTimestamp" in claim["metadata"]:
         raise FabricUnavailable(
-            f"claim {storage.name} is being deleted", hint="somebody deleted it; try again later"
+            f"claim {storage.name} is being deleted", hint="try again when it is gone"
         )
-    wanted = _SHARED if storage.is_shared else _ALONE
+    wanted = _SHARED if storage.is_shared else _EXCLUSIVE
     modes = claim["spec"]["accessModes"]
     if wanted not in modes:
         raise ConfigError(
-            f"claim {storage.name} was made for {', '.join(modes)}, and {wanted} is wanted",
-            hint="Kubernetes lets nobody change that: set AENV_STORAGE_ACCESS as it was, or delete "
-            "the storage",
+            f"claim {storage.name} was created with access {', '.join(modes)}, not {wanted}",
+            hint="Kubernetes cannot change that: restore AENV_STORAGE_ACCESS, or delete the "
+            "storage",
         )

@@ -1,7 +1,7 @@
-"""What a pod is made from: a spec and facts of the place in, the API's JSON out.
+"""The manifest of a pod, made from a spec and a plan.
 
-Nothing here speaks with anybody. No variable of an instance, and no secret, is in a pod's spec,
-where everybody who may list pods reads it: those go to the pod itself (`kubernetes_boot`).
+Pure functions. Variables and secrets are not in the manifest, where everyone who may list pods
+could read them: the host sends them to the pod (`aenv_ray.engines.kubernetes.boot`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.engines.images import node_python as docker_python
+from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.kubernetes import names
-from aenv_ray.engines.kubernetes.namespace import Owner, Place
+from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
@@ -27,66 +26,33 @@ from aenv_ray.runtime.container.process_one import HOME, MAX_FILES, PROJECT
 from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 PORT: Final = 8070
-"""Where process 1 listens; the second container's is the next but one."""
+"""The port of process 1 in the instance's container."""
 SECOND_PORT: Final = 8072
-INSTANCE: Final = "instance"
-SECOND: Final = "second"
-CARRIER: Final = "carrier"
 _CARRIED: Final = f"{HOME}-carried"
 _HOME_BYTES: Final = 512 * 1024**2
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _AWAY_S: Final = 30
-"""How long a pod stays on a node that does not answer; the default is five minutes."""
+"""How long a pod stays on a node that does not answer. Kubernetes' default is five minutes."""
 _PREFERRED_NODES: Final = 8
-_STAGE: Final = Path(__file__).with_name("stage.py")
-_NO_DIRECTORY: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
-"""Nothing is imported from where it starts. The option for that, -P, is unknown before Python 3.11,
-and an older one is to live long enough to tell its version."""
+_BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
+_SAFE_PATH: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
+"""Keeps Python from importing from the working directory. The option -P does not exist before
+Python 3.11, and an older Python must live long enough to report its version."""
 _USER: Final = re.compile(r"^(\d+|root)(?::(\d+|root))?$")
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a pod gets that its spec does not say."""
-
-    name: str
-    host_id: str
-    owner: Owner
-    place: Place
-    nonce: str
-    """From which its secrets are made, with what only hosts of the owner have."""
-    secret_digest: str
-    """Of what opens its first connection."""
-    image: str
-    serving: Serving = Serving.RUNTIME
-    absence: str = ""
-    second_image: str = ""
-    carrier_image: str = ""
-    """With this package, for what an image lacks; "" where it lacks nothing."""
-    network: NetworkMode = NetworkMode.INTERNET
-    is_network_kept: bool | None = False
-    """A NetworkPolicy of the namespace selects the pod for what goes out. None: not known."""
-    nodes: Sequence[str] = ()
-    """That have the image."""
-
-    @property
-    def is_carried(self) -> bool:
-        """Whether the first container runs on a Python that is brought along."""
-        return self.serving is not Serving.RUNTIME
-
-
-def pod_body(spec: SandboxSpec, around: Surroundings, now: float) -> dict[str, Any]:
-    """Return what the API makes an instance's pod from.
+def pod_manifest(spec: SandboxSpec, plan: PodPlan, now: float) -> dict[str, Any]:
+    """Return the manifest of an instance's pod.
 
     Raises:
-        ConfigError: The project asks for what no pod has.
+        ConfigError: The project asks for something that pods do not support.
     """
     deploy = spec.config.deploy
-    place = around.place
-    containers = [_container(spec, around, INSTANCE)]
-    if around.second_image:
-        containers.append(_container(spec, around, SECOND))
-    life_s = max(place.longest_life_s, spec.deadline - now) + place.grace_s
+    settings = plan.settings
+    containers = [_container(spec, plan, names.FIRST_CONTAINER)]
+    if plan.second_image:
+        containers.append(_container(spec, plan, names.SECOND_CONTAINER))
+    life_s = max(settings.longest_life_s, spec.deadline - now) + settings.grace_s
     pod: dict[str, Any] = {
         "activeDeadlineSeconds": int(life_s),
         "restartPolicy": "Never",
@@ -96,60 +62,60 @@ def pod_body(spec: SandboxSpec, around: Surroundings, now: float) -> dict[str, A
         "hostname": re.sub(r"[^a-z0-9-]", "-", spec.instance_id.lower())[:63].strip("-") or "pod",
         "securityContext": _pod_security(spec),
         "containers": containers,
-        "volumes": [*_volumes(around, deploy), *_claims(spec)],
+        "volumes": [*_volumes(plan, deploy), *_claims(spec)],
         "tolerations": [
             {"key": f"node.kubernetes.io/{word}", "operator": "Exists", "effect": "NoExecute",
              "tolerationSeconds": _AWAY_S}
             for word in ("not-ready", "unreachable")
         ],
     }  # fmt: skip
-    if around.carrier_image:
-        pod["initContainers"] = [_carrier(around, deploy)]
-    runtime = deploy.container.runtime or place.runtime_class
+    if plan.carrier_image:
+        pod["initContainers"] = [_carrier(plan, deploy)]
+    runtime = deploy.container.runtime or settings.runtime_class
     if runtime:
         pod["runtimeClassName"] = runtime
-    if place.node_selector:
-        pod["nodeSelector"] = dict(place.node_selector)
-    if place.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in place.pull_secrets]
-    if place.priority_class:
-        pod["priorityClassName"] = place.priority_class
-    if around.nodes:
-        pod["affinity"] = _affinity(around.nodes)
+    if settings.node_selector:
+        pod["nodeSelector"] = dict(settings.node_selector)
+    if settings.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    if settings.priority_class:
+        pod["priorityClassName"] = settings.priority_class
+    if plan.nodes:
+        pod["affinity"] = _affinity(plan.nodes)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": around.name,
-            "labels": names.labels(around.owner.uid, around.host_id, around.network),
-            "annotations": _annotations(spec, around),
+            "name": plan.name,
+            "labels": names.labels(plan.owner.uid, plan.host_id, plan.network),
+            "annotations": _annotations(spec, plan),
             "ownerReferences": [
-                {"apiVersion": "v1", "kind": "Pod", "name": around.owner.name,
-                 "uid": around.owner.uid, "controller": False, "blockOwnerDeletion": False}
+                {"apiVersion": "v1", "kind": "Pod", "name": plan.owner.name,
+                 "uid": plan.owner.uid, "controller": False, "blockOwnerDeletion": False}
             ],
         },
         "spec": pod,
     }  # fmt: skip
 
 
-def _annotations(spec: SandboxSpec, around: Surroundings) -> dict[str, str]:
+def _annotations(spec: SandboxSpec, plan: PodPlan) -> dict[str, str]:
     return {
         names.INSTANCE: spec.instance_id,
-        names.HOST: around.host_id,
+        names.HOST: plan.host_id,
         names.DEADLINE: repr(spec.deadline),
-        names.NONCE: around.nonce,
-        names.ISOLATION: isolation(spec, around).model_dump_json(),
-        names.START_MODE: start_mode(around),
+        names.NONCE: plan.nonce,
+        names.ISOLATION: isolation(spec, plan).model_dump_json(),
+        names.START_MODE: start_mode(plan),
         names.ENVIRONMENT: spec.config.reference,
         names.LABELS: json.dumps(dict(spec.labels)),
     }
 
 
-def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, Any]:
+def _container(spec: SandboxSpec, plan: PodPlan, name: str) -> dict[str, Any]:
     deploy = spec.config.deploy
-    is_second = name == SECOND
-    carried = is_second or around.is_carried
-    python = docker_python.command(f"{_CARRIED}/python") if carried else ["python3"]
+    is_second = name == names.SECOND_CONTAINER
+    carried = is_second or plan.needs_carried_python
+    python = node_python.command(f"{_CARRIED}/python") if carried else ["python3"]
     port = SECOND_PORT if is_second else PORT
     mounts = [_mount("second-home" if is_second else "home", HOME), _mount("memory", "/dev/shm")]
     if not is_second:
@@ -158,33 +124,33 @@ def _container(spec: SandboxSpec, around: Surroundings, name: str) -> dict[str, 
             mounts.append(_mount("storage", spec.storage.mount_path))
     if carried:
         mounts.append({**_mount("carried", _CARRIED), "readOnly": True})
-    if around.second_image:
+    if plan.second_image:
         mounts.append(_mount("shared", SHARED))
     if deploy.container.read_only_root:
         mounts.append(_mount("second-tmp" if is_second else "tmp", "/tmp"))
     address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": name,
-        "image": around.second_image if is_second else around.image,
+        "image": plan.second_image if is_second else plan.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [*python, "-c", stage(), around.secret_digest, str(port)],
+        "command": [*python, "-c", bootstrap_code(), plan.secret_digest, str(port)],
         "env": [{"name": "AENV_POD_IP", **address}],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}],
         "workingDir": "/",
-        "resources": _resources(deploy, around.place.requests_share),
+        "resources": _resources(deploy, plan.settings.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "File",
     }
 
 
-def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
+def _carrier(plan: PodPlan, deploy: DeployConfig) -> dict[str, Any]:
     return {
-        "name": CARRIER,
-        "image": around.carrier_image,
+        "name": names.CARRIER_CONTAINER,
+        "image": plan.carrier_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-m", "aenv_ray.engines.kubernetes.python_carrier", _CARRIED],
-        "resources": _resources(deploy, around.place.requests_share),
+        "resources": _resources(deploy, plan.settings.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
     }
@@ -192,7 +158,7 @@ def _carrier(around: Surroundings, deploy: DeployConfig) -> dict[str, Any]:
 
 def _pod_security(spec: SandboxSpec) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if spec.storage is not None:  # its user writes to it, whoever that is
+    if spec.storage is not None:  # the container's user must be able to write to it
         group = user_of(spec.config.deploy)[1]
         security |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
     return security
@@ -219,10 +185,10 @@ def _security(deploy: DeployConfig) -> dict[str, Any]:
 
 
 def user_of(deploy: DeployConfig) -> tuple[int, int]:
-    """Return whom a container runs as: the project's word, else nobody.
+    """Return user and group of a container: the project's, or nobody by default.
 
     Raises:
-        ConfigError: The word is a name that only the image knows.
+        ConfigError: The project names a user by name, which only the image could resolve.
     """
     if not deploy.container.user:
         return NOBODY, NOBODY
@@ -230,7 +196,7 @@ def user_of(deploy: DeployConfig) -> tuple[int, int]:
     if match is None:
         raise ConfigError(
             f"deployConfig.container.user {deploy.container.user!r} is a name, and Kubernetes "
-            "takes numbers",
+            "accepts only numbers",
             hint='write it as "1000:1000"',
         )
     uid, gid = (match[1], match[2] or match[1])
@@ -252,7 +218,7 @@ def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
     return {"requests": requests, "limits": limits} if limits else {}
 
 
-def _volumes(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]:
+def _volumes(plan: PodPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
     size = str(storage_bytes(deploy))
     volumes = [
         _empty("home", _HOME_BYTES),
@@ -260,13 +226,13 @@ def _volumes(around: Surroundings, deploy: DeployConfig) -> list[dict[str, Any]]
         _empty("work", size, in_memory=True),
         _empty("memory", _SHARED_MEMORY_BYTES, in_memory=True),
     ]
-    if around.carrier_image:
+    if plan.carrier_image:
         volumes.append(_empty("carried", _HOME_BYTES))
-    if around.second_image:
+    if plan.second_image:
         volumes += [_empty("second-home", _HOME_BYTES), _empty("shared", size, in_memory=True)]
     if deploy.container.read_only_root:
         volumes.append(_empty("tmp", size, in_memory=True))
-        if around.second_image:
+        if plan.second_image:
             volumes.append(_empty("second-tmp", size, in_memory=True))
     return volumes
 
@@ -281,7 +247,7 @@ def _mount(name: str, path: str) -> dict[str, Any]:
 
 
 def _affinity(nodes: Sequence[str]) -> dict[str, Any]:
-    """Prefer nodes that have the image."""
+    """Return an affinity to nodes that have the image."""
     terms = [
         {"weight": 10, "preference": {"matchFields": [
             {"key": "metadata.name", "operator": "In", "values": [node]}]}}
@@ -297,25 +263,25 @@ def storage_bytes(deploy: DeployConfig) -> int:
     return units.parse_memory_bytes(deploy.ephemeral_storage)
 
 
-def stage() -> str:
-    """Return the code that process 1 begins with, without what only people read."""
-    text = _STAGE.read_text(encoding="utf-8")
-    return _NO_DIRECTORY + text[text.index("import ") :]
+def bootstrap_code() -> str:
+    """Return the code of process 1, without its docstring."""
+    text = _BOOTSTRAP.read_text(encoding="utf-8")
+    return _SAFE_PATH + text[text.index("import ") :]
 
 
-def start_mode(around: Surroundings) -> str:
-    """Return how a pod comes to be, for people."""
+def start_mode(plan: PodPlan) -> str:
+    """Return how a pod was started, for people."""
     how = "the host's runtime"
-    if around.serving is Serving.PUBLIC:
+    if plan.serving is Serving.PUBLIC:
         how = "its own server (public door)"
-    elif around.serving is Serving.COMMANDS:
-        how = f"commands and files only: {around.absence}"
-    second = f"; second: {around.second_image}" if around.second_image else ""
-    return f"pod: {around.image} with {how}{second}"
+    elif plan.serving is Serving.COMMANDS:
+        how = f"commands and files only: {plan.no_tools_reason}"
+    second = f"; second: {plan.second_image}" if plan.second_image else ""
+    return f"pod: {plan.image} with {how}{second}"
 
 
-def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
-    """Return what separates a pod made from these from its node and from the cluster."""
+def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
+    """Return what isolates a pod from its node and from the cluster."""
     deploy = spec.config.deploy
     limits = {
         "open files": str(MAX_FILES),
@@ -327,30 +293,30 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
     if deploy.cpu:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores per container (cgroup)"
     if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        limits["image's directories"] = "watched by the node: the pod is evicted with more"
+        limits["image's directories"] = "the node evicts a pod that exceeds its storage"
     if spec.storage is not None:
         kept, path = shown_size(spec.storage.size_bytes), spec.storage.mount_path
         limits["kept"] = f"{kept} at {path} (claim {spec.storage.name})"
-    missing = ["processes: only the node's own limit of a pod"]
-    if not around.is_network_kept:
-        label = f"{names.NETWORK}={around.network.value}"
+    missing = ["processes: limited only by the node's limit per pod"]
+    if not plan.is_egress_limited:
+        label = f"{names.NETWORK}={plan.network.value}"
         missing.append(
-            f"network: no NetworkPolicy of the namespace selects {label}, so it reaches the "
-            "cluster, Ray included"
-            if around.is_network_kept is False
-            else f"network: this host may not list NetworkPolicies, so whether one keeps {label} "
-            "from the cluster is not known"
+            f"network: no NetworkPolicy of the namespace selects {label}, so it can reach the "
+            "cluster, including Ray"
+            if plan.is_egress_limited is False
+            else "network: unknown whether it can reach the cluster: this host may not list "
+            "NetworkPolicies"
         )
     if not deploy.container.read_only_root and not deploy.ephemeral_storage:
-        missing.append("storage: what it writes to the image's own directories is not limited")
-    if around.serving is Serving.PUBLIC:
-        missing.append("public door: port 8081 is open to what runs inside, rewards included")
+        missing.append("storage: writes to the image's own directories are not limited")
+    if plan.serving is Serving.PUBLIC:
+        missing.append("public door: processes inside can use port 8081, rewards included")
     if deploy.container.cap_add:
         missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
     return Isolation(
         kind="pod",
         namespaces=("mount", "pid", "ipc", "uts", "net"),
-        network=around.network if around.is_network_kept else NetworkMode.HOST,
+        network=plan.network if plan.is_egress_limited else NetworkMode.HOST,
         read_only_host=True,
         seccomp=True,
         no_new_privileges=True,
@@ -360,5 +326,5 @@ def isolation(spec: SandboxSpec, around: Surroundings) -> Isolation:
 
 
 def listed_isolation(annotations: Mapping[str, str]) -> Isolation:
-    """Return the facts that a pod was marked with when it was made."""
+    """Return the isolation facts that a pod was annotated with at its creation."""
     return Isolation.model_validate_json(annotations[names.ISOLATION])
