@@ -135,9 +135,11 @@ async def boot(
 
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(boot_one(manifest.PORT, first_order, ""))
-            if instance.has_second:
-                group.create_task(boot_one(manifest.SECOND_PORT, second_order, pod_status.SECOND))
+            group.create_task(boot_one(manifest.PORT, main_order, ""))
+            if instance.has_sidecar:
+                group.create_task(
+                    boot_one(manifest.SIDECAR_PORT, sidecar_order, pod_status.SIDECAR)
+                )
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
 
@@ -218,8 +220,8 @@ async def _read_line(sock: Any) -> bytes:
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def first_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
-    """Return the order for the first container.
+def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
+    """Return the order for the main container.
 
     Args:
         spec: Of the instance.
@@ -231,7 +233,7 @@ def first_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) 
     variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     if "PATH" not in {**deploy.variables, **spec.environment_variables}:
         del variables["PATH"]  # the image's own applies
-    if plan.second_image:
+    if plan.sidecar_image:
         variables.setdefault("WORK_SHARE", SHARED)
     variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes 20 ms
     is_public = plan.serving is Serving.PUBLIC
@@ -247,8 +249,8 @@ def first_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) 
     return told, [(spec.project_dir, PROJECT)]
 
 
-def second_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
-    """Return the order for the second container; arguments as for `first_order`."""
+def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
+    """Return the order for the sidecar; arguments as for `main_order`."""
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
     told = {
         **_common_order(key, ends_in_s, plan.settings.grace_s, variables),

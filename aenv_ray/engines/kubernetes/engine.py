@@ -176,7 +176,7 @@ class KubernetesEngine(Engine):
         secret = self._key.secret(name, nonce, "boot")
         plan = await self._planner.plan(spec, name, nonce, secret_digest(secret), image_problem)
         instance = PodInstance.new(spec.instance_id, name, nonce)
-        instance.has_second = bool(plan.second_image)
+        instance.has_sidecar = bool(plan.sidecar_image)
         body = manifest.pod_manifest(spec, plan, self._clock.now())
         self._instances[spec.instance_id] = instance
         try:
@@ -214,8 +214,8 @@ class KubernetesEngine(Engine):
             self._in_background(self._discard(instance))
 
         try:
-            if instance.has_second:
-                instance.second = await open_door(manifest.SECOND_PORT)
+            if instance.has_sidecar:
+                instance.sidecar = await open_door(manifest.SIDECAR_PORT)
             sandbox = instance.sandbox = await open_door(manifest.PORT)
             await instance.take_control(
                 self._key, on_ended
@@ -223,7 +223,7 @@ class KubernetesEngine(Engine):
         except OSError as exc:
             cause = f"its pod does not answer ({exc})"
             raise lost(instance.id, cause) from exc
-        sandbox.sidecar = instance.second
+        sandbox.sidecar = instance.sidecar
         if instance.ended.done():
             sandbox.end(instance.ended.result())
         return sandbox
@@ -236,7 +236,7 @@ class KubernetesEngine(Engine):
             instance = PodInstance.new(
                 instance_id, pod["metadata"]["name"], annotations[names.NONCE]
             )
-            instance.has_second = len(pod["spec"]["containers"]) > 1
+            instance.has_sidecar = len(pod["spec"]["containers"]) > 1
             instance.is_up = True
             self._instances[instance_id] = instance
         cause = instance.update(pod, False)

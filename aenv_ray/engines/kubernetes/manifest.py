@@ -27,7 +27,7 @@ from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 PORT: Final = 8070
 """The port of process 1 in the instance's container."""
-SECOND_PORT: Final = 8072
+SIDECAR_PORT: Final = 8072
 _CARRIED: Final = f"{HOME}-carried"
 _HOME_BYTES: Final = 512 * 1024**2
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
@@ -49,9 +49,9 @@ def pod_manifest(spec: SandboxSpec, plan: PodPlan, now: float) -> dict[str, Any]
     """
     deploy = spec.config.deploy
     settings = plan.settings
-    containers = [_container(spec, plan, names.FIRST_CONTAINER)]
-    if plan.second_image:
-        containers.append(_container(spec, plan, names.SECOND_CONTAINER))
+    containers = [_container(spec, plan, names.MAIN_CONTAINER)]
+    if plan.sidecar_image:
+        containers.append(_container(spec, plan, names.SIDECAR_CONTAINER))
     life_s = max(settings.longest_life_s, spec.deadline - now) + settings.grace_s
     pod: dict[str, Any] = {
         "activeDeadlineSeconds": int(life_s),
@@ -113,25 +113,25 @@ def _annotations(spec: SandboxSpec, plan: PodPlan) -> dict[str, str]:
 
 def _container(spec: SandboxSpec, plan: PodPlan, name: str) -> dict[str, Any]:
     deploy = spec.config.deploy
-    is_second = name == names.SECOND_CONTAINER
-    carried = is_second or plan.needs_carried_python
+    is_sidecar = name == names.SIDECAR_CONTAINER
+    carried = is_sidecar or plan.needs_carried_python
     python = node_python.command(f"{_CARRIED}/python") if carried else ["python3"]
-    port = SECOND_PORT if is_second else PORT
-    mounts = [_mount("second-home" if is_second else "home", HOME), _mount("memory", "/dev/shm")]
-    if not is_second:
+    port = SIDECAR_PORT if is_sidecar else PORT
+    mounts = [_mount("sidecar-home" if is_sidecar else "home", HOME), _mount("memory", "/dev/shm")]
+    if not is_sidecar:
         mounts += [_mount("project", PROJECT), _mount("work", WORK)]
         if spec.storage is not None:
             mounts.append(_mount("storage", spec.storage.mount_path))
     if carried:
         mounts.append({**_mount("carried", _CARRIED), "readOnly": True})
-    if plan.second_image:
+    if plan.sidecar_image:
         mounts.append(_mount("shared", SHARED))
     if deploy.container.read_only_root:
-        mounts.append(_mount("second-tmp" if is_second else "tmp", "/tmp"))
+        mounts.append(_mount("sidecar-tmp" if is_sidecar else "tmp", "/tmp"))
     address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": name,
-        "image": plan.second_image if is_second else plan.image,
+        "image": plan.sidecar_image if is_sidecar else plan.image,
         "imagePullPolicy": "IfNotPresent",
         "command": [*python, "-c", bootstrap_code(), plan.secret_digest, str(port)],
         "env": [{"name": "AENV_POD_IP", **address}],
@@ -228,12 +228,12 @@ def _volumes(plan: PodPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
     ]
     if plan.carrier_image:
         volumes.append(_empty("carried", _HOME_BYTES))
-    if plan.second_image:
-        volumes += [_empty("second-home", _HOME_BYTES), _empty("shared", size, in_memory=True)]
+    if plan.sidecar_image:
+        volumes += [_empty("sidecar-home", _HOME_BYTES), _empty("shared", size, in_memory=True)]
     if deploy.container.read_only_root:
         volumes.append(_empty("tmp", size, in_memory=True))
-        if plan.second_image:
-            volumes.append(_empty("second-tmp", size, in_memory=True))
+        if plan.sidecar_image:
+            volumes.append(_empty("sidecar-tmp", size, in_memory=True))
     return volumes
 
 
@@ -276,8 +276,8 @@ def start_mode(plan: PodPlan) -> str:
         how = "its own server (public door)"
     elif plan.serving is Serving.COMMANDS:
         how = f"commands and files only: {plan.no_tools_reason}"
-    second = f"; second: {plan.second_image}" if plan.second_image else ""
-    return f"pod: {plan.image} with {how}{second}"
+    sidecar = f"; sidecar: {plan.sidecar_image}" if plan.sidecar_image else ""
+    return f"pod: {plan.image} with {how}{sidecar}"
 
 
 def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:

@@ -11,8 +11,8 @@ from typing import Final
 
 from aenv_ray.project.config import NetworkMode
 
-FIRST_CONTAINER: Final = "instance"
-SECOND_CONTAINER: Final = "second"
+MAIN_CONTAINER: Final = "instance"
+SIDECAR_CONTAINER: Final = "sidecar"
 CARRIER_CONTAINER: Final = "carrier"
 
 PART_OF: Final = "app.kubernetes.io/part-of"

@@ -11,7 +11,7 @@ from typing import Final
 
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.images.node_images import ARTIFACT_TYPE
-from aenv_ray.engines.images.serving import Serving, has_code, second_image
+from aenv_ray.engines.images.serving import Serving, has_code, sidecar_image
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import KubernetesClient
 from aenv_ray.engines.kubernetes.network import NetworkPolicies, network_mode
@@ -42,7 +42,7 @@ class PodPlan:
     serving: Serving = Serving.RUNTIME
     no_tools_reason: str = ""
     """With ``commands``: why there are no tools."""
-    second_image: str = ""
+    sidecar_image: str = ""
     carrier_image: str = ""
     """Image that supplies a Python; "" if no container needs one."""
     network: NetworkMode = NetworkMode.INTERNET
@@ -53,7 +53,7 @@ class PodPlan:
 
     @property
     def needs_carried_python(self) -> bool:
-        """Whether the first container runs on the carrier image's Python."""
+        """Whether the main container runs on the carrier image's Python."""
         return self.serving is not Serving.RUNTIME
 
 
@@ -137,9 +137,9 @@ class PodPlanner:
             reason = _no_tools_reason(problem, has_code=is_code_there)
             if is_code_there:
                 logger.warning("%s has no tools: %s", spec.instance_id, reason)
-        second = ""
+        sidecar = ""
         if deploy.is_dual:
-            second = second_image(spec.config.reference, deploy, spec.datasource)
+            sidecar = sidecar_image(spec.config.reference, deploy, spec.datasource)
         if spec.storage is not None:
             await self.claims.ensure(spec.storage)
         carrier = self._settings.carrier_image or self.owner.image
@@ -154,8 +154,8 @@ class PodPlanner:
             image=image,
             serving=serving,
             no_tools_reason=reason,
-            second_image=second,
-            carrier_image=carrier if second or serving is not Serving.RUNTIME else "",
+            sidecar_image=sidecar,
+            carrier_image=carrier if sidecar or serving is not Serving.RUNTIME else "",
             network=mode,
             is_egress_limited=await self._policies.limit_egress(labels),
             nodes=tuple(self._nodes.get(image, ())),

@@ -32,13 +32,13 @@ class PodInstance:
     failed: asyncio.Future[None]
     """The exception that prevents it from starting; never has a result."""
     uid: str = ""
-    has_second: bool = False
+    has_sidecar: bool = False
     is_up: bool = False
     unscheduled_reason: str = ""
     """Why the scheduler finds no node for it; "" if it is scheduled."""
     node: str = ""
     sandbox: DoorSandbox | None = None
-    second: DoorSandbox | None = None
+    sidecar: DoorSandbox | None = None
     controls: list[ControlConnection] = field(default_factory=list)
     readers: set[asyncio.Event] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class PodInstance:
         self.ended.set_result(cause)
         if self.timer is not None:
             self.timer.cancel()
-        for sandbox in (self.sandbox, self.second):
+        for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:
                 sandbox.end(cause)
 
@@ -101,13 +101,13 @@ class PodInstance:
             OSError: It does not answer.
         """
 
-        def on_second_ended(cause: str, log: str) -> None:
-            on_ended(pod_status.of_second(cause), log)
+        def on_sidecar_ended(cause: str, log: str) -> None:
+            on_ended(pod_status.of_sidecar(cause), log)
 
         await self.release_control()
-        if self.has_second:
-            sock = await self.connect(manifest.SECOND_PORT, key, {"kind": "control"})
-            self.controls.append(ControlConnection(sock, on_second_ended))
+        if self.has_sidecar:
+            sock = await self.connect(manifest.SIDECAR_PORT, key, {"kind": "control"})
+            self.controls.append(ControlConnection(sock, on_sidecar_ended))
         sock = await self.connect(manifest.PORT, key, {"kind": "control"})
         self.controls.append(ControlConnection(sock, on_ended))
 
@@ -141,6 +141,6 @@ class PodInstance:
         if self.timer is not None:
             self.timer.cancel()
         await self.release_control()
-        for sandbox in (self.sandbox, self.second):
+        for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:
                 await sandbox.close()

@@ -27,7 +27,7 @@ from aenv_ray.runtime.container.pod import HOST_GONE, TTL_PASSED
 Pod = Mapping[str, Any]
 
 REMOVED: Final = "its pod was deleted by someone other than its host"
-SECOND: Final = "its second container: "
+SIDECAR: Final = "its sidecar: "
 _NEVER: Final = frozenset(
     {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
@@ -113,7 +113,7 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | N
             )
         ended = state.get("terminated") or {}
         broken = ended if ended.get("reason") in ("StartError", "ContainerCannotRun") else waiting
-        if name == names.FIRST_CONTAINER and _lacks_python(broken.get("message", "")):
+        if name == names.MAIN_CONTAINER and _lacks_python(broken.get("message", "")):
             return UnsuitableImage(f"image {image} has no python3 that runs")
         if reason in _BROKEN or broken is ended:
             return SandboxStartFailed(
@@ -164,7 +164,7 @@ def end_cause(pod: Pod) -> str:
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
             cause = _container_cause(pod, container["name"], ended)
-            return cause if container["name"] == names.FIRST_CONTAINER else of_second(cause)
+            return cause if container["name"] == names.MAIN_CONTAINER else of_sidecar(cause)
     return str(status.get("message") or REMOVED)
 
 
@@ -183,9 +183,9 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     return f"its main process exited with code {code}"
 
 
-def of_second(cause: str) -> str:
-    """Return a cause that names the second container, unless both containers share it."""
-    return cause if cause in (TTL_PASSED, HOST_GONE) else SECOND + cause
+def of_sidecar(cause: str) -> str:
+    """Return a cause that names the sidecar, unless both containers share it."""
+    return cause if cause in (TTL_PASSED, HOST_GONE) else SIDECAR + cause
 
 
 def with_log(cause: str, log: str) -> str:

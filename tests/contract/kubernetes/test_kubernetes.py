@@ -360,7 +360,7 @@ async def test_one_watch_is_enough_for_many(own_node: KubernetesNode, tmp_path: 
         assert calls.count(("get", "pods")) == 1  # the host's own
 
 
-# --- networks and the second container ------------------------------------------------------------
+# --- networks and the sidecar ---------------------------------------------------------------------
 
 
 async def test_a_policy_of_the_namespace_makes_a_network_a_fact(
@@ -379,7 +379,7 @@ async def test_a_policy_of_the_namespace_makes_a_network_a_fact(
         assert (await bench.start()).isolation.network == "none"
 
 
-async def test_a_second_container_shares_files_and_is_reached_through_the_host(
+async def test_a_sidecar_shares_files_and_is_reached_through_the_host(
     bench: Bench,
 ) -> None:
     source = (
@@ -393,5 +393,5 @@ async def test_a_second_container_shares_files_and_is_reached_through_the_host(
     sandbox = await bench.start(bench.project({"tools.py": source}, config), datasource=SHELL_IMAGE)
     await value_of(sandbox, "share", text="between us")
     assert await value_of(sandbox, "beside", command="cat /shared/note") == "between us"
-    with pytest.raises(SandboxLost, match="second container"):
+    with pytest.raises(SandboxLost, match="sidecar"):
         await value_of(sandbox, "beside", command="kill -9 -1")

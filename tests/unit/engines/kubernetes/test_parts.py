@@ -62,7 +62,7 @@ def plan_of(settings: PodSettings | None = None, **fields: Any) -> PodPlan:
     [
         ({}, {}),
         ({"cpu": 2, "memory": "2G", "ephemeralStorage": "1G"}, {"nodes": ("node-1", "node-2")}),
-        ({"container": {"readOnlyRoot": True, "user": "1000:100"}}, {"second_image": "debian:12",
+        ({"container": {"readOnlyRoot": True, "user": "1000:100"}}, {"sidecar_image": "debian:12",
          "carrier_image": "ray:2"}),
         ({}, {"serving": Serving.COMMANDS, "carrier_image": "ray:2",
          "settings": PodSettings(node_selector={"pool": "a"}, pull_secrets=("s",),
