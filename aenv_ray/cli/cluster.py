@@ -1,4 +1,4 @@
-"""``aenv cluster``: a cluster on Kubernetes with KubeRay, brought up, looked at and taken down."""
+"""``aenv cluster``: create, inspect, scale and delete a cluster on Kubernetes with KubeRay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.cluster.api import ClusterApi
-    from aenv_ray.cluster.readiness import Look
+    from aenv_ray.cluster.readiness import Snapshot
 
 cluster = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
@@ -30,26 +30,29 @@ _DOWN_S: Final = 600.0
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="[OVERLAY]", help="dev, production, a directory of yours, or rendered YAML."
+        metavar="[OVERLAY]", help="dev, production, your own directory, or rendered YAML."
     ),
 ]
 Values = Annotated[
-    Path | None, typer.Option("--values", "-f", help="YAML with values in place of the overlay's.")
+    Path | None,
+    typer.Option("--values", "-f", help="YAML with values that override the overlay's."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="One value; see values.yaml. Repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Set one value of values.yaml. Repeatable."),
 ]
 Image = Annotated[
-    str | None, typer.Option("--image", help="Of Ray, and of sandboxes whose project names none.")
+    str | None,
+    typer.Option("--image", help="Image of Ray, and of sandboxes whose project names none."),
 ]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Where the cluster is. Default: aenv.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the cluster. Default: aenv.")
 ]
 Context = Annotated[
-    str | None, typer.Option("--context", help="Of the kube config. Default: its current one.")
+    str | None,
+    typer.Option("--context", help="Context of the kube config. Default: the current one."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Take over fields that others set.")]
+Force = Annotated[bool, typer.Option("--force", help="Take over fields that other managers own.")]
 
 
 @cluster.command("render")
@@ -60,14 +63,15 @@ def render(
     image: Image = None,
     namespace: Namespace = None,
     copy_to: Annotated[
-        Path | None, typer.Option("--copy-to", help="Write the manifests there, to change them.")
+        Path | None,
+        typer.Option("--copy-to", help="Copy the manifests to a new directory, to change them."),
     ] = None,
     output: Output = None,
 ) -> None:
-    """Print the manifests of a cluster; speaks with nobody.
+    """Print the manifests of a cluster, without connecting to it.
 
-    They are those that `kubectl kustomize` makes of the same directory. As YAML,
-    or with -o json as a list.
+    The output equals that of `kubectl kustomize` for the same directory, as YAML,
+    or as a list with -o json.
 
     Example:
       aenv cluster render production --set workers.maxReplicas=100
@@ -77,7 +81,7 @@ def render(
 
     if copy_to is not None:
         manifests.copy_to(copy_to)
-        console.say(f"written; apply it with: aenv cluster apply {copy_to}/overlays/{source}")
+        console.say(f"copied; apply it with: aenv cluster apply {copy_to}/overlays/{source}")
         return
     documents = _documents(source, values, setting, image, namespace)
     show(documents, output, yaml_files.dump(documents).removesuffix("\n"))
@@ -93,20 +97,20 @@ def apply(
     context: Context = None,
     force: Force = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have the API check it, and change nothing.")
+        bool, typer.Option("--dry-run", help="Have the API check everything without changing it.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return once everything is ready.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until everything is ready.")
     ] = True,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
     ] = _UP_S,
     output: Output = None,
 ) -> None:
-    """Bring up a cluster, or change it to be as it is written.
+    """Create a cluster, or change it, by server-side apply.
 
-    Server-side apply: what runs goes on, and a changed template is for new pods.
-    Passwords are made where there are none.
+    Running pods are unaffected: a changed template applies to new pods. Missing
+    passwords are generated.
 
     Example:
       aenv cluster apply dev --image registry.example/aenv-ray:1
@@ -122,9 +126,9 @@ def apply(
         if dry_run:
             show({"namespace": where, "objects": len(documents), "dry_run": True}, output)
             return
-        look = life.await_ready(timeout) if wait else life.look()
-    show(_facts(look, where), output)
-    console.say(f"an admin's token: aenv cluster status --namespace {where} --token")
+        found = life.await_ready(timeout) if wait else life.snapshot()
+    show(_facts(found, where), output)
+    console.say(f"print an admin token with: aenv cluster status --namespace {where} --token")
 
 
 @cluster.command("status")
@@ -132,13 +136,13 @@ def status(
     namespace: Namespace = None,
     context: Context = None,
     token: Annotated[
-        bool, typer.Option("--token", help="Print the gateway's admin token, and nothing else.")
+        bool, typer.Option("--token", help="Print only the gateway's admin token.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Show how a cluster is, and what it lacks.
+    """Show the state of a cluster, and what keeps it from being ready.
 
-    Exits with 0 when it is ready.
+    Exits with 0 if it is ready, else with 1.
 
     Example:
       aenv cluster status
@@ -151,25 +155,25 @@ def status(
         if token:
             show(_token(api, where), output)
             return
-        look = lifecycle.Lifecycle(api, where, console.say).look()
-    show(_facts(look, where), output)
-    if look.lacks():
+        found = lifecycle.Lifecycle(api, where, console.say).snapshot()
+    show(_facts(found, where), output)
+    if found.problems():
         raise typer.Exit(1)
 
 
 @cluster.command("scale")
 def scale(
     bounds: Annotated[
-        str, typer.Argument(metavar="MIN[:MAX]", help="Workers at least, and at most.")
+        str, typer.Argument(metavar="MIN[:MAX]", help="Minimum and maximum number of workers.")
     ],
-    group: Annotated[str, typer.Option("--group", "-g", help="Of workers.")] = "kubernetes",
+    group: Annotated[str, typer.Option("--group", "-g", help="Worker group.")] = "kubernetes",
     namespace: Namespace = None,
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Bound the workers of a group; between the bounds Ray scales.
+    """Set the minimum and maximum of a worker group, between which Ray scales.
 
-    Holds until the next `aenv cluster apply`, which applies values.yaml again.
+    The next `aenv cluster apply` restores the bounds in values.yaml.
 
     Example:
       aenv cluster scale 2:20
@@ -179,7 +183,9 @@ def scale(
 
     least, colon, most = bounds.partition(":")
     if not least.isdigit() or (colon and not most.isdigit()):
-        raise typer.BadParameter("write it as MIN or MIN:MAX, in whole numbers")
+        raise typer.BadParameter(
+            f"invalid bounds {bounds!r}: expected MIN or MIN:MAX, such as 2:20"
+        )
     with _api(context) as api:
         life = lifecycle.Lifecycle(api, namespace or "aenv", console.say)
         show(life.scale(group, int(least), int(most) if colon else None), output)
@@ -190,7 +196,8 @@ def delete(
     namespace: Namespace = None,
     context: Context = None,
     storage: Annotated[
-        bool, typer.Option("--delete-storage", help="And what it stored, for ever.")
+        bool,
+        typer.Option("--delete-storage", help="Also delete all volumes and Secrets, irrevocably."),
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
@@ -198,10 +205,10 @@ def delete(
     yes: Yes = False,
     output: Output = None,
 ) -> None:
-    """Take a cluster down, with every instance; no pod is left.
+    """Delete a cluster with all its instances, and wait until no pod is left.
 
-    What it stored stays, with its passwords: a cluster that is applied again goes
-    on with it. The namespace stays.
+    Volumes and passwords remain, and applying the cluster again reuses them. The
+    namespace remains.
 
     Example:
       aenv cluster delete
@@ -210,13 +217,13 @@ def delete(
     from aenv_ray.cluster import lifecycle
 
     where = namespace or "aenv"
-    what = "cluster and everything that it stored" if storage else "cluster"
+    what = "cluster with all its stored data" if storage else "cluster"
     confirm(f"Delete the {what} in namespace {where}?", yes)
     with _api(context) as api:
         kept = lifecycle.Lifecycle(api, where, console.say).delete(timeout, storage=storage)
     show({"namespace": where, "deleted": True, "kept": kept}, output)
     if kept:
-        console.say("what is kept goes with: aenv cluster delete --delete-storage")
+        console.say("delete what remains with: aenv cluster delete --delete-storage")
 
 
 @cluster.command("doctor")
@@ -229,10 +236,9 @@ def doctor(
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Name what is missing: permission, kind, quota, storage, node.
+    """Check for missing permissions, kinds, quota, storage and nodes.
 
-    Asks with your own permissions and changes nothing. Exits with 1 when
-    something is missing.
+    Uses your own permissions and changes nothing. Exits with 1 if a check fails.
 
     Example:
       aenv cluster doctor production
@@ -255,7 +261,7 @@ def _documents(
     image: str | None,
     namespace: str | None,
 ) -> list[dict[str, Any]]:
-    """Return the objects that options describe."""
+    """Return the objects that the options describe."""
     from aenv_ray.cluster import manifests
 
     named: dict[str, str] = {}
@@ -278,23 +284,23 @@ def _api(context: str | None) -> Iterator[ClusterApi]:
         api.close()
 
 
-def _facts(look: Look, namespace: str) -> dict[str, Any]:
-    """Return what people and programs see of a cluster."""
+def _facts(found: Snapshot, namespace: str) -> dict[str, Any]:
+    """Return the state of a cluster as it is shown."""
     from aenv_ray.cluster.objects import GATEWAY
 
-    lacks = look.lacks()
-    head = look.head
+    problems = found.problems()
+    head = found.head
     return {
         "namespace": namespace,
-        "state": "ready" if not lacks else "not there" if look.ray is None else "not ready",
-        "gateway": f"http://{GATEWAY}.{namespace}:8080" if look.ray is not None else None,
+        "state": "ready" if not problems else "not there" if found.ray is None else "not ready",
+        "gateway": f"http://{GATEWAY}.{namespace}:8080" if found.ray is not None else None,
         "head": head["metadata"]["name"] if head is not None else None,
         "workers": [
             f"{g['group']}: {g['ready']} of {g['pods']} ready, {g['min']} to {g['max']}"
-            for g in look.groups
+            for g in found.groups
         ],
-        "sandboxes": len(look.sandboxes),
-        "lacks": lacks,
+        "sandboxes": len(found.sandboxes),
+        "lacks": problems,
     }
 
 
@@ -307,6 +313,7 @@ def _token(api: ClusterApi, namespace: str) -> str:
     secret = api.get(KINDS["Secret"], namespace, ADMIN)
     if secret is None:
         raise ConfigError(
-            f"namespace {namespace} has no Secret {ADMIN}", hint="make it with: aenv cluster apply"
+            f"namespace {namespace} has no Secret {ADMIN}",
+            hint="create it with: aenv cluster apply",
         )
     return base64.b64decode(secret["data"]["token"]).decode()

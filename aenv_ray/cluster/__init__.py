@@ -1,1 +1,1 @@
-"""Clusters on Kubernetes: their manifests, and bringing them up and down without kubectl."""
+"""Clusters on Kubernetes: renders, applies, checks and deletes their manifests, without kubectl."""

@@ -1,7 +1,7 @@
-"""Requests of ``aenv cluster`` to the Kubernetes API: each for a permission that is named here.
+"""The Kubernetes API as ``aenv cluster`` uses it, and the permissions that this takes.
 
-Connection, certificates and tokens are those of the ``kubernetes`` package, which reads a kube
-config or, in a pod, its service account.
+The ``kubernetes`` package provides connections, certificates and tokens. It reads a kube config or,
+in a pod, the service account.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.cluster.objects import KINDS, Document, Kind
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Forbidden, Unauthorized
 
-MANAGER: Final = "aenv-cluster"
-"""What the API knows the fields by that we apply."""
+FIELD_MANAGER: Final = "aenv-cluster"
+"""Owner of the fields that server-side apply sets."""
 _REQUEST_S: Final = 30.0
 _TRIES: Final = 5
 _PAUSE_S: Final = 1.0
-_AGAIN: Final = frozenset({429, 502, 503, 504})
+_RETRIED: Final = frozenset({429, 502, 503, 504})
 _NOT_INSTALLED: Final = "install it: pip install 'aenv-ray[kubernetes]'"
 
 
 class Permission(NamedTuple):
-    """What a rule of a Role grants."""
+    """A permission as a rule of a Role grants it."""
 
     verb: str
     resource: str
@@ -52,20 +52,21 @@ APPLY: Final = (
     *_all("create", "Secret"),
     *_all("list", "Pod", "PersistentVolumeClaim", "Event"),
 )
-"""What `apply` and `status` need, besides what the Roles grant: nobody grants what he has not."""
+"""What `apply` and `status` need, in addition to the permissions that the Roles grant: the API lets
+users grant only permissions that they have."""
 DELETE: Final = (*_all("list delete", *_OURS, "RayJob", "PriorityClass", "Secret", "Pod"),)
-"""What `delete` needs, besides."""
+"""What `delete` needs in addition."""
 
 
 class ClusterApi:
-    """A connection to the API of one Kubernetes cluster; blocks.
+    """A blocking client of the API of one Kubernetes cluster.
 
     Args:
-        context: Of the kube config. None: its current one, or in a pod the pod's own.
-        configuration: Of ``kubernetes.client``, in place of what is found. None: it is found.
+        context: Context of the kube config. None: the current one, or the service account in a pod.
+        configuration: For ``kubernetes.client``. None: from the kube config or service account.
 
     Raises:
-        ConfigError: The ``kubernetes`` package is missing, or there is no cluster to speak to.
+        ConfigError: The ``kubernetes`` package is missing, or no cluster is configured.
     """
 
     def __init__(self, context: str | None = None, configuration: Any = None) -> None:
@@ -81,10 +82,10 @@ class ClusterApi:
                 _load(config, configuration, context)
             except (config.ConfigException, OSError) as exc:
                 raise ConfigError(
-                    f"no Kubernetes cluster is known here: {exc}",
+                    f"no Kubernetes cluster is configured: {exc}",
                     hint="set KUBECONFIG to its kube config, or choose a context with --context",
                 ) from exc
-        configuration.retries = False  # one layer tries again: this one
+        configuration.retries = False  # this class retries
         self._client: Any = client.ApiClient(configuration)
         self.host = str(configuration.host)
 
@@ -93,7 +94,7 @@ class ClusterApi:
         self._client.close()
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Document | None:
-        """Return an object; None when there is none.
+        """Return an object, or None if it does not exist.
 
         Raises:
             AenvError: As `request`.
@@ -103,12 +104,12 @@ class ClusterApi:
     def find(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> list[Document]:
-        """Return objects; none where the cluster does not know the kind.
+        """Return the objects of a kind; an empty list if the cluster does not have the kind.
 
         Args:
-            kind: Theirs.
-            namespace: None: all.
-            selector: By labels.
+            kind: Of the objects.
+            namespace: None: all namespaces.
+            selector: Label selector. None: all objects.
 
         Raises:
             AenvError: As `request`.
@@ -125,19 +126,19 @@ class ClusterApi:
     def apply(
         self, kind: Kind, document: Document, *, force: bool = False, dry_run: bool = False
     ) -> Document:
-        """Make an object be as it is written, on the server's side; again changes nothing.
+        """Create or change an object by server-side apply; idempotent.
 
         Args:
-            kind: Its.
-            document: With a name.
-            force: Take fields over that others set.
-            dry_run: Only check.
+            kind: Of the object.
+            document: The object, with a name.
+            force: Take over fields that other managers own.
+            dry_run: Check only.
 
         Raises:
             AenvError: As `request`.
         """
         metadata = document["metadata"]
-        query = {"fieldManager": MANAGER, "force": "true" if force else "false"}
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
         if dry_run:
             query["dryRun"] = "All"
         done = self.request(
@@ -150,13 +151,13 @@ class ClusterApi:
         return done or {}
 
     def create(self, kind: Kind, document: Document, *, dry_run: bool = False) -> Document | None:
-        """Make an object; None when there is one of the name already.
+        """Create an object; return None if one of that name exists.
 
         Raises:
             AenvError: As `request`.
         """
         path = kind.path(document.get("metadata", {}).get("namespace"))
-        query = {"fieldManager": MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
         return self.request("POST", path, query=query, body=document, existing=True)
 
     def patch(
@@ -172,10 +173,10 @@ class ClusterApi:
         return self.request("PATCH", path, body=operations, content_type=content_type) or {}
 
     def delete(self, kind: Kind, namespace: str | None, name: str) -> None:
-        """End an object, and what it owns after it; one that is not there does nothing.
+        """Delete an object, and then what it owns; an object that does not exist is no error.
 
-        Not the other way round: of a RayCluster that waits for what it owns, the API would also end
-        the job by which KubeRay removes Ray's records.
+        The order matters: deleting what a RayCluster owns first would also delete the job with
+        which KubeRay removes Ray's records.
 
         Raises:
             AenvError: As `request`.
@@ -184,7 +185,7 @@ class ClusterApi:
         self.request("DELETE", kind.path(namespace, name), body=body, missing=True)
 
     def may(self, permission: Permission, namespace: str) -> bool:
-        """Return whether whoever asks has a permission.
+        """Return whether the caller has a permission.
 
         Raises:
             AenvError: As `request`.
@@ -213,26 +214,26 @@ class ClusterApi:
         missing: bool = False,
         existing: bool = False,
     ) -> dict[str, Any] | None:
-        """Make one request, again while the API has no time for it.
+        """Make a request, retrying while the API is overloaded.
 
         Args:
-            method: Of HTTP.
+            method: HTTP method.
             path: From the root.
-            query: Parameters.
+            query: Query parameters.
             body: JSON data, or a text.
             content_type: Of `body`.
-            missing: Answer None where there is no such object.
-            existing: Answer None where there is one already.
+            missing: Return None if the object does not exist.
+            existing: Return None if the object exists.
 
         Raises:
-            Unauthorized: The API does not know us.
-            Forbidden: We may not do this; the permission is named.
-            ConfigError: It refuses what is asked, with its reason.
-            FabricUnavailable: It cannot be reached, or has no time for long.
+            Unauthorized: The API does not accept the credentials.
+            Forbidden: A permission is missing; the message names it.
+            ConfigError: The API refuses the request; the message has its reason.
+            FabricUnavailable: The API is unreachable, or stayed overloaded.
         """
         status, headers, data = self._once(method, path, query, body, content_type)
         for _ in range(_TRIES):
-            if status not in _AGAIN:
+            if status not in _RETRIED:
                 break
             time.sleep(min(float(headers.get("Retry-After") or _PAUSE_S), 10.0))
             status, headers, data = self._once(method, path, query, body, content_type)
@@ -266,44 +267,47 @@ class ClusterApi:
             text = response.read()
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as exc:
             raise FabricUnavailable(
-                f"the Kubernetes API at {self.host} cannot be reached: {exc}",
-                hint="look at the cluster that your kube config names, or choose another context",
+                f"the Kubernetes API at {self.host} is unreachable: {exc}",
+                hint="check the cluster in your kube config, or choose another with --context",
             ) from exc
         try:
             data = json.loads(text) if text else {}
-        except ValueError:  # a proxy's own words
+        except ValueError:  # the answer of a proxy
             data = {"message": text[:500].decode(errors="replace")}
         return response.status, response.headers, data
 
 
 def _load(config: Any, configuration: Any, context: str | None) -> None:
-    """Read a kube config where there is one, else a pod's service account."""
+    """Read the kube config if it exists, else the pod's service account."""
     named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     if context is None and in_pod and not any(map(os.path.exists, named.split(os.pathsep))):
         config.load_incluster_config(client_configuration=configuration)
     else:
-        # Named here: the package looks into the environment only when it is imported.
+        # Passed explicitly: the package reads the environment only when it is imported.
         config.load_kube_config(named, context=context, client_configuration=configuration)
 
 
 def _refused(status: int, data: Mapping[str, Any], what: str) -> AenvError:
-    """Return the error of an answer."""
+    """Return the error for an answer of the API."""
     words = str(data.get("message") or data.get("reason") or f"HTTP {status}")
     if status == 401:
-        return Unauthorized(f"the Kubernetes API does not know you: {words}")
+        return Unauthorized(
+            f"the Kubernetes API does not accept your credentials: {words}",
+            hint="log in again, or choose another context with --context",
+        )
     if status == 403 and "exceeded quota" in words:
         return ConfigError(
-            words, hint="raise that ResourceQuota, or lower what values.yaml asks for"
+            words, hint="raise that ResourceQuota, or lower the requests in values.yaml"
         )
     if status == 403:
-        return Forbidden(words, hint="see all that is missing with: aenv cluster doctor")
+        return Forbidden(words, hint="list all missing permissions with: aenv cluster doctor")
     if status == 409 and data.get("reason") == "Conflict":
         return ConfigError(
-            words, hint="somebody else set these fields; take them over with --force"
+            words, hint="another manager owns these fields; take them over with --force"
         )
     if status == 404:
         return ConfigError(f"{what}: {words}")
-    if status in _AGAIN or status >= 500:
-        return FabricUnavailable(f"the Kubernetes API has no time for {what}: {words}")
-    return ConfigError(words, hint="correct values.yaml or the manifest that it is in")
+    if status in _RETRIED or status >= 500:
+        return FabricUnavailable(f"the Kubernetes API is overloaded: {what}: {words}")
+    return ConfigError(words, hint="correct values.yaml, or the manifest of that object")

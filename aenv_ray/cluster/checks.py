@@ -1,4 +1,4 @@
-"""What ``aenv cluster doctor`` looks at: it names the permission, kind, quota or node missing."""
+"""The checks of ``aenv cluster doctor``: permissions, kinds, quotas, storage and nodes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from aenv_ray.cluster.objects import KINDS, NAME, Document
 from aenv_ray.errors import ConfigError, Forbidden
 from aenv_ray.findings import Finding, Verdict
 
-_OPERATOR: Final = "app.kubernetes.io/name=kuberay-operator"
+_OPERATORS: Final = ("kuberay-operator", "kuberay")
+"""What KubeRay's Helm chart, and its kustomization, label the operator with."""
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _AUTOSCALER: Final = Counter({"cpu": 0.5, "memory": 512.0 * 2**20})
-"""Of the container that KubeRay adds to the head, where its options say nothing."""
+"""Requests of the container that KubeRay adds to the head, unless its options set them."""
 _SHOWN: Final = 6
 
 
 class Doctor:
-    """Looks at a Kubernetes cluster with the eyes of whoever asks.
+    """Checks a Kubernetes cluster with the caller's permissions.
 
     Args:
-        api: Its API.
-        namespace: Where our cluster is, or shall be.
-        documents: The objects of our cluster.
+        api: Of the cluster.
+        namespace: The namespace of the RayCluster, which need not exist.
+        documents: The objects to apply.
     """
 
     def __init__(self, api: ClusterApi, namespace: str, documents: Sequence[Document]) -> None:
@@ -35,10 +36,10 @@ class Doctor:
         self._documents = documents
 
     def findings(self) -> list[Finding]:
-        """Return all findings; the API must answer.
+        """Return all findings.
 
         Raises:
-            AenvError: It does not, or it does not know us.
+            AenvError: The API does not answer, or does not accept the credentials.
         """
         version = self._api.request("GET", "/version") or {}
         found = [Finding("API", Verdict.OK, f"{self._api.host}, {version.get('gitVersion', '?')}")]
@@ -55,7 +56,7 @@ class Doctor:
             try:
                 found.append(check())
             except Forbidden as exc:
-                found.append(Finding(name, Verdict.WARNING, f"cannot be looked at: {exc.message}"))
+                found.append(Finding(name, Verdict.WARNING, f"cannot be checked: {exc.message}"))
         return found
 
     def _kuberay(self) -> Finding:
@@ -63,29 +64,38 @@ class Doctor:
             Lifecycle(self._api, self._namespace, lambda _: None).check_kuberay()
         except ConfigError as exc:
             return Finding("KubeRay", Verdict.FAILED, exc.message, exc.hint or "")
-        return Finding("KubeRay", Verdict.OK, f"{KINDS['RayCluster'].api_version} is known")
+        return Finding("KubeRay", Verdict.OK, f"{KINDS['RayCluster'].api_version} is installed")
 
     def _operator(self) -> Finding:
-        rows = self._api.find(KINDS["Deployment"], None, _OPERATOR)
+        rows = [
+            row
+            for name in _OPERATORS
+            for row in self._api.find(KINDS["Deployment"], None, f"app.kubernetes.io/name={name}")
+        ]
         if not rows:
             return Finding(
-                "operator", Verdict.WARNING, f"no deployment is labelled {_OPERATOR}",
-                "install KubeRay by its chart: network policies let it through by that label",
+                "operator", Verdict.WARNING,
+                f"no deployment has the label app.kubernetes.io/name: {' or '.join(_OPERATORS)}",
+                "install KubeRay by its Helm chart: the network policies admit it by that label",
             )  # fmt: skip
         row = rows[0]
         where = f"{row['metadata']['namespace']}/{row['metadata']['name']}"
         if not row.get("status", {}).get("readyReplicas"):
-            found = f"{where} has no pod that is ready"
-            return Finding("operator", Verdict.FAILED, found, "its pods' events and logs say why")
-        return Finding("operator", Verdict.OK, f"{where} runs")
+            found = f"{where} has no ready pod"
+            return Finding(
+                "operator", Verdict.FAILED, found, "check the events and logs of its pods"
+            )
+        return Finding("operator", Verdict.OK, f"{where} is running")
 
     def _permissions(self) -> Finding:
         wanted = dict.fromkeys((*APPLY, *DELETE))
         missing = [p for p in wanted if not self._api.may(p, self._namespace)]
-        return self._told("permissions", missing, len(wanted), "ask an administrator for them")
+        return self._of_missing(
+            "permissions", missing, len(wanted), "ask an administrator for them"
+        )
 
     def _grants(self) -> Finding:
-        """Look whether we have what our Roles grant: else the API lets nobody grant it."""
+        """Check that the caller has the permissions that the Roles grant, as the API requires."""
         rules = [
             Permission(verb, resource, group)
             for document in self._documents
@@ -96,11 +106,12 @@ class Doctor:
             for verb in rule["verbs"]
         ]
         missing = [p for p in dict.fromkeys(rules) if not self._api.may(p, self._namespace)]
-        return self._told("grants", missing, len(rules), "only who has a permission can grant it")
+        mend = "ask an administrator for them: you can grant only permissions that you have"
+        return self._of_missing("grants", missing, len(rules), mend)
 
-    def _told(self, name: str, missing: list[Permission], count: int, mend: str) -> Finding:
+    def _of_missing(self, name: str, missing: list[Permission], count: int, mend: str) -> Finding:
         if not missing:
-            return Finding(name, Verdict.OK, f"all {count} that are needed")
+            return Finding(name, Verdict.OK, f"all {count} required")
         words = [f"{p.verb} {p.resource}" + (f".{p.group}" if p.group else "") for p in missing]
         more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         where = f" in namespace {self._namespace}"
@@ -118,11 +129,11 @@ class Doctor:
         ]
         missing = sorted(named - {None} - known)
         if missing:
-            return Finding("storage", Verdict.FAILED, f"there is no StorageClass {missing[0]}",
-                           f"there are: {', '.join(sorted(known)) or 'none'}")  # fmt: skip
+            return Finding("storage", Verdict.FAILED, f"StorageClass {missing[0]} does not exist",
+                           f"existing: {', '.join(sorted(known)) or 'none'}")  # fmt: skip
         if None in named and not default:
             return Finding("storage", Verdict.FAILED, "no StorageClass is the default",
-                           "name one as storageClassName in values.yaml's volumes")  # fmt: skip
+                           "set storageClassName in the volumes of values.yaml")  # fmt: skip
         return Finding(
             "storage", Verdict.OK, f"classes: {', '.join(sorted(named - {None}) or default)}"
         )
@@ -142,10 +153,15 @@ class Doctor:
                     in_use = f", {quantities.shown(resource, used)} of it used" if used else ""
                     found = (
                         f"ResourceQuota {quota['metadata']['name']}: {name} is {hard}{in_use}, and "
-                        f"the smallest cluster wants {quantities.shown(resource, wanted[resource])}"
+                        f"the smallest cluster needs {quantities.shown(resource, wanted[resource])}"
                     )
-                    return Finding("quota", Verdict.FAILED, found, "raise it, or lower values.yaml")
-        return Finding("quota", Verdict.OK, "nothing is in the way of the smallest cluster")
+                    return Finding(
+                        "quota",
+                        Verdict.FAILED,
+                        found,
+                        "raise it, or lower the requests in values.yaml",
+                    )
+        return Finding("quota", Verdict.OK, "the smallest cluster fits")
 
     def _nodes(self) -> Finding:
         nodes = [node["status"].get("allocatable") or {} for node in self._api.find(KINDS["Node"])]
@@ -155,19 +171,19 @@ class Doctor:
                 if number and amount > largest:
                     return Finding(
                         "nodes", Verdict.FAILED,
-                        f"a pod wants {quantities.shown(resource, amount)} {resource}, and the "
+                        f"a pod needs {quantities.shown(resource, amount)} {resource}, and the "
                         f"largest node has {quantities.shown(resource, largest)}",
-                        "lower that in values.yaml, or add larger nodes",
+                        "lower the request in values.yaml, or add larger nodes",
                     )  # fmt: skip
-        return Finding("nodes", Verdict.OK, f"{len(nodes)}, each pod fits on one")
+        return Finding("nodes", Verdict.OK, f"{len(nodes)}; every pod fits on one")
 
     def _cluster(self) -> Finding:
-        look = Lifecycle(self._api, self._namespace, lambda _: None).look()
-        if look.ray is None and not look.pods:
+        found = Lifecycle(self._api, self._namespace, lambda _: None).snapshot()
+        if found.ray is None and not found.pods:
             return Finding("cluster", Verdict.OK, f"none in namespace {self._namespace} yet")
-        lacks = look.lacks()
-        if lacks:
-            return Finding("cluster", Verdict.FAILED, "; ".join(lacks[:_SHOWN]),
+        problems = found.problems()
+        if problems:
+            return Finding("cluster", Verdict.FAILED, "; ".join(problems[:_SHOWN]),
                            f"aenv cluster status --namespace {self._namespace}")  # fmt: skip
         return Finding("cluster", Verdict.OK, "everything is ready")
 
@@ -181,7 +197,7 @@ def _claims(documents: Sequence[Document]) -> list[dict[str, Any]]:
 
 
 def _pods(documents: Sequence[Document]) -> list[tuple[Counter[str], int]]:
-    """Return what each pod of the smallest cluster asks for, and how many there are."""
+    """Return the requests of each pod of the smallest cluster, and the number of such pods."""
     found: list[tuple[Counter[str], int]] = []
     for document in documents:
         spec = document.get("spec") or {}
@@ -199,5 +215,5 @@ def _pods(documents: Sequence[Document]) -> list[tuple[Counter[str], int]]:
 
 
 def failed(findings: Sequence[Finding]) -> bool:
-    """Whether something stands in the way."""
+    """Return whether a check failed."""
     return any(finding.verdict is Verdict.FAILED for finding in findings)

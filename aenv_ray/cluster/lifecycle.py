@@ -1,4 +1,4 @@
-"""Bringing a cluster up, changing it, and taking it down, in the order that its parts need."""
+"""Applies, scales and deletes a cluster, in the order that its parts require."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any, Final, TypeVar
 from aenv_ray.cluster import objects
 from aenv_ray.cluster.api import ClusterApi
 from aenv_ray.cluster.objects import KINDS, NAME, PART_OF, RAY_PODS, Document, title
-from aenv_ray.cluster.readiness import Look
+from aenv_ray.cluster.readiness import Snapshot
 from aenv_ray.errors import ConfigError, DeadlineExceeded, Forbidden
 
-LOOK_S: Final = 2.0
-"""Between two looks at a cluster that comes or goes."""
+POLL_S: Final = 2.0
+"""Between two polls while waiting."""
 ADMIN: Final = "aenv-admin"
 _REDIS_SECRET: Final = "aenv-redis"
 _REGISTRY_SECRET: Final = "aenv-registry"
-_BY_AUTOSCALER: Final = ("replicas", "scaleStrategy")
-_TOOK_WITH_IT: Final = (
+_SET_BY_AUTOSCALER: Final = ("replicas", "scaleStrategy")
+_DELETED_LAST: Final = (
     "StatefulSet", "Service", "PodDisruptionBudget", "RoleBinding", "Role", "ServiceAccount",
     "NetworkPolicy",
 )  # fmt: skip
 _CLAIMS: Final = (PART_OF, "app.kubernetes.io/name=aenv-redis")
-"""Kubernetes gives the claims of a StatefulSet its selector's labels, and no others."""
+"""Selectors of claims: those of a StatefulSet have only the labels of its selector."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Lifecycle:
-    """What is done with the cluster of one namespace.
+    """Operations on the cluster in one namespace.
 
     Args:
         api: Of the Kubernetes cluster.
-        namespace: Whose.
-        say: Told what happens.
-        pause: Waits for some seconds; `time.sleep`, but for tests.
+        namespace: Of the RayCluster.
+        say: Called with each line of progress.
+        pause: Sleeps for some seconds.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Lifecycle:
     # --- up -------------------------------------------------------------------------------------
 
     def check_kuberay(self) -> None:
-        """Return if the cluster knows RayClusters.
+        """Check that KubeRay is installed.
 
         Raises:
-            ConfigError: It does not.
+            ConfigError: It is not.
             AenvError: As `ClusterApi.request`.
         """
         kind = KINDS["RayCluster"]
         found = self._api.request("GET", f"/apis/{kind.api_version}", missing=True) or {}
         if kind.plural not in {row.get("name") for row in found.get("resources") or []}:
             raise ConfigError(
-                "this Kubernetes has no RayCluster: KubeRay is not installed",
+                "KubeRay is not installed: this Kubernetes has no kind RayCluster",
                 hint="helm install kuberay-operator --version 1.7.0 "
                 "--repo https://ray-project.github.io/kuberay-helm/ kuberay-operator",
             )
@@ -74,15 +74,15 @@ class Lifecycle:
     def apply(
         self, documents: Sequence[Document], *, force: bool = False, dry_run: bool = False
     ) -> None:
-        """Make the cluster be as it is written; what runs goes on.
+        """Create or change the cluster; running pods are unaffected.
 
         Args:
             documents: Its objects.
-            force: Take over fields that others set.
-            dry_run: Have the API check everything, and change nothing.
+            force: Take over fields that other managers own.
+            dry_run: Have the API check everything without changing it.
 
         Raises:
-            ConfigError: KubeRay is not there, or the API refuses an object.
+            ConfigError: KubeRay is not installed, or the API refuses an object.
             AenvError: As `ClusterApi.request`.
         """
         ordered = objects.in_order(documents)
@@ -90,15 +90,15 @@ class Lifecycle:
         for document in ordered:
             kind = objects.kind_of(document)
             if dry_run and kind.is_namespaced and not self._has_namespace():
-                self._say(f"{title(document)}: not checked, there is no namespace yet")
+                self._say(f"{title(document)}: not checked: the namespace does not exist yet")
                 continue
             if kind.name == "RayCluster":
                 live = self._api.get(kind, self._namespace, document["metadata"]["name"])
-                # Its lists are one field each for the API, and the autoscaler changes them too.
+                # To the API each list is one field, which the autoscaler changes too.
                 self._api.apply(kind, as_scaled(document, live), force=True, dry_run=dry_run)
             else:
                 self._api.apply(kind, document, force=force, dry_run=dry_run)
-            self._say(f"{title(document)}: {'would be ' if dry_run else ''}as written")
+            self._say(f"{title(document)}: {'valid' if dry_run else 'applied'}")
             if kind.name == "Namespace" and not dry_run:
                 self._create_secrets()
 
@@ -120,8 +120,8 @@ class Lifecycle:
             created = self._api.create(KINDS["Secret"], secret)
             self._say(f"Secret {name}: {'created' if created is not None else 'exists, unchanged'}")
 
-    def look(self) -> Look:
-        """Return how the cluster is.
+    def snapshot(self) -> Snapshot:
+        """Return the current state of the cluster.
 
         Raises:
             AenvError: As `ClusterApi.request`.
@@ -133,7 +133,7 @@ class Lifecycle:
             for pod in self._api.find(KINDS["Pod"], self._namespace, RAY_PODS)
             if pod["metadata"]["name"] not in known
         ]
-        return Look(
+        return Snapshot(
             self._api.get(KINDS["RayCluster"], self._namespace, NAME),
             self._api.get(KINDS["StatefulSet"], self._namespace, objects.REDIS),
             pods,
@@ -142,7 +142,7 @@ class Lifecycle:
         )
 
     def _events(self) -> list[Document]:
-        """Return what went wrong of late; nothing where that may not be read."""
+        """Return recent events; an empty list without the permission to read them."""
         try:
             return self._api.find(KINDS["Event"], self._namespace)
         except Forbidden:
@@ -152,45 +152,47 @@ class Lifecycle:
         kind = KINDS["PersistentVolumeClaim"]
         return [row for label in _CLAIMS for row in self._api.find(kind, self._namespace, label)]
 
-    def await_ready(self, timeout_s: float) -> Look:
-        """Return once everything is ready.
+    def await_ready(self, timeout_s: float) -> Snapshot:
+        """Wait until everything is ready.
 
         Raises:
-            DeadlineExceeded: Something is not; it says what, and why.
+            DeadlineExceeded: Something is not ready in time; the message says what and why.
             AenvError: As `ClusterApi.request`.
         """
-        return self._await(self.look, lambda look: look.lacks(), timeout_s, "is not ready")
+        return self._await(
+            self.snapshot, lambda found: found.problems(), timeout_s, "was not ready"
+        )
 
     # --- changes --------------------------------------------------------------------------------
 
     def scale(self, group: str, least: int, most: int | None) -> dict[str, Any]:
-        """Bound the workers of a group; the autoscaler does the rest.
+        """Set the bounds between which the autoscaler scales a group of workers.
 
         Args:
             group: Its name.
-            least: Workers that are there without need.
-            most: Workers that there are at most. None: as it is, or `least` where that is more.
+            least: The minimum, which runs without demand.
+            most: The maximum. None: unchanged, or `least` if that is greater.
 
         Returns:
-            The group as it is then, in `Look.groups`' form.
+            The group afterwards, as in `Snapshot.groups`.
 
         Raises:
-            ConfigError: There is no such group, or `most` is less than `least`.
+            ConfigError: The group does not exist, or `most` is less than `least`.
             AenvError: As `ClusterApi.request`.
         """
-        look = self.look()
-        names = [row["group"] for row in look.groups]
+        groups = self.snapshot().groups
+        names = [row["group"] for row in groups]
         if group not in names:
             raise ConfigError(
                 f"the cluster in namespace {self._namespace} has no worker group {group!r}",
                 hint=f"groups: {', '.join(names)}"
                 if names
-                else "make one with: aenv cluster apply",
+                else "create the cluster with: aenv cluster apply",
             )
         place = names.index(group)
-        most = max(least, look.groups[place]["max"] or 0) if most is None else most
+        most = max(least, groups[place]["max"] or 0) if most is None else most
         if most < least:
-            raise ConfigError(f"at most {most} workers, and at least {least}: that cannot be")
+            raise ConfigError(f"the maximum of {most} workers is below the minimum of {least}")
         root = f"/spec/workerGroupSpecs/{place}"
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": f"{root}/groupName", "value": group},
@@ -198,36 +200,36 @@ class Lifecycle:
             {"op": "add", "path": f"{root}/maxReplicas", "value": most},
         ]
         self._api.patch(KINDS["RayCluster"], self._namespace, NAME, operations)
-        return look.groups[place] | {"min": least, "max": most}
+        return groups[place] | {"min": least, "max": most}
 
     # --- down -----------------------------------------------------------------------------------
 
     def delete(self, timeout_s: float, *, storage: bool = False) -> list[str]:
-        """Take the cluster down; returns once no pod of it is left.
+        """Delete the cluster, and return once none of its pods is left.
 
-        The RayCluster goes first: KubeRay then removes Ray's records from Redis, which must live.
-        Network policies go last, so that no sandbox is ever without.
+        The RayCluster is deleted first, while Redis still runs, because KubeRay then removes Ray's
+        records from Redis. Network policies are deleted last, so that they protect every sandbox.
 
         Args:
-            timeout_s: For all of it.
-            storage: Delete what was stored, and the passwords.
+            timeout_s: For the whole deletion.
+            storage: Also delete volumes and Secrets.
 
         Returns:
-            What is kept, as titles.
+            The titles of the objects that remain.
 
         Raises:
-            DeadlineExceeded: Something does not end; it says what.
+            DeadlineExceeded: Something was not deleted in time; the message says what.
             AenvError: As `ClusterApi.request`.
         """
         end = time.monotonic() + timeout_s
         for kind in (KINDS["RayJob"], KINDS["RayCluster"]):
             self._delete_all(kind)
-        self._await(self._rays, lambda rays: rays, end - time.monotonic(), "does not end")
+        self._await(self._rays, lambda rays: rays, end - time.monotonic(), "was not deleted")
         self._delete_all(KINDS["Pod"], objects.SANDBOXES)
         self._delete_all(KINDS["StatefulSet"])
         left_s = end - time.monotonic()
-        self._await(self._ends, lambda pods: pods, left_s, "has pods that do not end")
-        for name in _TOOK_WITH_IT:
+        self._await(self._ends, lambda pods: pods, left_s, "still had pods")
+        for name in _DELETED_LAST:
             self._delete_all(KINDS[name])
         self._delete_classes()
         stored = [(KINDS["PersistentVolumeClaim"], claim) for claim in self._claims()]
@@ -241,7 +243,7 @@ class Lifecycle:
         return [f"{kind.name} {document['metadata']['name']}" for kind, document in stored]
 
     def _rays(self) -> list[str]:
-        """Return the RayClusters of ours that are still there, with why."""
+        """Return the RayClusters that still exist, and what they wait for."""
         rows = self._api.find(KINDS["RayCluster"], self._namespace, PART_OF)
         return [
             f"RayCluster {row['metadata']['name']}: waits for "
@@ -250,7 +252,7 @@ class Lifecycle:
         ]
 
     def _ends(self) -> list[str]:
-        return [f"pod {pod['metadata']['name']} is ending" for pod in self.look().pods]
+        return [f"pod {pod['metadata']['name']} is ending" for pod in self.snapshot().pods]
 
     def _delete_all(self, kind: objects.Kind, selector: str = PART_OF) -> None:
         for document in self._api.find(kind, self._namespace, selector):
@@ -262,12 +264,12 @@ class Lifecycle:
         self._say(f"{kind.name} {metadata['name']}: deleted")
 
     def _delete_classes(self) -> None:
-        """Delete the priority classes, which all namespaces share, after the last cluster."""
+        """Delete the priority classes, which all namespaces share, with the last cluster."""
         kind = KINDS["PriorityClass"]
         try:
             others = self._api.find(KINDS["RayCluster"], None, PART_OF)
         except Forbidden:
-            self._say("PriorityClasses: kept, for clusters in other namespaces may need them")
+            self._say("PriorityClasses: kept, because clusters in other namespaces may use them")
             return
         if others:
             where = others[0]["metadata"]["namespace"]
@@ -277,33 +279,33 @@ class Lifecycle:
             self._delete(kind, document)
 
     def _await(
-        self, look: Callable[[], T], lacks: Callable[[T], list[str]], timeout_s: float, what: str
+        self, poll: Callable[[], T], problems: Callable[[T], list[str]], timeout_s: float, what: str
     ) -> T:
-        """Return a look that lacks nothing, saying what does whenever that changes."""
+        """Poll until no problem is left, reporting each new one."""
         end = time.monotonic() + timeout_s
-        told: list[str] = []
+        reported: list[str] = []
         while True:
-            found = look()
-            missing = lacks(found)
-            if not missing:
+            found = poll()
+            remaining = problems(found)
+            if not remaining:
                 return found
-            for line in missing:
-                if line not in told:
+            for line in remaining:
+                if line not in reported:
                     self._say(f"waiting: {line}")
-            told = missing
+            reported = remaining
             if time.monotonic() >= end:
                 raise DeadlineExceeded(
-                    f"the cluster in namespace {self._namespace} {what} after the time given: "
-                    + "; ".join(missing),
-                    hint="see what is wrong with: aenv cluster doctor",
+                    f"the cluster in namespace {self._namespace} {what} in time: "
+                    + "; ".join(remaining),
+                    hint="find the cause with: aenv cluster doctor",
                 )
-            self._pause(LOOK_S)
+            self._pause(POLL_S)
 
 
 def _new_secrets() -> dict[str, tuple[str, dict[str, str]]]:
     """Return type and content of each Secret of a new cluster, by name.
 
-    The one for registries has no login: a node reports each pull secret that does not exist.
+    The registry Secret has no login. It exists because nodes report missing pull secrets.
     """
     registry = {".dockerconfigjson": '{"auths":{}}'}
     return {
@@ -314,12 +316,12 @@ def _new_secrets() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def as_scaled(wanted: Document, live: Mapping[str, Any] | None) -> Document:
-    """Return a RayCluster as it is wanted, with the counts that its autoscaler decided."""
+    """Return the wanted RayCluster with the replica counts that the autoscaler has set."""
     result = copy.deepcopy(wanted)
     groups = {g["groupName"]: g for g in (live or {}).get("spec", {}).get("workerGroupSpecs") or []}
     for group in result["spec"].get("workerGroupSpecs") or []:
         decided = groups.get(group["groupName"], {})
-        group.update({key: decided[key] for key in _BY_AUTOSCALER if key in decided})
+        group.update({key: decided[key] for key in _SET_BY_AUTOSCALER if key in decided})
         if "replicas" in decided:
             bounds = group.get("minReplicas", 0), group.get("maxReplicas", decided["replicas"])
             group["replicas"] = min(max(decided["replicas"], bounds[0]), bounds[1])

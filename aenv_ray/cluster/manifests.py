@@ -1,4 +1,4 @@
-"""The manifests of a cluster: those that come with the package, or a user's own."""
+"""The manifests of a cluster: the bundled ones, or the user's."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ VALUES: Final = "Values"
 
 
 def bundled() -> Path:
-    """Return the directory of the manifests that come with the package.
+    """Return the directory of the bundled manifests.
 
     Raises:
-        ConfigError: They are not there.
+        ConfigError: The installation has none.
     """
     for place in (_PACKAGED, _CHECKOUT):
         if (place / "base" / kustomize.FILE).is_file():
             return place
-    raise ConfigError("this installation has no manifests", hint="install aenv-ray again")
+    raise ConfigError("this installation has no manifests", hint="reinstall aenv-ray")
 
 
 def overlays() -> list[str]:
-    """Return the names of the overlays that come with the package."""
+    """Return the names of the bundled overlays."""
     return sorted(path.name for path in (bundled() / "overlays").iterdir() if path.is_dir())
 
 
 def copy_to(directory: Path) -> None:
-    """Copy the manifests, for a user to change.
+    """Copy the bundled manifests, so that the user can change them.
 
     Raises:
-        ConfigError: It is there already, or cannot be written.
+        ConfigError: The directory exists, or cannot be written.
     """
     try:
         shutil.copytree(bundled(), directory, ignore=shutil.ignore_patterns("image"))
     except FileExistsError:
         raise ConfigError(
-            f"{directory} is there already", hint="name a directory that is not"
+            f"{directory} exists already", hint="choose a directory that does not exist"
         ) from None
     except OSError as exc:
         raise ConfigError(f"{directory} cannot be written: {exc}") from exc
@@ -56,23 +56,26 @@ def load(
     """Return the objects of a cluster.
 
     Args:
-        source: Name of an overlay that comes with the package, a directory with a
-            ``kustomization.yaml``, or a YAML file of objects that were rendered.
-        values: File with values that replace those of the overlay. None: the overlay's hold.
-        settings: Single values by their names, such as ``workers.maxReplicas``; they win.
+        source: Name of a bundled overlay, a directory with a ``kustomization.yaml``, or a YAML file
+            of rendered objects.
+        values: File with values that override those of the overlay. None: no overrides.
+        settings: Single values by name, such as ``workers.maxReplicas``, which override both.
 
     Raises:
-        ConfigError: There is no such source or value, or something is malformed.
+        ConfigError: The source or a value does not exist, or something is malformed.
     """
     path = Path(source)
     is_name = path.name == source and source in overlays() and not path.exists()
     if path.is_file():
         if values or settings:
-            raise ConfigError(f"{source} is rendered already: values change nothing in it")
+            raise ConfigError(
+                f"{source} is a rendered file, which values cannot change",
+                hint="pass an overlay or a directory instead",
+            )
         return [dict(document) for document in yaml_files.read(path)]
     if not is_name and not path.is_dir():
         raise ConfigError(
-            f"there is no overlay, directory or file {source!r}",
+            f"no overlay, directory or file is named {source!r}",
             hint=f"overlays: {', '.join(overlays())}",
         )
     directory = bundled() / "overlays" / source if is_name else path
@@ -91,32 +94,34 @@ def load(
 
     objects = kustomize.render(directory, change)
     if (values or settings) and not changed:
-        raise ConfigError(f"{source} has no values that could be changed")
+        raise ConfigError(
+            f"{source} includes no object of kind {VALUES}, so it has no values to change"
+        )
     return objects
 
 
 def namespace_of(documents: Sequence[Document]) -> str:
-    """Return the namespace that a cluster is in.
+    """Return the namespace of a cluster's objects.
 
     Raises:
-        ConfigError: Its objects are in several, or in none.
+        ConfigError: They are in several namespaces, or in none.
     """
     found = {document["metadata"].get("namespace") for document in documents} - {None}
     if len(found) != 1:
-        raise ConfigError(f"a cluster is in one namespace, and this is in {sorted(found)}")
+        raise ConfigError(f"a cluster must be in one namespace; this one is in {sorted(found)}")
     return str(found.pop())
 
 
 def _read(path: Path) -> dict[str, Any]:
     documents = yaml_files.read(path)
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise ConfigError(f"{path} holds no values")
+        raise ConfigError(f"{path} has no values: expected one YAML mapping")
     found = documents[0]
     return dict(found["spec"] if found.get("kind") == VALUES else found)
 
 
 def _merged(spec: Mapping[str, Any], given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return values with given ones in their places; maps that Kubernetes defines are replaced."""
+    """Return values overridden by given ones; maps that Kubernetes defines are replaced whole."""
     result = copy.deepcopy(dict(spec))
     for name, value in given.items():
         here = f"{above}{name}"
@@ -124,7 +129,7 @@ def _merged(spec: Mapping[str, Any], given: Mapping[str, Any], above: str = "") 
             raise _unknown(here, result, above)
         if not above and isinstance(result[name], dict):
             if not isinstance(value, dict):
-                raise ConfigError(f"value {here} is a group of values, not {value!r}")
+                raise ConfigError(f"value {here} is a group of values and cannot be {value!r}")
             result[name] = _merged(result[name], value, f"{here}.")
         else:
             result[name] = copy.deepcopy(value)
@@ -132,7 +137,7 @@ def _merged(spec: Mapping[str, Any], given: Mapping[str, Any], above: str = "") 
 
 
 def _set(spec: dict[str, Any], name: str, text: str) -> None:
-    """Set one value by its name; parts below a map that Kubernetes defines may be new."""
+    """Set one value by name; keys of a map that Kubernetes defines may be new."""
     keys = name.split(".")
     node, above = spec, ""
     for key in keys[:-1]:
@@ -147,4 +152,4 @@ def _set(spec: dict[str, Any], name: str, text: str) -> None:
 
 def _unknown(name: str, known: Mapping[str, Any], above: str) -> ConfigError:
     names = ", ".join(f"{above}{key}" for key in known)
-    return ConfigError(f"there is no value {name}", hint=f"there are: {names}")
+    return ConfigError(f"unknown value {name}", hint=f"values: {names}")

@@ -1,4 +1,4 @@
-"""The kinds of objects that a cluster has: where the API keeps them, and in which order they go."""
+"""The kinds of a cluster's objects: their paths in the API, and the order to apply them in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.errors import ConfigError
 
 NAME: Final = "aenv"
-"""Of the RayCluster; one namespace has one."""
+"""Name of the RayCluster; there is one per namespace."""
 PART_OF: Final = "app.kubernetes.io/part-of=aenv-ray"
-"""Selects what is ours."""
+"""Selects the objects of a cluster."""
 RAY_PODS: Final = f"ray.io/cluster={NAME}"
-"""Selects the pods that KubeRay makes for us."""
+"""Selects the pods that KubeRay creates."""
 SANDBOXES: Final = f"{PART_OF},app.kubernetes.io/component=sandbox"
 REDIS: Final = "aenv-redis"
 GATEWAY: Final = "aenv-gateway"
@@ -21,25 +21,25 @@ Document = dict[str, Any]
 
 
 class Kind(NamedTuple):
-    """Where the API has objects of a kind."""
+    """A kind of objects, and its path in the API."""
 
     name: str
     group: str
-    """"" for the core one."""
+    """"" for the core group."""
     version: str
     plural: str
     is_namespaced: bool = True
 
     @property
     def api_version(self) -> str:
-        """As objects say it."""
+        """The ``apiVersion`` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """Return the path of one object, or of all.
+        """Return the path of one object, or of all objects.
 
         Args:
-            namespace: None: of all namespaces, or of a kind that has none.
+            namespace: None: all namespaces, or a kind without namespaces.
             name: None: all objects.
         """
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
@@ -72,30 +72,30 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("Deployment", "apps", "v1", "deployments"),
     )
 }
-"""By name, in the order in which they are applied."""
+"""By name, in the order in which to apply them."""
 _ORDER: Final = tuple(KINDS)
 
 
 def kind_of(document: Mapping[str, Any]) -> Kind:
-    """Return an object's kind.
+    """Return the kind of an object.
 
     Raises:
-        ConfigError: It is none that a cluster has.
+        ConfigError: A cluster has no such kind.
     """
     kind = KINDS.get(str(document.get("kind")))
     if kind is None or kind.api_version != document.get("apiVersion"):
         raise ConfigError(
-            f"{document.get('apiVersion')} {document.get('kind')} is not applied here",
-            hint="apply what is your own with kubectl",
+            f"`aenv cluster` does not apply {document.get('apiVersion')} {document.get('kind')}",
+            hint="apply your own objects with kubectl",
         )
     return kind
 
 
 def in_order(documents: Iterable[Document]) -> list[Document]:
-    """Return objects so that what others need comes before them."""
+    """Return objects in the order in which to apply them."""
     return sorted(documents, key=lambda document: _ORDER.index(kind_of(document).name))
 
 
 def title(document: Mapping[str, Any]) -> str:
-    """Return what an object is called, for people."""
+    """Return kind and name of an object, for people."""
     return f"{document['kind']} {document['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""Kubernetes' amounts, such as ``500m`` and ``2Gi``, and what pods ask for of them."""
+"""Kubernetes quantities, such as ``500m`` and ``2Gi``, and the requests of pods."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _FACTORS: Final = {
 
 
 def parse(text: object) -> float:
-    """Return an amount in its base unit: cores, bytes or pieces.
+    """Return a quantity in its base unit: cores, bytes or a count.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is malformed.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None or match[2] not in _FACTORS:
         raise ConfigError(
-            f"{text!r} is no amount", hint='write it as Kubernetes does: "500m", "2Gi"'
+            f"invalid quantity {text!r}", hint='write it as in Kubernetes: "500m", "2Gi"'
         )
     return float(match[1]) * _FACTORS[match[2]]
 
 
 def shown(resource: str, amount: float) -> str:
-    """Return an amount for people."""
+    """Format a quantity for people."""
     if "memory" in resource or "storage" in resource:
         return f"{amount / 2**30:.1f}Gi"
     return f"{amount:g}"
 
 
 def requests_of(pod_spec: Mapping[str, Any]) -> Counter[str]:
-    """Return what a node must have free for a pod."""
+    """Return the resources that a node must have free for a pod."""
     total: Counter[str] = Counter()
     for container in pod_spec.get("containers") or []:
         total.update(_requests(container))
     before: Counter[str] = Counter()
     for container in pod_spec.get("initContainers") or []:
-        if container.get("restartPolicy") == "Always":  # it goes on beside the others
+        if container.get("restartPolicy") == "Always":  # a sidecar runs beside the others
             total.update(_requests(container))
         else:
             before |= _requests(container)
@@ -58,7 +58,7 @@ def _requests(container: Mapping[str, Any]) -> Counter[str]:
 
 
 def total(counts: Iterable[tuple[Counter[str], int]]) -> Counter[str]:
-    """Return what several pods ask for together, each with its number."""
+    """Return the sum of requests, each multiplied by its number of pods."""
     result: Counter[str] = Counter()
     for requests, number in counts:
         for name, amount in requests.items():

@@ -1,4 +1,4 @@
-"""What a cluster that comes up still lacks, in words; a decision on what the API tells."""
+"""What keeps a cluster from being ready, decided from a snapshot of its objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aenv_ray.cluster.objects import NAME, REDIS, Document, title
 
-_COMPLAINTS: Final[Mapping[str, frozenset[str]]] = {
+_BLOCKING_EVENTS: Final[Mapping[str, frozenset[str]]] = {
     "RayCluster": frozenset({
         "InvalidRayClusterSpec", "InvalidRayClusterMetadata", "FailedToCreateHeadPod",
         "FailedToCreateWorkerPod", "FailedToCreateService", "FailedToCreateRedisCleanupJob",
@@ -18,12 +18,12 @@ _COMPLAINTS: Final[Mapping[str, frozenset[str]]] = {
     "Pod": frozenset({"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"}),
     "Job": frozenset({"FailedCreate"}),
 }  # fmt: skip
-"""Reasons of events that keep a cluster from coming up or going; others pass by themselves."""
+"""Reasons of events that block the start or the end of a cluster; others resolve themselves."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the API tells of a cluster at one moment."""
+class Snapshot:
+    """The objects of a cluster at one moment."""
 
     ray: Document | None
     redis: Document | None
@@ -33,7 +33,7 @@ class Look:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The worker groups with what is wanted and there of each."""
+        """The worker groups: their bounds, and how many pods exist and are ready."""
         if self.ray is None:
             return []
         return [self._group(spec) for spec in self.ray["spec"].get("workerGroupSpecs") or []]
@@ -52,7 +52,7 @@ class Look:
 
     @property
     def head(self) -> Document | None:
-        """The head's pod, the newest if there are several."""
+        """The pod of the head, the newest if there are several."""
         heads = [pod for pod in self.pods if label(pod, "ray.io/node-type") == "head"]
         return max(heads, key=lambda p: p["metadata"].get("creationTimestamp") or "", default=None)
 
@@ -61,56 +61,58 @@ class Look:
         """The pods of instances."""
         return [p for p in self.pods if label(p, "app.kubernetes.io/component") == "sandbox"]
 
-    def lacks(self) -> list[str]:
-        """Return what is not ready yet, and why; nothing when all is."""
+    def problems(self) -> list[str]:
+        """Return what is not ready yet, and why; an empty list if the cluster is ready."""
         found = _of_redis(self.redis) + self._of_ray()
         found += [
             f"{title(claim)} is {claim.get('status', {}).get('phase', 'Pending')}"
             for claim in self.claims
-            if claim.get("status", {}).get("phase") != "Bound" and not _is_a_services(claim)
+            if claim.get("status", {}).get("phase") != "Bound" and not _is_of_a_service(claim)
         ]
         found += [
             f"pod {pod['metadata']['name']}: {why(pod)}"
             for pod in self.pods
             if _is_of_the_cluster(pod) and not is_ready(pod)
         ]
-        return found + (self._complaints() if found else [])
+        return found + (self._blocking_events() if found else [])
 
-    def _complaints(self) -> list[str]:
-        """Return what controllers say of ours that nothing else tells: the last word on each.
+    def _blocking_events(self) -> list[str]:
+        """Return the latest blocking event of each object.
 
-        A pod that is not admitted is in no list, and an invalid RayCluster has no status.
+        Events are the only trace of a pod that is not admitted and of an invalid RayCluster.
         """
         last: dict[tuple[str, str], Document] = {}
         for event in sorted(self.events, key=_time):
             about = event.get("involvedObject") or {}
             is_bad = event.get("type") == "Warning"
-            if is_bad and event.get("reason") in _COMPLAINTS.get(about.get("kind", ""), ()):
+            if is_bad and event.get("reason") in _BLOCKING_EVENTS.get(about.get("kind", ""), ()):
                 last[about["kind"], about.get("name", "")] = event
         live = {pod["metadata"]["name"] for pod in self.pods}
         return [
             f"{kind} {name}: {_line(event.get('reason'), event.get('message'))}"
             for (kind, name), event in last.items()
-            if (kind != "Pod" or name in live) and not self._is_mended(event)
+            if (kind != "Pod" or name in live) and not self._is_resolved(event)
         ]
 
-    def _is_mended(self, event: Document) -> bool:
-        """Whether KubeRay takes the RayCluster by now that it called invalid."""
+    def _is_resolved(self, event: Document) -> bool:
+        """Return whether KubeRay has since accepted the RayCluster that it called invalid."""
         seen = ((self.ray or {}).get("status") or {}).get("observedGeneration")
         is_seen = self.ray is not None and seen == self.ray["metadata"].get("generation")
         return is_seen and str(event.get("reason")).startswith("InvalidRayCluster")
 
     def _of_ray(self) -> list[str]:
         if self.ray is None:
-            return [f"RayCluster {NAME} is not there"]
+            return [f"RayCluster {NAME} does not exist"]
         status = self.ray.get("status") or {}
         found = []
         if not status and not self.pods:
-            found.append(f"RayCluster {NAME}: KubeRay has not looked at it; does its operator run?")
-        found += _complaints(status)
+            found.append(
+                f"RayCluster {NAME}: KubeRay has not processed it; is its operator running?"
+            )
+        found += _replica_failures(status)
         head = self.head
         if head is None or not is_ready(head):
-            found.append("the head is not ready: it is once Ray and the gateway answer")
+            found.append("the head is not ready: Ray or the gateway does not answer yet")
         for group in self.groups:
             if group["ready"] < (group["min"] or 0):
                 found.append(
@@ -119,8 +121,8 @@ class Look:
         return found
 
 
-def _complaints(status: Mapping[str, Any]) -> list[str]:
-    """Return what KubeRay could not do."""
+def _replica_failures(status: Mapping[str, Any]) -> list[str]:
+    """Return why KubeRay could not create pods."""
     return [
         f"RayCluster {NAME}: {condition.get('message') or condition.get('reason')}"
         for condition in status.get("conditions") or []
@@ -128,13 +130,13 @@ def _complaints(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _is_a_services(claim: Mapping[str, Any]) -> bool:
-    """Whether a claim is the storage of a service, which may wait for its first sandbox."""
+def _is_of_a_service(claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim is a service's storage, which may wait for its first sandbox."""
     return label(claim, "app.kubernetes.io/component") == "storage"
 
 
 def _is_of_the_cluster(pod: Mapping[str, Any]) -> bool:
-    """Whether the cluster needs a pod: not an instance's, a job's, or one that has completed."""
+    """Return whether a cluster needs a pod, unlike the pods of instances and jobs."""
     return (
         label(pod, "app.kubernetes.io/component") != "sandbox"
         and label(pod, "aenv-ray.io/role") != "submitter"
@@ -144,25 +146,25 @@ def _is_of_the_cluster(pod: Mapping[str, Any]) -> bool:
 
 def _of_redis(redis: Document | None) -> list[str]:
     if redis is None:
-        return [f"StatefulSet {REDIS} is not there"]
+        return [f"StatefulSet {REDIS} does not exist"]
     wanted = redis["spec"].get("replicas", 1)
     ready = redis.get("status", {}).get("readyReplicas") or 0
     return [] if ready >= wanted else [f"StatefulSet {REDIS}: {ready} of {wanted} ready"]
 
 
 def _time(event: Mapping[str, Any]) -> str:
-    """Return when an event was, as text that sorts; the API has it in one of three fields."""
+    """Return the time of an event as sortable text; the API stores it in one of three fields."""
     at = event.get("lastTimestamp") or event.get("eventTime")
     return str(at or event["metadata"].get("creationTimestamp") or "")
 
 
 def label(document: Mapping[str, Any], name: str) -> str:
-    """Return a label of an object; "" without it."""
+    """Return the value of a label, or "" if the object lacks it."""
     return str((document["metadata"].get("labels") or {}).get(name, ""))
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod runs and is ready."""
+    """Return whether a pod is running and ready."""
     return not pod["metadata"].get("deletionTimestamp") and any(
         condition.get("type") == "Ready" and condition.get("status") == "True"
         for condition in pod.get("status", {}).get("conditions") or []
@@ -179,12 +181,12 @@ def why(pod: Mapping[str, Any]) -> str:
         return "it failed: " + _line(status.get("reason"), status.get("message"), *ended)
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "no node takes it: " + _line(condition.get("message"))
+            return "no node is suitable: " + _line(condition.get("message"))
     for state in _states(status):
         waiting = state.get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             return _line(waiting["reason"], waiting.get("message"))
-    return "it starts" if status.get("phase") != "Running" else "it runs, and is not ready"
+    return "it is starting" if status.get("phase") != "Running" else "it is running, but not ready"
 
 
 def _states(status: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -199,4 +201,4 @@ def _end(state: Mapping[str, Any]) -> str:
 
 
 def _line(*words: str | None) -> str:
-    return " ".join(": ".join(filter(None, words)).split())[:300] or "nobody says why"
+    return " ".join(": ".join(filter(None, words)).split())[:300] or "no reason given"

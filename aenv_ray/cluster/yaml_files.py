@@ -1,4 +1,4 @@
-"""YAML as Kubernetes' own tools read it: a key twice is an error, and ``yes`` is a word."""
+"""YAML as Kubernetes' own tools read it: duplicate keys are errors, and ``yes`` is a string."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import yaml
 
 from aenv_ray.errors import ConfigError
 
-_YAML: Any = yaml  # it says nothing of types
+_YAML: Any = yaml  # untyped
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""With libyaml, where PyYAML was built with it: ten times as fast."""
+"""libyaml's loader, if PyYAML was built with it, because it is ten times as fast."""
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]  # one of two classes
-    """Knows booleans, integers, floats and null as YAML 1.2 does; everything else is text."""
+    """Parses booleans, integers, floats and null as YAML 1.2; everything else is a string."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -40,7 +40,7 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     for key, _ in node.value:
         if key.tag != _MERGE and key.value in seen:
             raise _YAML.constructor.ConstructorError(
-                None, None, f"key {key.value!r} is there twice", key.start_mark
+                None, None, f"duplicate key {key.value!r}", key.start_mark
             )
         seen.add(key.value)
     loader.flatten_mapping(node)
@@ -53,7 +53,7 @@ _YAML.add_constructor("tag:yaml.org,2002:map", _mapping, Loader=_Loader)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are, and nothing twice by reference."""
+    """Writes multi-line strings as block literals, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -71,12 +71,12 @@ def parse(text: str, where: str) -> list[Any]:
     """Return the documents of a YAML text, without empty ones.
 
     Raises:
-        ConfigError: It is no YAML; `where` is named.
+        ConfigError: It is invalid; the message names `where`.
     """
     try:
         found = list(_YAML.load_all(text, Loader=_Loader))
     except yaml.YAMLError as exc:
-        raise ConfigError(f"{where} is no valid YAML: {' '.join(str(exc).split())}") from exc
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
     return [document for document in found if document is not None]
 
 
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Any]:
     """Return the documents of a YAML file.
 
     Raises:
-        ConfigError: It cannot be read, or is no YAML.
+        ConfigError: It cannot be read, or is not valid YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def read(path: Path) -> list[Any]:
 
 
 def dump(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as one YAML text, each with its kind first."""
+    """Return documents as one YAML text, each beginning with its kind."""
     first = ("apiVersion", "kind", "metadata")
     ordered = [
         {key: document[key] for key in (*first, *document) if key in document}

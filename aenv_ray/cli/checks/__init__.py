@@ -1,1 +1,1 @@
-"""What `aenv doctor` checks."""
+"""The checks of `aenv doctor`."""

@@ -1,4 +1,4 @@
-"""What ``aenv doctor`` says of the Docker daemon's OCI runtimes."""
+"""The check of the Docker daemon's OCI runtimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aenv_ray.findings import Finding, Verdict
 
 NAME: Final = "docker runtimes"
 _KNOWN: Final = ("crun", "runsc", "kata-runtime")
-"""Programs that it is worth to register where they are installed."""
+"""Programs to mention if they are installed and not registered."""
 
 
 def check(
@@ -19,12 +19,12 @@ def check(
     wanted: str | None,
     find: Callable[[str], str | None] = shutil.which,
 ) -> Finding:
-    """Check that the daemon has the runtime that is wanted, and that its programs are there.
+    """Check that the wanted runtime is registered, and that the programs of all runtimes exist.
 
     Args:
-        info: What the daemon says of itself.
+        info: The daemon's answer to ``/info``.
         wanted: ``AENV_DOCKER_RUNTIME``.
-        find: Returns the path of a program, None when it is not installed.
+        find: Returns the path of a program, or None if it is not installed.
     """
     described: dict[str, dict[str, Any]] = {
         name: dict(one or {})
@@ -39,12 +39,12 @@ def check(
         notes += ["its own kernel"] if has_own_kernel(one) else []
         notes += [f"{one['path']} is not installed"] if name in absent else []
         words.append(f"{name} ({', '.join(notes)})" if notes else name)
-    found = ", ".join(words) or "none is told"
+    found = ", ".join(words) or "none reported"
     if wanted and wanted not in described:
         found = f"AENV_DOCKER_RUNTIME is {wanted}, which the daemon does not have; it has {found}"
         return Finding(NAME, Verdict.FAILED, found, _registering(wanted, find(wanted)))
     if absent:
-        mend = f"install {', '.join(absent)}, or take the daemon's setting away"
+        mend = f"install {', '.join(absent)}, or remove it from the daemon's runtimes"
         return Finding(NAME, Verdict.WARNING, found, mend)
     programs = {str(one.get("path", "")).rpartition("/")[2] for one in described.values()}
     unused = [

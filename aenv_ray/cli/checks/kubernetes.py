@@ -1,7 +1,7 @@
-"""What ``aenv doctor`` looks at where instances are pods: each check asks the real API.
+"""The checks of the kubernetes engine, against the real API.
 
-Hosts run on Ray's workers, whose service account alone may make pods. Elsewhere in the cluster, as
-on the head, a worker is asked to look.
+Only the service account of Ray's workers may create pods. Elsewhere, for example on the head, the
+checks run on a worker.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SCHEDULE_S: Final = 60.0
 _REACH_S: Final = 5.0
 _REACH: Final = "import socket; socket.create_connection(({address!r}, {port}), {wait_s})"
 _INSIDE_MEND: Final = (
-    "run it inside: kubectl exec --namespace aenv HEAD -- aenv doctor; from outside: "
+    "run it in the head: kubectl exec --namespace aenv HEAD -- aenv doctor; elsewhere, run: "
     "aenv cluster doctor"
 )
-_POLICIES_MEND: Final = "apply those of clusters/kuberay/base/network-policies.yaml"
+_POLICIES_MEND: Final = "apply the policies in clusters/kuberay/base/network-policies.yaml"
 _PLUGIN_MEND: Final = (
     "use a network plugin that enforces NetworkPolicies, such as Calico or Cilium; until then an "
     "environment can reach Ray"
@@ -42,16 +42,16 @@ _PLUGIN_MEND: Final = (
 
 
 def applies(settings: Settings) -> bool:
-    """Whether instances are pods here, or a host in this pod could make them."""
+    """Return whether instances are pods here, or this process runs in a pod."""
     return settings.engine == "kubernetes" or settings.pod_name is not None
 
 
 def engine(settings: Settings) -> list[Finding]:
-    """Check the kubernetes engine, here or on a worker; blocks."""
+    """Check the kubernetes engine, in this pod or on a worker; blocks."""
     if settings.pod_name is not None:
         return look_here()
     if settings.ray_address is None:
-        found = "this is no pod of a Ray cluster, and RAY_ADDRESS names none to ask"
+        found = "this is not a pod of a Ray cluster, and RAY_ADDRESS is not set"
         return [Finding(ENGINE, Verdict.FAILED, found, _INSIDE_MEND)]
     from aenv_ray.actors.ray_shell.remote_tasks import on_a_worker
 
@@ -73,7 +73,7 @@ async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]
     """Check permissions, an instance, and what that reaches.
 
     Args:
-        settings: Of the host whose place this is.
+        settings: Of this process.
         client: Of the API; closed afterwards.
     """
     from aenv_ray.engines.kubernetes.client import ApiRefused
@@ -102,7 +102,7 @@ async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]
 
 
 async def _missing(client: KubernetesClient) -> list[str]:
-    """Return the permissions of the engine that this service account lacks, in words."""
+    """Return the permissions of the engine that this service account lacks."""
     from aenv_ray.engines.kubernetes.permissions import Access
 
     words = []
@@ -115,7 +115,7 @@ async def _missing(client: KubernetesClient) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[Sandbox]:
-    """Yield an instance of mini-terminal in a pod, and leave nothing of it."""
+    """Yield an instance of mini-terminal in a pod, and delete it afterwards."""
     from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
     from aenv_ray.engines.kubernetes.engine import KubernetesEngine
     from aenv_ray.engines.kubernetes.settings import PodSettings
@@ -137,7 +137,7 @@ async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[
 
 
 async def _network(sandbox: Sandbox) -> Finding:
-    """Look whether an instance without network reaches this pod, as nothing of ours may be."""
+    """Check that an instance without network cannot reach this pod."""
     from aenv_ray.actors.calls import wire
 
     for word in sandbox.isolation.missing:
@@ -148,7 +148,7 @@ async def _network(sandbox: Sandbox) -> Finding:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
     except OSError as exc:
-        return Finding(_NETWORK, Verdict.WARNING, f"cannot be looked at from here: {exc}")
+        return Finding(_NETWORK, Verdict.WARNING, f"cannot be checked from here: {exc}")
     with listener:
         port = listener.getsockname()[1]
         code = _REACH.format(address=address, port=port, wait_s=_REACH_S)
@@ -156,13 +156,13 @@ async def _network(sandbox: Sandbox) -> Finding:
                   "_meta": {"aenv/timeout_s": 4 * _REACH_S}}  # fmt: skip
         answer = await sandbox.request("aenv/exec", params, deadline_s=8 * _REACH_S)
     if wire.decode("aenv/exec", answer).exit_code == 0:
-        found = "NetworkPolicies are there, and nothing enforces them"
+        found = "NetworkPolicies exist, but nothing enforces them"
         return Finding(_NETWORK, Verdict.WARNING, found, _PLUGIN_MEND)
-    return Finding(_NETWORK, Verdict.OK, "an instance without network reaches no Ray pod")
+    return Finding(_NETWORK, Verdict.OK, "an instance without network cannot reach Ray pods")
 
 
 def _own_address() -> str:
-    """Return the address by which other pods reach this one; nothing is sent."""
+    """Return this pod's address in the cluster network, without sending anything."""
     api = os.environ.get("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     family = socket.AF_INET6 if ":" in api else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:

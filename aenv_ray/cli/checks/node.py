@@ -1,4 +1,4 @@
-"""What ``aenv doctor`` looks at: each check tries the real thing and names the way out."""
+"""The checks of this machine: versions, engines, Ray, Redis, ports, disks, internet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMESPACES_MEND: Final = (
 
 
 def versions() -> Finding:
-    """Check that what is installed is what this version was made for."""
+    """Check that the installed packages satisfy this version's requirements."""
     from packaging.requirements import Requirement
 
     wrong = []
@@ -59,7 +59,7 @@ def versions() -> Finding:
 
 
 def disk(settings: Settings) -> list[Finding]:
-    """Check that there is room, and that it is ours."""
+    """Check that the directories are writable and have room."""
     checks = []
     places = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
               ("runtime", settings.runtime_dir, _LEAST_SHM_BYTES, "AENV_RUNTIME_DIR"))  # fmt: skip
@@ -67,9 +67,9 @@ def disk(settings: Settings) -> list[Finding]:
         existing = next(path for path in (place, *place.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         found = f"{place}: {free >> 20:,} MiB free"
-        mend = f"make room, or set {variable} to another directory"
+        mend = f"free some space, or set {variable} to another directory"
         if not os.access(existing, os.W_OK | os.X_OK):
-            checks.append(Finding(name, Verdict.FAILED, f"{place} cannot be written", mend))
+            checks.append(Finding(name, Verdict.FAILED, f"{place} is not writable", mend))
         elif free < least:
             checks.append(Finding(name, Verdict.WARNING, found, mend))
         else:
@@ -78,7 +78,13 @@ def disk(settings: Settings) -> list[Finding]:
 
 
 def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Finding]:
-    """Check that ``aenv up`` could listen; `ours`: it does already."""
+    """Check that the ports of ``aenv up`` are free.
+
+    Args:
+        host: Address to listen on.
+        wanted: The ports.
+        ours: ``aenv up`` is running and may use them.
+    """
     checks = []
     for port in wanted:
         with socket.socket() as sock:
@@ -101,7 +107,7 @@ def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Finding]:
 
 
 def redis(settings: Settings) -> Finding:
-    """Check the hub's Redis, or that there is a program to run one."""
+    """Check that the hub's Redis answers, or that a Redis program is installed."""
     if settings.redis_url is None:
         from aenv_ray.hub.redis_server import find_program
 
@@ -129,13 +135,13 @@ async def _ping(url: str) -> Finding:
 
 
 def ray(settings: Settings) -> Finding:
-    """Check that a Ray that is named answers; where none is, one is started when it is needed."""
+    """Check that the configured Ray answers; without one, Ray starts when it is needed."""
     from aenv_ray import local_fabric
 
     fabric = local_fabric.read(settings.data_dir)
     address = settings.ray_address or (fabric.ray_address if fabric is not None else "")
     if not address:
-        return Finding("ray", Verdict.OK, "none runs; one is started when it is needed")
+        return Finding("ray", Verdict.OK, "not running; it starts when it is needed")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
@@ -146,17 +152,17 @@ def ray(settings: Settings) -> Finding:
 
 
 def internet() -> Finding:
-    """Check what projects with requirements need."""
+    """Check access to PyPI, which projects with requirements need."""
     try:
         with socket.create_connection(_INTERNET, _CONNECT_S):
             return Finding("internet", Verdict.OK, f"{_INTERNET[0]} answers")
     except OSError as exc:
         return Finding("internet", Verdict.WARNING, f"{_INTERNET[0]}: {exc}",
-                     "needed only for new requirements.txt and images; use a mirror")  # fmt: skip
+                     "needed only for new requirements and images; mirrors also work")  # fmt: skip
 
 
 def engines(settings: Settings) -> list[Finding]:
-    """Check each engine by an instance that runs a command."""
+    """Check each engine with an instance that runs a command."""
     return [asyncio.run(_process(settings)), *asyncio.run(_docker(settings))]
 
 
@@ -182,7 +188,7 @@ async def _process(settings: Settings) -> Finding:
 
 
 async def _docker(settings: Settings) -> list[Finding]:
-    """Check the daemon, and the OCI runtimes of one that answers."""
+    """Check the Docker daemon and its OCI runtimes."""
     from aenv_ray.cli.checks import docker as checks_docker
     from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient, daemon_hint
 
@@ -194,7 +200,7 @@ async def _docker(settings: Settings) -> list[Finding]:
             await client.close()
     except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
         if settings.is_in_kuberay and settings.docker_host == _DEFAULT_DAEMON:
-            found = "this pod has no Docker daemon, and needs none for instances as pods"
+            found = "no Docker daemon in this pod, and none needed: instances are pods"
             return [Finding("docker", Verdict.OK, found)]
         return [Finding(_DOCKER, Verdict.FAILED, _line(exc), daemon_hint(settings.docker_host))]
     runtimes = checks_docker.check(info, settings.docker_runtime)
@@ -207,7 +213,7 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
 
     name = _DOCKER
     if settings.docker_image is None:
-        found = f"{daemon} answers; no image is named to try it with"
+        found = f"{daemon} answers; it was not tried, because no image is configured"
         return Finding(name, Verdict.OK, found, "AENV_DOCKER_IMAGE=python:3.12-slim aenv doctor")
     try:
         with _short_directory() as root:
@@ -225,7 +231,7 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
 
 @contextlib.asynccontextmanager
 async def _tried(engine: Engine) -> AsyncIterator[Sandbox]:
-    """Yield an instance of mini-terminal that answers, and leave nothing of it."""
+    """Yield an instance of mini-terminal that answers, and delete it afterwards."""
     from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
     from aenv_ray.project import project
     from aenv_ray.project.config import NetworkMode
@@ -245,7 +251,7 @@ async def _tried(engine: Engine) -> AsyncIterator[Sandbox]:
 
 @contextlib.contextmanager
 def _short_directory() -> Any:
-    """Yield a directory whose path is short enough for sockets, gone with the block."""
+    """Yield a temporary directory whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="ad-", dir="/tmp", ignore_cleanup_errors=True) as path:
         Path(path).chmod(0o755)
         yield Path(path)

@@ -18,10 +18,10 @@ _COLUMNS: Final[Columns] = {
 
 
 def show_findings(findings: Sequence[Finding], given: Format | None) -> None:
-    """Print them on standard output, and the ways out on standard error.
+    """Print findings on standard output, and how to fix them on standard error.
 
     Args:
-        findings: One a row.
+        findings: One per row.
         given: The ``-o`` option.
     """
     show_rows([asdict(finding) for finding in findings], given, _COLUMNS)

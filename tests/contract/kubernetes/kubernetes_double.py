@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from aenv_ray.cluster import patches
+from aenv_ray.cluster import kustomize
 from aenv_ray.cluster.objects import KINDS, Kind
 from tests.cluster_schemas import schema_problems, violations
 from tests.emulators.kubernetes import kuberay
@@ -162,7 +162,7 @@ class Double:
         if key not in self.objects:
             raise Refused(404, "NotFound", f'{kind.plural} "{name}" not found')
         if verb == "patch":
-            self._check(patched := patches.json_patch(self.objects[key], body))
+            self._check(patched := kustomize.json_patch(self.objects[key], body))
             self.objects[key] = patched
             self._reconcile()
         elif verb == "delete":

@@ -26,7 +26,7 @@ def kubeconfig(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(content))
     monkeypatch.setenv("KUBECONFIG", str(path))
-    monkeypatch.setattr(lifecycle, "LOOK_S", 0.0)
+    monkeypatch.setattr(lifecycle, "POLL_S", 0.0)
 
 
 @pytest.mark.usefixtures("kubeconfig")

@@ -14,7 +14,7 @@ from aenv_ray.cluster import api as cluster_api
 from aenv_ray.cluster import lifecycle, manifests, yaml_files
 from aenv_ray.cluster.checks import Doctor
 from aenv_ray.cluster.objects import KINDS
-from aenv_ray.cluster.readiness import Look, why
+from aenv_ray.cluster.readiness import Snapshot, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from aenv_ray.findings import Verdict
 from tests.contract.kubernetes.kubernetes_double import Double
@@ -51,9 +51,9 @@ def counts(double: Double) -> dict[str, int]:
 @pytest.mark.parametrize("overlay", ["dev", "production"])
 def test_apply_to_an_empty_cluster_comes_up(overlay, double, life):
     life.apply(manifests.load(overlay))
-    look = life.await_ready(LONG_S)
-    assert look.head is not None
-    assert look.groups[0]["ready"] == look.groups[0]["min"] > 0
+    found = life.await_ready(LONG_S)
+    assert found.head is not None
+    assert found.groups[0]["ready"] == found.groups[0]["min"] > 0
     order = [plural for verb, plural in double.calls if verb in {"patch", "create"}]
     assert order[0] == "namespaces"
     assert order.index("secrets") < order.index("statefulsets") < order.index("rayclusters")
@@ -126,7 +126,7 @@ def test_a_dry_run_changes_nothing_and_finds_what_the_api_refuses(double, life, 
     before = counts(double)
     life.apply(manifests.load("dev"), dry_run=True)
     assert counts(double) == before
-    assert any("there is no namespace yet" in line for line in said)
+    assert any("the namespace does not exist yet" in line for line in said)
     double.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
     broken = manifests.load("dev", None, {"workers.tolerations": "[{key: 1}]"})
     with pytest.raises(ConfigError, match=r"RayCluster is invalid: spec\.workerGroupSpecs"):
@@ -167,9 +167,9 @@ def test_a_sampling_run_leaves_the_cluster_ready(double, life, api):
     assert submit(double)["status"]["jobDeploymentStatus"] == "Complete"
     (pod,) = [p for p in double.all("pods") if "submitter" in p["metadata"]["name"]]
     assert pod["status"]["phase"] == "Succeeded"
-    assert life.await_ready(0.0).lacks() == []
+    assert life.await_ready(0.0).problems() == []
     pod["status"]["phase"] = "Failed"
-    assert life.await_ready(0.0).lacks() == []
+    assert life.await_ready(0.0).problems() == []
     found = {f.name: f.verdict for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
     assert found["cluster"] is Verdict.OK
 
@@ -203,18 +203,18 @@ def test_what_only_events_tell_is_told(double, life):
     event(double, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
     event(double, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
     event(double, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
-    assert life.await_ready(LONG_S).lacks() == []  # what is ready has no complaint
+    assert life.await_ready(LONG_S).problems() == []  # what is ready has no complaint
     ray = double.objects["rayclusters", "aenv", "aenv"]
     ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
     double.objects["pods", "aenv", "headgroup-0"]["status"]["conditions"] = []
-    lacks = life.look().lacks()
+    lacks = life.snapshot().problems()
     assert "StatefulSet aenv-redis: FailedCreate: exceeded quota: team" in lacks
     assert "RayCluster aenv: InvalidRayClusterSpec: no such mode" in lacks
     assert not [line for line in lacks if "long-gone" in line or "of no weight" in line]
     ray["status"]["observedGeneration"] = 2
-    assert "InvalidRayClusterSpec" not in " ".join(life.look().lacks())
+    assert "InvalidRayClusterSpec" not in " ".join(life.snapshot().problems())
     double.forbidden.add(("list", "events"))
-    assert "exceeded quota" not in " ".join(life.look().lacks())
+    assert "exceeded quota" not in " ".join(life.snapshot().problems())
 
 
 def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(double, life):
@@ -222,14 +222,14 @@ def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(d
     life.apply(manifests.load("dev"))
     double.forbidden.add(("list", "pods"))
     with pytest.raises(Forbidden, match="pods is forbidden: cannot list"):
-        life.look()
+        life.snapshot()
 
 
 def test_an_api_that_is_not_there_is_told_as_such(tmp_path):
     from kubernetes.client import Configuration
 
     connection = cluster_api.ClusterApi(configuration=Configuration(host="http://127.0.0.1:1"))
-    with pytest.raises(FabricUnavailable, match="cannot be reached"):
+    with pytest.raises(FabricUnavailable, match="is unreachable"):
         connection.find(KINDS["Pod"])
     connection.close()
 
@@ -256,9 +256,9 @@ def test_scale_bounds_a_group_and_refuses_what_cannot_be(double, life):
     assert life.scale("kubernetes", 2, 20) | {"pods": 0} == {
         "group": "kubernetes", "min": 2, "max": 20, "slots": "32", "ready": 1, "pods": 0,
     }  # fmt: skip
-    assert life.look().groups[0]["ready"] == 2
+    assert life.snapshot().groups[0]["ready"] == 2
     assert life.scale("kubernetes", 30, None)["max"] == 30
-    with pytest.raises(ConfigError, match="at most 1 workers, and at least 2"):
+    with pytest.raises(ConfigError, match="maximum of 1 workers is below the minimum of 2"):
         life.scale("kubernetes", 2, 1)
     with pytest.raises(ConfigError, match="no worker group 'gpu'") as caught:
         life.scale("gpu", 1, 1)
@@ -279,7 +279,7 @@ def sandbox(double: Double, name: str) -> None:
 def test_delete_leaves_no_pod_and_keeps_what_was_stored(double, life):
     life.apply(manifests.load("production"))
     sandbox(double, "aenv-one")
-    assert len(life.look().sandboxes) == 1
+    assert len(life.snapshot().sandboxes) == 1
     kept = life.delete(LONG_S)
     left = {name: count for name, count in counts(double).items() if count}
     assert left == {"Namespace": 1, "Secret": 3, "PersistentVolumeClaim": 2,
@@ -402,7 +402,7 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
                 "spec": {"hard": {"requests.memory": "4Gi", "pods": "10"}}})  # fmt: skip
     found = state("quota")
     assert found[0] is Verdict.FAILED
-    assert "ResourceQuota team: requests.memory is 4Gi, and the smallest cluster wants" in found[1]
+    assert "ResourceQuota team: requests.memory is 4Gi, and the smallest cluster needs" in found[1]
 
     double.objects["nodes", "", "one"]["status"]["allocatable"]["memory"] = "1Gi"
     assert state("nodes")[0] is Verdict.FAILED
@@ -426,7 +426,7 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
          "it failed: OOMKilled: exit code 137"),
         ({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: 3 too small"}]},
-         "no node takes it: 0/3 nodes: 3 too small"),
+         "no node is suitable: 0/3 nodes: 3 too small"),
         ({"phase": "Pending", "initContainerStatuses": [
             {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such\nimage"}}}]},
          "ErrImagePull: no such image"),
@@ -440,7 +440,7 @@ def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready
     def told(component):
         labels = {"app.kubernetes.io/component": component}
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}
-        return any(claim["kind"] in text for text in Look(None, None, [], [claim]).lacks())
+        return any(claim["kind"] in text for text in Snapshot(None, None, [], [claim]).problems())
 
     assert not told("storage")
     assert told("artifacts")

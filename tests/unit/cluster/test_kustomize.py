@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.cluster import field_paths, kustomize, patches, yaml_files
+from aenv_ray.cluster import kustomize, yaml_files
 from aenv_ray.errors import ConfigError
 from tests.unit.cluster.test_manifests import as_set, by_kubectl
 
@@ -147,20 +147,23 @@ def test_components_change_what_came_before_them(tmp_path):
     ("content", "message"),
     [
         ("resources: [nothing.yaml]\n", "nothing.yaml cannot be read"),
-        (RESOURCES + "namePrefix: x-\nimages: []\n", "has images, namePrefix, which"),
-        (RESOURCES + REPLACE.replace("data.word", "data.wort"), "has nothing at data.wort"),
+        (RESOURCES + "namePrefix: x-\nimages: []\n", "uses images, namePrefix, which"),
+        (RESOURCES + REPLACE.replace("data.word", "data.wort"), "has no value at data.wort"),
         (
             RESOURCES + REPLACE.replace("containers.1.", "containers.7."),
-            "has nothing at spec.templ",
+            "has no field spec.templ",
         ),
-        (RESOURCES + REPLACE.replace("name: facts", "name: fact", 1), "0 objects are the source"),
-        (RESOURCES + JSON.replace("value: a}", "value: b}"), "wants 'b' at /spec/groups/0/name"),
-        (RESOURCES + JSON.replace("groups/0/count", "groups/5/count"), "'5' is not there"),
-        (RESOURCES + JSON.replace("/spec/flag", "/spec/flog"), "that is not there"),
-        (RESOURCES + JSON.replace("op: remove", "op: move", 1), "operation 'move'"),
-        (RESOURCES + MERGE.replace("name: web", "name: wob"), "which there is not"),
+        (RESOURCES + REPLACE.replace("name: facts", "name: fact", 1), "0 objects match the source"),
+        (RESOURCES + JSON.replace("value: a}", "value: b}"), "expects 'b' at /spec/groups/0/name"),
+        (
+            RESOURCES + JSON.replace("groups/0/count", "groups/5/count"),
+            "/spec/groups/5/count, which does not exist",
+        ),
+        (RESOURCES + JSON.replace("/spec/flag", "/spec/flog"), "which does not exist"),
+        (RESOURCES + JSON.replace("op: remove", "op: move", 1), "operation: 'move'"),
+        (RESOURCES + MERGE.replace("name: web", "name: wob"), "which does not exist"),
         (RESOURCES + LABELS.replace("false", "true"), "includeSelectors"),
-        ("resources: [deployment.yaml, deployment.yaml]\nkind: Other\n", "'kind' is there twice"),
+        ("resources: [deployment.yaml, deployment.yaml]\nkind: Other\n", "duplicate key 'kind'"),
     ],
 )
 def test_what_is_wrong_or_not_known_is_refused_and_named(tmp_path, content, message):
@@ -180,18 +183,18 @@ def test_yaml_is_read_as_kubernetes_reads_it():
 
 def test_a_path_names_places_in_every_way():
     document = {"a.b/c": [{"name": "x", "v": 1}, {"name": "y.z", "v": 2}], "d": {"e.f": 3}}
-    assert field_paths.get(document, "[a.b/c].[name=y.z].v") == 2
-    assert field_paths.get(document, r"d.e\.f") == 3
-    assert field_paths.get(document, "d.g") is None
-    assert field_paths.put(document, "[a.b/c].*.v", "7") == 2
+    assert kustomize.get_field(document, "[a.b/c].[name=y.z].v") == 2
+    assert kustomize.get_field(document, r"d.e\.f") == 3
+    assert kustomize.get_field(document, "d.g") is None
+    assert kustomize.set_field(document, "[a.b/c].*.v", "7") == 2
     assert [row["v"] for row in document["a.b/c"]] == [7, 7]
-    with pytest.raises(ConfigError, match="2 places"):
-        field_paths.get(document, "[a.b/c].*.v")
+    with pytest.raises(ConfigError, match="2 fields"):
+        kustomize.get_field(document, "[a.b/c].*.v")
 
 
 def test_a_merge_patch_may_replace_a_map_and_knows_no_other_directive():
     document = {"apiVersion": "v1", "a": {"b": 1, "c": 2}}
-    replaced = patches.merge(document, {"a": {"$patch": "replace", "d": 3}})
+    replaced = kustomize.merge_patch(document, {"a": {"$patch": "replace", "d": 3}})
     assert replaced == {"apiVersion": "v1", "a": {"d": 3}}
-    with pytest.raises(ConfigError, match="means nothing"):
-        patches.merge(document, {"a": {"$patch": "delete"}})
+    with pytest.raises(ConfigError, match="unsupported"):
+        kustomize.merge_patch(document, {"a": {"$patch": "delete"}})

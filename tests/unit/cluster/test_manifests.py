@@ -254,11 +254,11 @@ def test_values_come_from_a_file_and_from_single_settings(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"imagge": "x"}, "there is no value imagge"),
-        ({"workers.maxReplica": "3"}, "there is no value workers.maxReplica"),
-        ({"wrokers.maxReplicas": "3"}, "there is no value wrokers"),
-        ({"workers.maxReplicas": "many"}, "maxReplicas is 10, and 'many' is no such thing"),
-        ({"image": "{"}, "no valid YAML"),
+        ({"imagge": "x"}, "unknown value imagge"),
+        ({"workers.maxReplica": "3"}, "unknown value workers.maxReplica"),
+        ({"wrokers.maxReplicas": "3"}, "unknown value wrokers"),
+        ({"workers.maxReplicas": "many"}, "maxReplicas is 10: 'many' has another type"),
+        ({"image": "{"}, "not valid YAML"),
     ],
 )
 def test_a_value_that_is_not_there_or_does_not_fit_is_refused(settings, message):
