@@ -140,7 +140,7 @@ def status(
     ] = False,
     output: Output = None,
 ) -> None:
-    """Show the state of a cluster, and what keeps it from being ready.
+    """Show the state of a cluster, and what is not ready.
 
     Exits with 0 if it is ready, else with 1.
 
@@ -171,7 +171,9 @@ def scale(
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Set the minimum and maximum of a worker group, between which Ray scales.
+    """Set the minimum and maximum of a worker group.
+
+    Between them, Ray scales by demand.
 
     The next `aenv cluster apply` restores the bounds in values.yaml.
 
