@@ -1,4 +1,4 @@
-"""The emulated API refuses what the real one refuses: other tests rely on that."""
+"""The emulated cluster behaves as a real one, which other tests rely on."""
 
 from __future__ import annotations
 
@@ -206,6 +206,46 @@ async def test_a_container_that_ignores_sigterm_stays_until_its_grace_period_end
             await client.delete(f"{pods}/graceful")
             await eventually(lambda: not cluster.objects("pods"), "it is gone", WITHIN_S)
         assert cluster.phases["graceful"] == phase
+
+
+THREADS = 200
+HOLD_THREADS = f"""
+import threading, time
+for _ in range({THREADS}):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("up", flush=True)
+time.sleep(600)
+"""
+LIMIT_THREADS = f"""
+import resource, threading
+resource.setrlimit(resource.RLIMIT_NPROC, ({THREADS}, {THREADS}))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.namespaces
+async def test_the_threads_of_a_user_are_counted_across_pods() -> None:
+    """As on a real node where pods have no user namespace: RLIMIT_NPROC sees them all."""
+    user = {"runAsUser": 61_234, "runAsGroup": 61_234}
+    with EmulatedCluster() as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url) as client:
+            for name, program, output in (
+                ("holder", HOLD_THREADS, "up\n"),
+                ("limited", LIMIT_THREADS, "refused\n"),
+            ):
+                container = container_of("", command=["python3", "-c", program])
+                pod = pod_of({**container, "securityContext": user}, 1)
+                pod["metadata"] = {"name": name}
+                made = await client.post(f"/api/v1/namespaces/{NAMESPACE}/pods", json=pod)
+                assert made.status_code == 200, made.text
+
+                def has_printed(name: str = name, output: str = output) -> bool:
+                    return cluster.node.log(name, "main") == output
+
+                await eventually(has_printed, f"{name} printed", WITHIN_S)
 
 
 async def test_what_is_owned_goes_with_its_owner(

@@ -1,12 +1,13 @@
-"""A small Kubernetes for tests: an API that enforces what matters, and a node that runs pods.
+"""A small Kubernetes for tests: an API server with the rules that matter, and a node.
 
     with EmulatedCluster() as cluster:
         configuration = client.Configuration(host=cluster.url)
 
-It has what our code relies on, and refuses as the real one does: schemas (strict), label selectors,
-owner references and garbage collection, watches with versions that grow too old, conflicts, missing
-permissions, quotas, Pod Security, throttling, active deadlines. Pods really run, as processes
-(`kubernetes_pod`). Everything happens on a thread of its own; every method may be called from any.
+It implements what our code relies on, and refuses requests as a real API server does: strict
+schemas, label selectors, owner references and garbage collection, watches whose versions expire,
+conflicts, permissions, quotas, Pod Security, throttling, active deadlines and grace periods. Pods
+run as processes (`tests.emulators.kubernetes.pod`). The cluster runs on one thread; its methods may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _BOOKMARK_S: Final = 5.0
 
 
 class EmulatedCluster:
-    """One namespace, `NAMESPACE`, and one node; other objects are kept as they come.
+    """A cluster with one namespace, `NAMESPACE`, and one node.
 
     Attributes:
-        url: Of the API; known inside the ``with`` block.
-        granted: Pairs of verb and resource that are allowed; None for all.
+        url: Of the API; set inside the ``with`` block.
+        granted: Pairs of verb and resource that are allowed. None: all.
         calls: Verb and resource of every request so far.
         phases: The last phase of every pod, by name, deleted pods included.
     """
@@ -121,17 +122,17 @@ class EmulatedCluster:
     # --- for tests --------------------------------------------------------------------------------
 
     def create(self, resource: str, body: Object, group: str = "") -> Object:
-        """Make an object in `NAMESPACE`, past all rules; a pod of it runs nothing."""
+        """Create an object in `NAMESPACE` without applying any rule; such a pod does not run."""
         kind = Kind(group, resource, NAMESPACE)
         return self._call(lambda: copy.deepcopy(self._store.add(kind, body)))
 
     def objects(self, resource: str, group: str = "") -> list[Object]:
-        """Return what there is in `NAMESPACE`."""
+        """Return the objects in `NAMESPACE`."""
         kind = Kind(group, resource, NAMESPACE)
         return self._call(lambda: copy.deepcopy(self._store.all(kind)))
 
     def delete(self, resource: str, name: str, group: str = "") -> None:
-        """Delete an object, and what it owns; does nothing when there is none."""
+        """Delete an object and what it owns; does nothing if it does not exist."""
         self._do(lambda: self._collect(Kind(group, resource, NAMESPACE), name))
 
     def label_namespace(self, labels: Mapping[str, str]) -> None:
@@ -145,15 +146,15 @@ class EmulatedCluster:
         self._call(run)
 
     def throttle(self, requests: int) -> None:
-        """Answer so many of the next requests with 429, to be tried again after a second."""
+        """Answer the next requests with 429 and ``Retry-After: 1``."""
         self._throttled = requests
 
     def race(self, requests: int) -> None:
-        """Have so many of the next creates lose against others over the namespace's quota."""
+        """Let the next creates fail with a conflict over the namespace's quota."""
         self._races = requests
 
     def break_watches(self, *, forget: bool = False) -> None:
-        """End all watches; with `forget`, where they ended is too old to go on from."""
+        """End all watches; with `forget`, their versions have expired."""
 
         def run() -> None:
             if forget:
@@ -164,7 +165,7 @@ class EmulatedCluster:
         self._call(run)
 
     def fill_nodes(self, is_full: bool) -> None:
-        """Have pods find no node, or find one again."""
+        """Set whether the node has no room for further pods."""
         self._is_full = is_full
 
     def kill(self, name: str) -> None:
@@ -172,7 +173,7 @@ class EmulatedCluster:
         self._call(lambda: self.node.kill(self._pod(name)["metadata"]["uid"]))
 
     def end_with(self, name: str, status: Mapping[str, Any]) -> None:
-        """End a pod as its node does, with more in its status: ``{"reason": "Evicted"}``."""
+        """End a pod as its node does, with a status such as ``{"reason": "Evicted"}``."""
 
         def run() -> None:
             uid = self._pod(name)["metadata"]["uid"]
@@ -200,7 +201,7 @@ class EmulatedCluster:
             if verb == "get" and not name:
                 verb = "watch" if request.query.get("watch") == "true" else "list"
             self.calls.append((verb, kind.resource))
-            if kind.resource != "selfsubjectaccessreviews":  # everybody may ask for his own
+            if kind.resource != "selfsubjectaccessreviews":  # needs no permission
                 rules.check_permission(self.granted, verb, kind, ACCOUNT)
             if subresource:
                 raise Refused(404, "NotFound", f"there is no {subresource} here")
@@ -304,7 +305,7 @@ class EmulatedCluster:
             self._begin(self._collect(owned, body["metadata"]["name"]))
 
     async def _collect(self, kind: Kind, name: str) -> None:
-        with contextlib.suppress(Refused):  # somebody else was first
+        with contextlib.suppress(Refused):  # deleted already
             await self._delete(kind, name, {})
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
@@ -391,7 +392,7 @@ def _object(version: str, kind: str, name: str) -> Object:
 
 
 def _grace_s(pod: Object, options: Object) -> float:
-    """Return how long a pod that is deleted may take to end: as asked, as it says, or 30 s."""
+    """Return a pod's grace period: of the request, of its spec, or 30 s."""
     own_s = pod["spec"].get("terminationGracePeriodSeconds", 30)
     return float(options.get("gracePeriodSeconds", own_s))
 

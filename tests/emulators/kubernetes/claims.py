@@ -1,4 +1,4 @@
-"""What the emulated API knows of claims: which pods wait for theirs, and which wait for pods."""
+"""Claims of the emulated cluster: which pods wait for them, and which claims wait for pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claims_of(pod: Object) -> list[str]:
 
 
 def unschedulable(store: Store, pod: Object, is_full: bool) -> str:
-    """Return why no node takes a pod, in the scheduler's words; "" when one does."""
+    """Return the scheduler's message for a pod without a node; "" if a node has room."""
     if is_full:
         return "0/1 nodes are available: 1 Insufficient cpu."
     namespace = pod["metadata"]["namespace"]
@@ -38,7 +38,7 @@ def unschedulable(store: Store, pod: Object, is_full: bool) -> str:
 
 
 def waiting(why: str) -> dict[str, Any]:
-    """Return the status of a pod that no node takes."""
+    """Return the status of a pod that cannot be scheduled."""
     condition = {
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why,
     }  # fmt: skip
@@ -46,7 +46,7 @@ def waiting(why: str) -> dict[str, Any]:
 
 
 def protect(store: Store, kind: Kind, name: str) -> bool:
-    """Mark a claim that pods use as leaving, instead of deleting it; False for anything else."""
+    """Mark a claim that pods use as being deleted; return False for any other object."""
     is_claim = (kind.group, kind.resource) == _CLAIMS
     if not is_claim or not _users(store, kind.namespace, name):
         return False
@@ -57,7 +57,7 @@ def protect(store: Store, kind: Kind, name: str) -> bool:
 
 
 def let_go(store: Store, namespace: str) -> None:
-    """Delete the claims that were to be deleted and that no pod uses any more."""
+    """Delete claims that are being deleted and that no pod uses any more."""
     kind = Kind(*_CLAIMS, namespace)
     for claim in store.all(kind):
         name = claim["metadata"]["name"]
@@ -66,7 +66,7 @@ def let_go(store: Store, namespace: str) -> None:
 
 
 def _users(store: Store, namespace: str, claim: str) -> list[str]:
-    """Return the uids of the pods on a node that mount a claim, and have not ended."""
+    """Return the uids of the scheduled pods that mount a claim and have not ended."""
     return [
         pod["metadata"]["uid"]
         for pod in store.all(Kind("", "pods", namespace))

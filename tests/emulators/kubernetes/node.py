@@ -1,4 +1,4 @@
-"""The node of the emulated cluster: runs its pods as processes, and tells the API what they do."""
+"""The node of the emulated cluster: runs pods as processes, and reports their status to the API."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _END_S: Final = 30.0
 
 SetStatus = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
-"""Told a pod and what its status becomes; does nothing for one that is gone."""
+"""Called with a pod and its new status; ignores deleted pods."""
 
 
 class EmulatedNode:
-    """Runs pods; everything happens on the loop that it is used on.
+    """Runs pods on the current event loop.
 
     Args:
-        set_status: Of the API.
+        set_status: Reports a pod's status to the API.
     """
 
     def __init__(self, set_status: SetStatus) -> None:
@@ -46,7 +46,7 @@ class EmulatedNode:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start what pods are forked from."""
+        """Start the process that forks pods."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.emulators.kubernetes.pod", str(self._socket),
             start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
@@ -57,7 +57,7 @@ class EmulatedNode:
             await self._process.stdout.readline()
 
     async def stop(self) -> None:
-        """End all pods, and what they are forked from."""
+        """End all pods, and the process that forks them."""
         try:
             for uid in self.uids:
                 await self.end(uid, 0.0)
@@ -68,12 +68,12 @@ class EmulatedNode:
             shutil.rmtree(self._directory)
 
     def address(self) -> str:
-        """Return a loopback address that no other pod has."""
+        """Return an unused loopback address."""
         self._numbers += 1
         return f"127.{16 + os.getpid() % 200}.{self._numbers // 250}.{1 + self._numbers % 250}"
 
     async def run(self, pod: dict[str, Any]) -> None:
-        """Run a pod to its end, and tell its status meanwhile."""
+        """Run a pod to its end, reporting its status."""
         running = _RunningPod(pod, self._socket, self.address(), self._set_status)
         self._running[pod["metadata"]["uid"]] = running
         try:
@@ -86,8 +86,8 @@ class EmulatedNode:
 
         Args:
             uid: Of the pod.
-            grace_s: Between SIGTERM to each container's process 1 and SIGKILL to what is left. The
-                kernel drops a SIGTERM for which process 1 has no handler.
+            grace_s: From SIGTERM to each container's process 1 until SIGKILL. The kernel drops a
+                SIGTERM for which process 1 has no handler.
         """
         running = self._running.get(uid)
         if running is not None:
@@ -98,7 +98,7 @@ class EmulatedNode:
         self._running[uid].kill()
 
     def mark(self, uid: str, status: Mapping[str, Any]) -> None:
-        """Have a pod's end told with more, for example ``{"reason": "Evicted"}``."""
+        """Add to the status that a pod will end with, for example ``{"reason": "Evicted"}``."""
         self._running[uid].marks.update(status)
 
     @property
@@ -107,7 +107,7 @@ class EmulatedNode:
         return list(self._running)
 
     def log(self, name: str, container: str) -> str:
-        """Return what a container printed to the node."""
+        """Return the output of a container."""
         path = self._directory / f"{name}-{container}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -304,11 +304,11 @@ def _path(image: str) -> str:
 
 
 def _shown(image: str) -> list[str]:
-    """Return the directories of this machine that an image has beside the usual ones."""
+    """Return the directories of this machine that an image has in addition to the system's."""
     package = str(Path(aenv_ray.__file__).parent.parent)
     return {
         PYTHON_IMAGE: [sys.base_prefix],
         SHELL_IMAGE: [],
-        # What holds another first.
+        # Parent directories first.
         RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, package], key=len),
     }[image]

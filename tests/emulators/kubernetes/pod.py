@@ -1,10 +1,13 @@
-"""The pods of the emulated cluster, as processes of this machine: ``python -m … SOCKET``.
+"""Runs the pods of the emulated cluster as processes of this machine: ``python -m … SOCKET``.
 
-Each container has mount, pid, ipc and uts namespaces and a root of its own, made of this machine's
-directories; the network is this machine's, where a pod has a loopback address. Every connection to
-the Unix socket is for one pod: it brings a JSON order and is told what happens, one JSON line each:
-``{"pod": host pid}``,
-``{"started": name, "pid": host pid}`` and ``{"ended": name, "code": n, "message": …}``.
+Each container has mount, pid, ipc and uts namespaces, and a root built from this machine's
+directories. All pods share this machine's network, where each has a loopback address. They share
+its users as well, so the kernel counts the threads of a uid across pods, as it does on a real node
+without user namespaces.
+
+Every connection to the Unix socket is for one pod. It sends a JSON order and receives JSON lines:
+``{"pod": host pid}``, ``{"started": name, "pid": host pid}`` and
+``{"ended": name, "code": n, "message": …}``.
 """
 
 from __future__ import annotations
@@ -90,19 +93,19 @@ def _make_volumes(root: Path, volumes: dict[str, dict[str, Any]]) -> None:
 
 
 def _start(root: Path, order: dict[str, Any], container: dict[str, Any]) -> int:
-    """Start a container; return the pid of the process that stands for it here."""
+    """Start a container; return the pid of its supervisor."""
     pod = os.getpid()
     pid = os.fork()
     if pid == 0:
         _die_with(pod)
-        _stand_for(root, order, container)
+        _supervise(root, order, container)
     return pid
 
 
 def _die_with(parent: int) -> None:
-    """End when the parent ends, which it may have done before the kernel was told.
+    """End when the parent ends, even if it ended before the kernel was told.
 
-    What is left of a pod keeps its connection open, and the pod would never be seen to end.
+    A process left over from a pod would keep the connection open and hide the pod's end.
     """
     linux.die_with_parent()
     if os.getppid() != parent:
@@ -115,16 +118,16 @@ def _await(pid: int, container: dict[str, Any]) -> int:
     return status
 
 
-def _stand_for(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoReturn:
-    """Be the parent of a container's process 1, and end as that does."""
+def _supervise(root: Path, order: dict[str, Any], container: dict[str, Any]) -> NoReturn:
+    """Start a container's process 1, and exit with its exit code."""
     linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
-    heard, begun = os.pipe()  # closed when the container's own program begins
+    heard, begun = os.pipe()  # closed by the exec of the container's program
     first = os.fork()
     if first == 0:
         os.close(heard)
         try:
             _become(root, order, container, begun)
-        except BaseException as exc:  # noqa: BLE001  # as a container runtime tells
+        except BaseException as exc:  # noqa: BLE001  # as a container runtime reports it
             Path(container["message_path"]).write_text(f"{START_ERROR}{exc}")
             os._exit(128)
     os.close(begun)
@@ -168,7 +171,7 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any], begun:
 
 
 def _end_without_reader(pipe: int) -> None:
-    """End when the parent is gone: process 1 of a namespace does not see its pid."""
+    """End if the parent is gone, which process 1 of a pid namespace cannot see by pid."""
     poll = select.poll()
     poll.register(pipe, 0)
     if poll.poll(0):
@@ -215,7 +218,7 @@ def _build_root(root: Path, container: dict[str, Any]) -> str:
 def _show(root: Path, source: str) -> None:
     target = root / source.strip("/")
     if target.exists():
-        return  # below what is shown already
+        return  # inside a directory that is mounted already
     target.mkdir(parents=True)
     linux.mount(source, str(target), None, linux.MS_BIND | linux.MS_REC)
     with contextlib.suppress(OSError):  # an old kernel

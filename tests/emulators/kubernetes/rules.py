@@ -1,4 +1,4 @@
-"""What the emulated API refuses: schemas, admission of pods, and changes that cannot be made."""
+"""The rules of the emulated API: schemas, permissions, admission of pods, immutable fields."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _RESTRICTED: Final = "restricted"
 VERBS: Final = {
     "POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete",
 }  # fmt: skip
-"""What a permission calls the methods of HTTP."""
+"""Verbs of permissions by HTTP method."""
 PODS: Final = ("", "pods")
 
 
 def check_schema(body: Object) -> None:
-    """Refuse what is no object of its kind; kinds of no known schema pass.
+    """Check an object against its schema; kinds without a schema pass.
 
     Raises:
-        Refused: It says what does not fit.
+        Refused: It does not fit; the message says why.
     """
     from tests.emulators.kubernetes.schemas import fault_of
 
@@ -36,16 +36,16 @@ def check_schema(body: Object) -> None:
 def check_permission(
     granted: set[tuple[str, str]] | None, verb: str, kind: Kind, account: str
 ) -> None:
-    """Refuse what an account may not do.
+    """Check that an account has a permission.
 
     Args:
-        granted: Pairs of verb and resource; None for all.
+        granted: Pairs of verb and resource. None: all.
         verb: Of the request.
-        kind: It is about.
-        account: Who makes it.
+        kind: Of the object.
+        account: Of the caller.
 
     Raises:
-        Refused: In the API server's own words.
+        Refused: With the API server's message.
     """
     if granted is not None and (verb, kind.resource) not in granted:
         message = (
@@ -63,16 +63,16 @@ def review(granted: set[tuple[str, str]] | None, body: Object) -> Object:
 
 
 def lost_race() -> Refused:
-    """Return the answer to one of many creates that count in one ResourceQuota."""
+    """Return the answer to one of several concurrent creates under a ResourceQuota."""
     message = 'Operation cannot be fulfilled on resourcequotas "team": it was modified'
     return Refused(409, "Conflict", message)
 
 
 def admit_pod(store: Store, kind: Kind, body: Object) -> None:
-    """Refuse a pod that its namespace does not take.
+    """Check that a namespace admits a pod.
 
     Raises:
-        Refused: In the API server's own words.
+        Refused: With the API server's message.
     """
     check_pod(body)
     name = body["metadata"].get("name", "")
@@ -108,7 +108,7 @@ def admit_pod(store: Store, kind: Kind, body: Object) -> None:
 
 
 def violations(spec: Object) -> list[str]:
-    """Return what of a pod the restricted Pod Security level forbids."""
+    """Return how a pod violates the Pod Security level ``restricted``."""
     problems = []
     around = spec.get("securityContext") or {}
     for container in (*spec["containers"], *spec.get("initContainers", ())):
@@ -131,10 +131,10 @@ def violations(spec: Object) -> list[str]:
 
 
 def check_change(before: Object, after: Object) -> None:
-    """Refuse a change of a pod's spec, but for an active deadline that comes earlier.
+    """Check a change of a pod's spec: only its active deadline may come earlier.
 
     Raises:
-        Refused: It is changed otherwise.
+        Refused: The spec changes in another way.
     """
     old: dict[str, Any] = dict(before["spec"])
     new: dict[str, Any] = dict(after["spec"])
