@@ -207,9 +207,9 @@ def delete(
     yes: Yes = False,
     output: Output = None,
 ) -> None:
-    """Delete a cluster with all its instances, and wait until no pod is left.
+    """Delete a cluster with all its instances.
 
-    Volumes and passwords remain, and applying the cluster again reuses them. The
+    Waits until no pod is left. Volumes and passwords remain, and applying the cluster again reuses them. The
     namespace remains.
 
     Example:
@@ -238,7 +238,7 @@ def doctor(
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Check for missing permissions, kinds, quota, storage and nodes.
+    """Check permissions, kinds, quota, storage and nodes.
 
     Uses your own permissions and changes nothing. Exits with 1 if a check fails.
 
