@@ -209,8 +209,8 @@ def delete(
 ) -> None:
     """Delete a cluster with all its instances.
 
-    Waits until no pod is left. Volumes and passwords remain, and applying the cluster again reuses them. The
-    namespace remains.
+    Waits until no pod is left. Volumes and passwords remain, and applying the
+    cluster again reuses them. The namespace remains.
 
     Example:
       aenv cluster delete
