@@ -207,7 +207,7 @@ def test_a_lock_that_another_has_is_waited_for_in_vain(tmp_path: Path) -> None:
     lock = str(tmp_path / "lock")
     for _ in range(2):
         storage_lock.hold(lock, is_shared=True)
-    with pytest.raises(ProjectLoadError, match="another sandbox has its storage"):
+    with pytest.raises(ProjectLoadError, match="another sandbox still uses the storage"):
         storage_lock.hold(lock, is_shared=False, wait_s=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Docstrings in the layouts that people use."""
+"""Docstrings in the Google, NumPy and Sphinx styles."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sphinx() -> None:
 
 
 @pytest.mark.parametrize("function", [google, numpy, sphinx])
-def test_every_layout_gives_the_same(function: Any) -> None:
+def test_all_styles_give_the_same_description(function: Any) -> None:
     body, arguments = describe(function)
     assert body == "Do it.\n\nIn two paragraphs: with a colon."
     assert arguments == {
@@ -70,11 +70,11 @@ def test_every_layout_gives_the_same(function: Any) -> None:
     }  # fmt: skip
 
 
-def test_no_docstring_is_none() -> None:
+def test_without_a_docstring_the_description_is_none() -> None:
     assert describe(lambda: None) == (None, {})
 
 
-def test_a_word_like_a_section_inside_a_sentence_is_text() -> None:
+def test_a_section_name_within_a_sentence_is_text() -> None:
     def one() -> None:
         """Do it.
 
@@ -87,7 +87,7 @@ def test_a_word_like_a_section_inside_a_sentence_is_text() -> None:
     assert arguments == {}
 
 
-def test_text_after_a_section_is_the_models_too() -> None:
+def test_text_after_a_section_is_part_of_the_description() -> None:
     def one() -> None:
         """Do it.
 

@@ -1,4 +1,4 @@
-"""Loading a project's code, each in a module space of its own."""
+"""Loading the code of a project, for each test in its own module space."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(registry: Registry, name: str) -> object:
     return registry.tools[name].function()
 
 
-def test_every_module_is_imported_once_also_by_its_siblings(tmp_path: Path) -> None:
+def test_every_module_is_imported_once_even_if_others_import_it(tmp_path: Path) -> None:
     files = {
         "a.py": HEAD + "import helper\n" + tool("one", "helper.LOADS"),
         "b.py": HEAD + "from helper import LOADS\n" + tool("two", "LOADS"),
@@ -51,7 +51,7 @@ def test_packages_relative_imports_and_directories_without_init(tmp_path: Path) 
     assert call(load(tmp_path, files), "packed") == "innerINNER"
 
 
-def test_the_code_may_be_a_package_itself(tmp_path: Path) -> None:
+def test_the_code_directory_can_be_a_package(tmp_path: Path) -> None:
     """Each module once, whether it is imported relatively, by its bare name or by all of it."""
     once = (
         "import builtins as b\nb.aenv_once = getattr(b, 'aenv_once', 0) + 1\nONCE = b.aenv_once\n"
@@ -79,13 +79,13 @@ def test_the_code_may_be_a_package_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("init", ["raise KeyError('alas')\n", "import nothing_such\n"])
-def test_a_package_that_does_not_load_says_where(tmp_path: Path, init: str) -> None:
+def test_a_package_that_does_not_load_names_the_line(tmp_path: Path, init: str) -> None:
     files = {"__init__.py": init, "tools.py": HEAD + "from . import x\n" + tool("one")}
     with pytest.raises(ProjectLoadError, match=r"__init__\.py does not load: "):
         load(tmp_path, files)
 
 
-def test_what_is_no_part_of_the_environment_is_not_loaded(tmp_path: Path) -> None:
+def test_tests_and_other_directories_are_not_loaded(tmp_path: Path) -> None:
     bad = "raise RuntimeError('loaded')\n"
     skipped = (
         "test_x.py", "x_test.py", "conftest.py", "_private.py", "tests/a.py", "venv/a.py",
@@ -108,7 +108,7 @@ def test_names_of_the_standard_library_do_not_clash(tmp_path: Path) -> None:
     assert hasattr(sys.modules["json"], "dumps")
 
 
-def test_imports_of_aenvironment_are_served_by_this_runtime(tmp_path: Path) -> None:
+def test_imports_of_aenvironment_give_this_runtime(tmp_path: Path) -> None:
     """Existing environment projects keep working."""
     source = (
         "from aenv import register_tool, register_reward\n"
@@ -121,7 +121,7 @@ def test_imports_of_aenvironment_are_served_by_this_runtime(tmp_path: Path) -> N
     assert list(load(tmp_path, {"tools.py": source}).tools) == ["one"]
 
 
-def test_a_project_may_be_its_src_a_flat_directory_or_one_file(tmp_path: Path) -> None:
+def test_a_project_can_be_its_src_a_flat_directory_or_one_file(tmp_path: Path) -> None:
     made = write_project(tmp_path / "p", {"tools.py": HEAD + tool("one")})
     for path in (made, made / "src"):
         assert list(ModuleSpace(path).load().tools) == ["one"]
@@ -129,7 +129,7 @@ def test_a_project_may_be_its_src_a_flat_directory_or_one_file(tmp_path: Path) -
         load_project(tmp_path / "nowhere")
 
 
-def test_the_traceback_is_the_projects_own(tmp_path: Path) -> None:
+def test_the_traceback_has_only_frames_of_the_project(tmp_path: Path) -> None:
     files = {"tools.py": "from helper import go\ngo()\n", "helper.py": "def go():\n    1 / 0\n"}
     with pytest.raises(ProjectLoadError) as raised:
         load(tmp_path, files)
@@ -166,7 +166,7 @@ def test_a_space_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert not list(made.rglob("__pycache__"))
 
 
-def test_a_changed_source_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_changed_source_is_loaded_again(tmp_path: Path) -> None:
     made = write_project(tmp_path, {"tools.py": HEAD + tool("one", "1")})
     assert call(ModuleSpace(made).load(), "one") == 1
     (made / "src" / "tools.py").write_text(HEAD + tool("one", "'changed'"))
@@ -182,7 +182,7 @@ def test_imports_inside_a_tool_find_the_spaces_own_modules(tmp_path: Path) -> No
     assert [call(registry, "late") for registry in registries] == ["x", "y"]
 
 
-def test_a_loader_that_another_library_puts_before_pythons_own_changes_nothing(
+def test_an_import_hook_of_another_library_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Theirs(SourceFileLoader):

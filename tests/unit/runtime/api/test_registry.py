@@ -55,7 +55,7 @@ def test_the_registry_of_the_process_is_untouched_by_another() -> None:
     assert get_registry().tools == before
 
 
-def test_every_decorator_may_be_called_or_bare(registry: Registry) -> None:
+def test_every_decorator_works_with_and_without_parentheses(registry: Registry) -> None:
     @register_reward
     def one() -> float:
         return 1.0
@@ -86,7 +86,7 @@ def test_every_decorator_may_be_called_or_bare(registry: Registry) -> None:
     assert listing["functions"][1]["is_async"] is True
 
 
-def test_the_first_reward_or_the_marked_one_answers_unnamed_calls(registry: Registry) -> None:
+def test_calls_without_a_name_run_the_default_or_the_first_reward(registry: Registry) -> None:
     @register_reward
     def first() -> float:
         return 1.0
@@ -111,7 +111,7 @@ def test_the_first_reward_or_the_marked_one_answers_unnamed_calls(registry: Regi
         registry.add_reward(another, default=True)
 
 
-def test_without_a_reward_the_call_is_refused_with_a_way_out(registry: Registry) -> None:
+def test_without_a_reward_the_call_is_refused_with_a_hint(registry: Registry) -> None:
     with pytest.raises(Fault, match="registers no reward") as raised:
         registry.reward()
     assert "register_reward" in str(raised.value.hint)
@@ -170,7 +170,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         registry.function("x")
 
 
-def test_clearing_forgets_everything(registry: Registry) -> None:
+def test_clear_removes_everything(registry: Registry) -> None:
     @register_reward(default=True)
     def one() -> float:
         return 1.0
@@ -181,7 +181,7 @@ def test_clearing_forgets_everything(registry: Registry) -> None:
         registry.reward()
 
 
-def test_a_parameter_that_json_cannot_carry_is_found_when_compiled() -> None:
+def test_compile_finds_a_parameter_without_a_json_schema() -> None:
     import threading
 
     def locked(lock: threading.Thread) -> None: ...

@@ -1,4 +1,4 @@
-"""What functions return, as the wire carries it."""
+"""The encoding of return values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_json_values_come_back_as_they_went(value: Any) -> None:
+def test_json_values_round_trip(value: Any) -> None:
     result = ToolResult.from_wire(json.loads(to_json(tool_result(value))))
     assert not result.is_error
     if value is None:
@@ -112,7 +112,7 @@ def test_json_over_the_limit_is_cut_with_a_mark() -> None:
     assert "structuredContent" not in result
 
 
-def test_an_image_over_the_limit_is_left_out_and_said_so() -> None:
+def test_an_image_over_the_limit_is_dropped_with_a_mark() -> None:
     """Invariant 12: half an image is none."""
     result = tool_result(["before", Image(bytes(1000))], limit_bytes=100)
     assert [block["type"] for block in result["content"]] == ["text"]
@@ -138,7 +138,9 @@ def test_an_error_keeps_its_type_and_is_cut_too() -> None:
         (bytearray(b"\x00"), "resource", None),
     ],
 )
-def test_bytes_are_images_by_what_they_hold(data: bytes, kind: str, mime: str | None) -> None:
+def test_bytes_are_images_by_their_content(
+    data: bytes, kind: str, mime: str | None
+) -> None:
     (block,) = tool_result(data)["content"]
     assert block["type"] == kind
     assert block.get("mimeType") == mime
@@ -151,7 +153,7 @@ def test_blocks_and_values_mix() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), test_blocks_and_values_mix, [open], {"a": object()}])
-def test_what_has_no_json_form_is_refused(value: Any) -> None:
+def test_values_without_a_json_form_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="cannot be JSON"):
         tool_result(value)
 

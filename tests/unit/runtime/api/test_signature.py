@@ -1,4 +1,4 @@
-"""From a function's hints to the schema that models see, and to arguments that are checked."""
+"""The schema for models, and the validation of arguments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_schema_names_every_parameter_with_its_type() -> None:
     assert "title" not in schema
 
 
-def test_arguments_arrive_as_the_types_that_the_function_names() -> None:
+def test_arguments_are_converted_to_the_annotated_types() -> None:
     signature = Signature(every)
     bound = signature.bind(
         "every",
@@ -102,7 +102,7 @@ def test_arguments_arrive_as_the_types_that_the_function_names() -> None:
         ({"text": None}, "text"), ({"p_text": "x"}, "p_text"), ({"self": 1}, "self"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(change: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(Fault) as raised:
         Signature(every).bind("every", {**FULL, **change})
     assert raised.value.code == "tool_input_invalid"
@@ -117,7 +117,7 @@ def test_missing_arguments_are_all_named() -> None:
         assert name in raised.value.message
 
 
-def test_the_callers_values_are_not_repeated_in_the_refusal() -> None:
+def test_the_error_does_not_repeat_the_callers_values() -> None:
     """Invariant 10: an argument may be a secret."""
     with pytest.raises(Fault) as raised:
         Signature(every).bind("every", {**FULL, "number": "hunter2"})
@@ -143,7 +143,7 @@ def test_untyped_and_open_functions_take_anything() -> None:
     assert signature.schema["additionalProperties"] is True
 
 
-def test_a_wrapper_passes_on_what_comes_by_name() -> None:
+def test_a_wrapper_passes_on_arguments_by_name() -> None:
     """A decorator without `functools.wraps`, as projects write them."""
 
     def wrapper(*args, **kwargs):  # type: ignore[no-untyped-def]
@@ -152,7 +152,7 @@ def test_a_wrapper_passes_on_what_comes_by_name() -> None:
     assert wrapper(**Signature(wrapper).bind("wrapper", {"a": 1})) == ((), {"a": 1})
 
 
-def test_names_that_pydantic_reserves_are_parameters_like_others() -> None:
+def test_parameters_can_have_names_that_pydantic_reserves() -> None:
     def odd(model_config: int, schema: str, copy: int, _private: int, json: str = "") -> None: ...
 
     arguments = {"model_config": 1, "schema": "s", "copy": 2, "_private": 3}
@@ -160,7 +160,7 @@ def test_names_that_pydantic_reserves_are_parameters_like_others() -> None:
     assert set(Signature(odd).schema["properties"]) == {*arguments, "json"}
 
 
-def test_no_parameters_is_an_empty_object() -> None:
+def test_a_function_without_parameters_takes_an_empty_object() -> None:
     schema = Signature(lambda: None).schema
     assert schema["properties"] == {}
     assert schema["type"] == "object"
@@ -168,7 +168,7 @@ def test_no_parameters_is_an_empty_object() -> None:
         Signature(lambda: None).bind("none", {"x": 1})
 
 
-def test_what_no_name_reaches_and_unresolvable_hints_are_refused() -> None:
+def test_positional_parameters_and_unresolvable_hints_are_refused() -> None:
     def positional(x: int, /) -> None: ...
 
     def variadic(x: int, *rest: int) -> None: ...

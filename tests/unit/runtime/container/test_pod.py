@@ -1,4 +1,4 @@
-"""What process 1 of a pod tells of an instance that does not come up."""
+"""The report of process 1 of a pod about an instance that does not start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
 """
 
 
-def test_an_instance_that_does_not_come_up_is_ended_and_tells_the_end_of_its_log() -> None:
+def test_an_instance_that_does_not_start_is_killed_and_its_log_reported() -> None:
     """Invariants 3 and 9."""
     done = subprocess.run(
         [sys.executable, "-c", _KEEP], capture_output=True, text=True, check=False, timeout=100

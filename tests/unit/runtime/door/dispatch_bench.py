@@ -1,4 +1,4 @@
-"""A dispatcher, an environment that a test fills, and what its calls answer."""
+"""A dispatcher for tests, with functions that the test registers."""
 
 from __future__ import annotations
 

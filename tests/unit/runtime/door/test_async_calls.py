@@ -1,4 +1,4 @@
-"""Calls from an event loop: threads, cancellation while waiting, callers that go away."""
+"""Calls from an event loop: threads, cancellation while waiting, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _text(outcome: bytes) -> str:
     return str(read_outcome(outcome)["content"][0]["text"])
 
 
-async def test_a_call_that_is_cancelled_before_it_has_a_thread_never_runs() -> None:
+async def test_a_call_that_is_cancelled_before_it_gets_a_thread_never_runs() -> None:
     """Invariant 11: cancelling a call cancels it."""
     bench = Bench(max_threads=1)
     first = bench.start("first")
@@ -60,7 +60,7 @@ async def test_a_call_that_is_cancelled_before_it_has_a_thread_never_runs() -> N
     assert bench.ran == ["first", "third"]
 
 
-async def test_a_call_that_finds_no_thread_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_without_a_free_thread_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 9: every wait has a deadline; every deadline error names what it waited for."""
     monkeypatch.setattr(async_calls, "_GRACE_S", 0.0)
     bench = Bench(max_threads=1)
@@ -75,7 +75,7 @@ async def test_a_call_that_finds_no_thread_has_a_deadline(monkeypatch: pytest.Mo
     assert bench.ran == ["first"]
 
 
-async def test_a_caller_that_goes_away_cancels_its_call() -> None:
+async def test_a_client_that_disconnects_cancels_its_call() -> None:
     bench = Bench()
     departure = Departure()
     call = bench.start("x", departure)
@@ -87,7 +87,7 @@ async def test_a_caller_that_goes_away_cancels_its_call() -> None:
     bench.go.set()
 
 
-async def test_a_caller_that_named_its_call_may_go_away_and_ask_again() -> None:
+async def test_a_call_with_an_id_survives_the_disconnect_of_its_client() -> None:
     """Design D6: a repeated id waits for the first outcome; the call runs once."""
     bench = Bench()
     departure = Departure()
@@ -102,7 +102,7 @@ async def test_a_caller_that_named_its_call_may_go_away_and_ask_again() -> None:
     assert bench.ran == ["x"]
 
 
-async def test_stopping_cancels_what_runs() -> None:
+async def test_stop_cancels_running_calls() -> None:
     bench = Bench()
     call = bench.start("x")
     await bench.has_begun()
@@ -113,14 +113,14 @@ async def test_stopping_cancels_what_runs() -> None:
 
 
 @pytest.mark.parametrize("timeout", ["soon", -1, 0, True])
-async def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+async def test_an_invalid_timeout_is_refused(timeout: Any) -> None:
     bench = Bench()
     with pytest.raises(Fault, match="timeout"):
         read_outcome(await bench.start("x", **{"aenv/timeout_s": timeout}))
     assert bench.ran == []
 
 
-def test_workers_grow_to_their_limit_and_take_up_waiting_jobs() -> None:
+def test_workers_grow_to_their_limit_and_run_waiting_jobs() -> None:
     workers = Workers(3, "test")
     go = threading.Event()
     done = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""One call: interrupted when told, and never anything else interrupted."""
+"""Stopping a call interrupts that call and nothing else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_thread(one: Call, function: Any, **arguments: Any) -> tuple[threading.Thr
     return thread, ended
 
 
-def test_the_current_call_is_known_inside_and_only_there() -> None:
+def test_current_call_is_set_only_inside_a_call() -> None:
     one = call()
     assert one.run_sync(current_call, {}) is one
     outside = current_call()
@@ -78,7 +78,7 @@ def test_stop_interrupts_the_function() -> None:
     assert one.stop_reason == "cancelled"
 
 
-def test_except_exception_does_not_swallow_the_interrupt() -> None:
+def test_except_exception_does_not_catch_the_interrupt() -> None:
     """Invariant 11."""
     began = threading.Event()
 
@@ -97,7 +97,7 @@ def test_except_exception_does_not_swallow_the_interrupt() -> None:
     assert isinstance(ended[0], CallInterrupted)
 
 
-def test_an_interrupt_that_hits_a_destructor_comes_again() -> None:
+def test_an_interrupt_that_hits_a_destructor_is_repeated() -> None:
     """Invariant 11: Python drops what is raised there."""
     began = threading.Event()
 
@@ -120,7 +120,7 @@ def test_an_interrupt_that_hits_a_destructor_comes_again() -> None:
     assert isinstance(ended[0], CallInterrupted)
 
 
-def test_a_call_stopped_before_it_began_never_begins() -> None:
+def test_a_call_that_is_stopped_before_it_begins_never_runs() -> None:
     """Invariant 11."""
     one, ran = call(), []
     one.stop("cancelled")
@@ -129,7 +129,7 @@ def test_a_call_stopped_before_it_began_never_begins() -> None:
     assert ran == []
 
 
-def test_stop_after_the_end_disturbs_nobody() -> None:
+def test_stop_after_the_end_does_nothing() -> None:
     one = call()
     assert one.run_sync(lambda: 7, {}) == 7
     one.stop("timeout")
@@ -171,7 +171,7 @@ def test_remaining_time_never_goes_below_zero() -> None:
     assert 59.0 < call().remaining_s <= 60.0
 
 
-async def test_an_async_call_is_stopped_through_what_is_bound() -> None:
+async def test_an_async_call_is_stopped_by_the_bound_function() -> None:
     one, stopped = call(), []
     one.bind_stop(lambda: stopped.append("now"))
     one.stop("cancelled")
@@ -203,7 +203,7 @@ def expired() -> Any:
     return Expired()
 
 
-def test_the_watchdog_tells_of_each_call_once_in_the_order_of_deadlines(expired: Any) -> None:
+def test_the_watchdog_reports_each_call_once_in_the_order_of_deadlines(expired: Any) -> None:
     """Invariant 9."""
     watchdog = Watchdog(expired)
     late, early, removed, later = call(0.1), call(0.03), call(0.01), call(60.0)
@@ -228,7 +228,7 @@ def test_an_earlier_deadline_wakes_a_sleeping_watchdog(expired: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
-def test_a_child_that_a_stop_could_not_see_yet_is_ended() -> None:
+def test_a_child_that_stop_could_not_see_yet_is_killed() -> None:
     """A stop that comes while a program is being started: nothing of it runs on."""
     ready, gate, spawned = threading.Lock(), threading.Lock(), list[int]()
     ready.acquire()
@@ -253,7 +253,7 @@ def test_a_child_that_a_stop_could_not_see_yet_is_ended() -> None:
     assert len(spawned) == 1
 
 
-def test_the_watchdog_sweeps_when_it_is_asked_to() -> None:
+def test_the_watchdog_calls_sweep_at_the_requested_times() -> None:
     """An idle instance gives back the memory of old outcomes."""
     swept = threading.Semaphore(0)
     times = iter([time.monotonic(), time.monotonic() + 0.01, float("inf")])

@@ -1,4 +1,4 @@
-"""The one path behind both doors: what runs, what is refused, and what is answered."""
+"""The dispatcher: which calls run, which are refused, and the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.runtime.door.dispatch_bench import Answer, Bench, add, add_later
 
 
 @pytest.mark.parametrize("function", [add, add_later])
-def test_a_tool_answers_sync_and_async(function: Callable[..., Any]) -> None:
+def test_sync_and_async_tools_return_results(function: Callable[..., Any]) -> None:
     result = Bench(function).tool(function.__name__, a=2, b=3).result
     assert result["structuredContent"] == {"result": 5}
     assert result["isError"] is False
@@ -28,7 +28,7 @@ def test_a_sync_function_may_return_an_awaitable() -> None:
     assert Bench(indirect).tool("indirect", a=2).text == "3"
 
 
-def test_what_a_tool_yields_is_its_result_sync_and_async() -> None:
+def test_the_result_of_a_generator_is_the_list_of_its_values() -> None:
     def words(count: int) -> Iterator[str]:
         yield from ["one"] * count
 
@@ -70,7 +70,7 @@ def test_a_tool_that_tries_to_exit_is_a_result_too(kind: type[BaseException]) ->
     assert Bench(leave).tool("leave").result["isError"] is True
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_result() -> None:
+def test_a_result_that_is_not_json_is_an_error_result() -> None:
     """Invariant 2: the tool ran and its value cannot travel; that is not our failure."""
 
     def circle() -> Any:
@@ -139,7 +139,7 @@ def test_tools_are_listed_with_their_schemas() -> None:
     assert tool["inputSchema"]["required"] == ["a"]
 
 
-def test_the_agents_methods_reach_no_reward() -> None:
+def test_the_methods_of_agents_cannot_call_rewards() -> None:
     """Invariant 8: neither the list of tools nor a tool call knows rewards and functions."""
     bench = Bench(add)
     bench.registry.add_reward(lambda: 1.0, name="score")
@@ -161,14 +161,14 @@ def reward(function: Callable[..., Any], **params: Any) -> Answer:
 
 
 @pytest.mark.parametrize("value", [0.5, 1, True, None, "text", {"score": 0.5, "why": [1]}])
-def test_a_reward_arrives_as_it_was_returned(value: Any) -> None:
+def test_a_reward_is_returned_unchanged(value: Any) -> None:
     assert reward(lambda: value).result["data"] == value
 
 
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, {"score": math.nan}, {"score": 1.0, "b": math.inf}]
 )
-def test_a_reward_that_is_no_number_is_a_failure(value: Any) -> None:
+def test_a_reward_that_is_not_finite_is_a_failure(value: Any) -> None:
     """Invariant 2: NaN never enters a mean."""
     error = reward(lambda: value).error
     assert error["code"] == "function_failed"
@@ -183,7 +183,7 @@ def test_a_reward_that_raises_is_a_failure_with_its_traceback() -> None:
     assert "Traceback" in error["traceback"]
 
 
-def test_the_default_reward_answers_unless_one_is_named() -> None:
+def test_the_default_reward_runs_unless_one_is_named() -> None:
     bench = Bench()
     bench.registry.add_reward(lambda: 1, name="first")
     bench.registry.add_reward(lambda: 2, name="second", default=True)
@@ -199,7 +199,7 @@ def test_an_environment_without_a_reward_says_so() -> None:
     assert "@register_reward" in error["hint"]
 
 
-def test_functions_answer_with_their_data_and_fail_as_errors() -> None:
+def test_functions_return_data_and_fail_with_errors() -> None:
     bench = Bench()
     bench.registry.add_function(add)
     bench.registry.add_function(fail)
@@ -237,7 +237,7 @@ def test_an_environment_without_a_health_check_is_healthy() -> None:
         ({"load": 3}, "healthy"),
     ],
 )
-def test_a_health_check_says_its_status(value: Any, status: str) -> None:
+def test_a_health_check_returns_its_status(value: Any, status: str) -> None:
     bench = Bench()
     bench.registry.set_health(lambda: value)
     assert bench.submit("aenv/health", {}).result["data"]["status"] == status

@@ -1,4 +1,4 @@
-"""The one path behind both doors: what a call is over time, and what a batch is."""
+"""The dispatcher: repetition, deadlines, cancellation, progress and batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_repeated_call_id_runs_nothing_and_gets_the_same_answer() -> None:
     assert bench.tool("count").text == "3"
 
 
-def test_a_refusal_is_remembered_too() -> None:
+def test_a_refusal_is_stored_too() -> None:
     bench = Bench(add)
     first = bench.tool("add", {"aenv/call_id": "same"}, a="x").error
     assert bench.tool("add", {"aenv/call_id": "same"}, a=1).error == first
@@ -87,13 +87,13 @@ def test_a_tools_own_timeout_bounds_the_callers() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, "5", True, [1]])
-def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any) -> None:
+def test_a_timeout_that_is_not_a_positive_number_is_refused(timeout_s: Any) -> None:
     error = Bench(add).tool("add", {"aenv/timeout_s": timeout_s}, a=1).error
     assert error["code"] == "tool_input_invalid"
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_cancelled_call_ends_and_its_tool_is_told(kind: str) -> None:
+def test_a_cancelled_call_ends_and_its_tool_is_stopped(kind: str) -> None:
     """Invariant 11: cancelling a call cancels it."""
     began, told = threading.Event(), threading.Event()
 
@@ -123,7 +123,7 @@ def test_a_cancelled_call_ends_and_its_tool_is_told(kind: str) -> None:
     assert answer.times == 1
 
 
-def test_cancelling_what_does_not_run_is_nothing() -> None:
+def test_cancelling_an_unknown_call_does_nothing() -> None:
     bench = Bench(add)
     bench.tool("add", {"aenv/call_id": "done"}, a=1).wait()
     assert not bench.dispatcher.cancel("done")
@@ -205,7 +205,7 @@ def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
     assert not bench.dispatcher.cancel("c")
 
 
-def test_there_is_nothing_to_wait_for_where_the_answer_is_known() -> None:
+def test_a_known_answer_needs_no_thread() -> None:
     bench = Bench(add)
     listing, repeated, refused = Answer(), Answer(), Answer()
     bench.tool("add", {"aenv/call_id": "c"}, a=1).wait()
@@ -235,7 +235,7 @@ def test_progress_reaches_the_caller() -> None:
 # --- batches --------------------------------------------------------------------------------------
 
 
-def test_a_batch_runs_in_order_and_answers_in_places() -> None:
+def test_a_batch_runs_in_order_and_keeps_the_order_of_results() -> None:
     order: list[int] = []
 
     def note(number: int) -> int:
@@ -259,7 +259,7 @@ def test_a_batch_runs_in_order_and_answers_in_places() -> None:
     assert results[4]["result"]["structuredContent"] == {"result": 2}
 
 
-def test_a_parallel_batch_runs_all_at_once_and_keeps_places() -> None:
+def test_a_parallel_batch_runs_all_at_once_and_keeps_the_order_of_results() -> None:
     together = threading.Barrier(3)
 
     def meet(number: int) -> int:
@@ -287,7 +287,7 @@ def test_a_repeated_batch_runs_nothing() -> None:
     assert len(ran) == 2
 
 
-def test_a_batch_keeps_what_it_had_at_its_deadline() -> None:
+def test_a_batch_returns_the_results_so_far_at_its_deadline() -> None:
     """Invariants 9 and 12: what is missing says so."""
     calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "spin"}]
     answers = []
@@ -301,7 +301,7 @@ def test_a_batch_keeps_what_it_had_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("calls", [None, {}, "add", [1], [["add", {}]]])
-def test_a_batch_that_is_no_list_of_calls_is_refused(calls: Any) -> None:
+def test_a_batch_that_is_not_a_list_of_calls_is_refused(calls: Any) -> None:
     error = Bench(add).submit("aenv/call_tools", {"calls": calls}).error
     assert error["code"] == "tool_input_invalid"
 

@@ -1,4 +1,4 @@
-"""The fast door: what waits for a thread, what is cancelled before it begins, what is answered."""
+"""The fast door: calls that wait for a thread, cancellation, answers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_call_whose_deadline_passes_while_it_waits_never_runs(bench: Bench) ->
     assert bench.ran == ["busy-0", "busy-1", "after"]
 
 
-def test_a_repetition_of_a_call_that_never_ran_is_told_the_same(bench: Bench) -> None:
+def test_a_repetition_of_a_call_that_never_ran_gets_the_same_error(bench: Bench) -> None:
     """Invariant 1: the first outcome stays, also when there is room by now."""
     busy = bench.fill_threads()
     bench.call("late", timeout_s=0.05)
@@ -141,7 +141,7 @@ def test_calls_that_wait_run_in_order_when_threads_are_free(bench: Bench) -> Non
     assert sorted(bench.ran[2:]) == [f"waiting-{index}" for index in range(5)]
 
 
-def test_what_waits_is_refused_like_what_runs_at_once(bench: Bench) -> None:
+def test_a_waiting_call_is_refused_like_one_that_runs_at_once(bench: Bench) -> None:
     bench.fill_threads()
     bench.call("x", timeout_s=-1)
     assert bench.answer()[1]["code"] == "tool_input_invalid"
@@ -190,7 +190,7 @@ def test_a_connection_without_any_thread_names_the_limit_and_is_closed(
 @pytest.mark.parametrize(
     "value", ["[" * 300 + "]" * 300, "9" * 5000], ids=["too deep", "too many digits"]
 )
-def test_arguments_that_cannot_be_read_fail_their_own_call_alone(bench: Bench, value: str) -> None:
+def test_arguments_that_cannot_be_parsed_fail_only_their_call(bench: Bench, value: str) -> None:
     """An agent's arguments must not end its sandbox: that would void the episode."""
     bench.go.set()
     line = (

@@ -1,4 +1,4 @@
-"""Requests of a runtime to its host: answered once, and sent again when the host is replaced."""
+"""Requests of a runtime to its host: one answer each, repeated when the host is replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(link: HostLink, answers: list[dict[str, Any]]) -> str:
     return request_id
 
 
-def test_an_answer_is_told_once() -> None:
+def test_an_answer_is_delivered_once() -> None:
     link, host, answers = HostLink(), Host(), []
     link.attach(host)
     request_id = ask(link, answers)
@@ -35,7 +35,7 @@ def test_an_answer_is_told_once() -> None:
     assert answers == [answer]
 
 
-def test_what_has_no_answer_is_asked_again_of_the_next_host() -> None:
+def test_a_request_without_an_answer_is_sent_to_the_next_host() -> None:
     link, first, second, answers = HostLink(), Host(), Host(), []
     link.attach(first)
     answered, waiting = ask(link, answers), ask(link, answers)
@@ -47,7 +47,7 @@ def test_what_has_no_answer_is_asked_again_of_the_next_host() -> None:
     assert [request["id"] for request in second.got] == [waiting, later]
 
 
-def test_a_host_that_was_replaced_is_not_the_one_that_leaves() -> None:
+def test_detaching_a_replaced_host_keeps_its_successor() -> None:
     link, first, second = HostLink(), Host(), Host()
     link.attach(first)
     link.attach(second)
@@ -56,7 +56,7 @@ def test_a_host_that_was_replaced_is_not_the_one_that_leaves() -> None:
     assert len(second.got) == 1
 
 
-def test_cancelling_tells_the_host_and_nobody_waits_any_more() -> None:
+def test_cancelling_notifies_the_host_and_drops_the_answer() -> None:
     link, host, answers = HostLink(), Host(), []
     link.attach(host)
     request_id = ask(link, answers)

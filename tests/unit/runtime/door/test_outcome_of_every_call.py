@@ -1,4 +1,4 @@
-"""Every call gets an outcome, whatever the tool's own classes do."""
+"""Every call gets an outcome, whatever classes its tool uses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def outcome(function: Any, **arguments: Any) -> dict[str, Any]:
     return answer
 
 
-def test_an_exception_without_words_is_a_result() -> None:
+def test_an_exception_whose_message_fails_is_a_result() -> None:
     result = outcome(_raise_unspeakable)["result"]
     assert result["isError"]
     assert "Unspeakable" in result["content"][0]["text"]
@@ -62,7 +62,7 @@ def test_an_exception_with_lone_surrogates_is_a_result() -> None:
     assert outcome(_raise_surrogate)["result"]["isError"]
 
 
-def test_a_validator_that_breaks_is_an_error_and_no_silence() -> None:
+def test_a_validator_that_raises_is_an_error() -> None:
     error = outcome(_take, moody={"value": 1})["error"]
     assert error["data"]["code"] == "function_failed"
     assert "LookupError" in error["message"]

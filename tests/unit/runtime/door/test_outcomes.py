@@ -37,7 +37,7 @@ def test_the_first_outcome_stays() -> None:
     assert told == [b"timeout", b"timeout"]
 
 
-def test_a_forgotten_outcome_is_said_to_be_lost_and_not_run_again() -> None:
+def test_a_call_whose_outcome_was_dropped_is_reported_as_lost_and_not_run_again() -> None:
     """Invariants 1 and 12."""
     outcomes, told = Outcomes(max_bytes=10), []
     for name in ("a", "b", "c"):
@@ -48,7 +48,7 @@ def test_a_forgotten_outcome_is_said_to_be_lost_and_not_run_again() -> None:
     assert told == [LOST, LOST, b"x" * 6]
 
 
-def test_the_newest_outcome_is_kept_whatever_its_size() -> None:
+def test_the_newest_outcome_is_stored_whatever_its_size() -> None:
     outcomes, told = Outcomes(max_bytes=10), []
     outcomes.begin("big", told.append, LOST)
     outcomes.finish("big", b"x" * 1000)

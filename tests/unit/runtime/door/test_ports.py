@@ -1,4 +1,4 @@
-"""Connections to ports inside a sandbox, made by its runtime."""
+"""Connections to ports inside a sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_server_on_either_loopback_address_is_reached(family: socket.AddressFa
             assert client.recv(1) == b""
 
 
-def test_a_port_without_a_server_names_the_usual_address() -> None:
+def test_the_error_of_an_unused_port_names_127_0_0_1() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         port = taken.getsockname()[1]
@@ -39,6 +39,6 @@ def test_a_port_without_a_server_names_the_usual_address() -> None:
             Ports().open(port)
 
 
-def test_what_is_no_port_is_said() -> None:
+def test_an_invalid_port_is_refused() -> None:
     with pytest.raises(Fault, match="answers on port 70000"):
         Ports().open(70_000)

@@ -1,4 +1,4 @@
-"""Files of a sandbox, where only a race shows what happens."""
+"""Races between file operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from aenv_ray.runtime.door import workspace
 
 
-def test_a_file_that_goes_while_it_is_listed_is_left_out(
+def test_a_file_that_is_deleted_during_the_listing_is_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two", "three"):

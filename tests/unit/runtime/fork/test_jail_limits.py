@@ -1,4 +1,4 @@
-"""The limit of processes: per sandbox where the kernel counts so, otherwise none."""
+"""The limit of processes, which is set only where the kernel counts per sandbox."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ os._exit(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux counts them")
-def test_a_sandbox_without_namespaces_can_fork_whatever_else_its_user_runs() -> None:
-    """Users of pods share a uid, and the kernel counts the threads of all of them together."""
+def test_a_sandbox_without_namespaces_can_fork_however_many_threads_its_user_has() -> None:
+    """Pods share a uid, and the kernel counts the threads of all of them together."""
     with subprocess.Popen(
         [sys.executable, "-c", CROWDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,

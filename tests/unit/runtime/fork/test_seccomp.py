@@ -1,4 +1,4 @@
-"""The seccomp filter: a well-formed program that refuses what an escape would need."""
+"""The seccomp filter: a valid program that refuses the system calls of escapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refused(error: int) -> int:
 
 
 @machines
-def test_a_program_is_whole_instructions_within_the_kernels_limit(machine: str) -> None:
+def test_the_program_has_whole_instructions_within_the_kernels_limit(machine: str) -> None:
     length = len(seccomp.program(machine))
     assert length % 8 == 0
     assert 0 < length // 8 <= 4096
@@ -56,7 +56,7 @@ def test_a_program_is_whole_instructions_within_the_kernels_limit(machine: str) 
 
 @machines
 @pytest.mark.parametrize("name", ["mount", "bpf", "unshare"])
-def test_what_an_escape_needs_is_refused(machine: str, name: str) -> None:
+def test_system_calls_of_escapes_are_refused(machine: str, name: str) -> None:
     """Invariant 7."""
     assert run(machine, NUMBERS[machine][name]) == refused(errno.EPERM)
 

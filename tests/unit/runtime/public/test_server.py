@@ -1,4 +1,4 @@
-"""The public door without a port: HTTP contract, envelopes, MCP errors."""
+"""The public door as an ASGI application: HTTP contract, envelopes, MCP errors."""
 
 from __future__ import annotations
 
@@ -141,18 +141,22 @@ async def test_failures_have_a_status_and_an_envelope(
     assert body["error"]
 
 
-async def test_wrong_method_names_the_right_one(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_is_answered_with_the_right_one(
+    client: httpx.AsyncClient,
+) -> None:
     response = await client.get("/functions/reset")
     assert response.headers["allow"] == "POST"
 
 
-async def test_invalid_arguments_name_what_the_function_takes(client: httpx.AsyncClient) -> None:
+async def test_invalid_arguments_name_the_parameters(
+    client: httpx.AsyncClient,
+) -> None:
     body = (await client.post("/functions/reset", json={"seed": "x"})).json()
     assert "seed" in body["error"]
     assert body["hint"] == "reset takes seed"
 
 
-async def test_query_text_becomes_what_the_signature_says(client: httpx.AsyncClient) -> None:
+async def test_query_text_is_converted_by_the_signature(client: httpx.AsyncClient) -> None:
     response = await client.get(
         "/functions/look", params={"key": "1", "limit": "9", "exact": "true"}
     )
@@ -212,7 +216,7 @@ async def test_header_bounds_the_call(client: httpx.AsyncClient) -> None:
     assert response.json()["code"] == "tool_timeout"
 
 
-async def test_header_that_is_no_number_is_400(client: httpx.AsyncClient) -> None:
+async def test_header_that_is_not_a_number_is_400(client: httpx.AsyncClient) -> None:
     response = await client.post("/functions/reset", headers={"aenv-timeout-s": "soon"})
     assert response.status_code == 400
 
@@ -261,7 +265,7 @@ def _raises() -> None:
         (_raises, 503, "unhealthy"),
     ],
 )
-async def test_health_says_what_the_function_says(
+async def test_health_returns_what_the_function_returns(
     check: Any, http_status: int, status: str
 ) -> None:
     registry = make_registry()
@@ -276,7 +280,7 @@ async def test_health_says_what_the_function_says(
 # --- load failure --------------------------------------------------------------------------------
 
 
-async def test_load_failure_is_told_everywhere() -> None:
+async def test_every_route_reports_a_load_failure() -> None:
     async with client_of(Dispatcher(Registry(), load_error="boom at line 3")) as client:
         health = await client.get("/health")
         assert health.status_code == 503
@@ -324,14 +328,14 @@ async def test_refusals_are_results_for_the_model_and_data_for_programs(
 
 
 @pytest.mark.parametrize("name", ["score", "length", "reset", "health", "aenv/reward"])
-async def test_agents_door_has_only_tools(client: httpx.AsyncClient, name: str) -> None:
+async def test_mcp_serves_only_tools(client: httpx.AsyncClient, name: str) -> None:
     """Invariant 8: the agent's door cannot call rewards, reset or release."""
     result = (await rpc(client, "tools/call", {"name": name}))["result"]
     assert result["_meta"]["aenv/error"]["code"] == "tool_not_found"
 
 
 @pytest.mark.parametrize("method", ["aenv/reward", "aenv/function", "aenv/exec", "aenv/call_tools"])
-async def test_agents_door_has_only_mcp_methods(client: httpx.AsyncClient, method: str) -> None:
+async def test_mcp_serves_only_mcp_methods(client: httpx.AsyncClient, method: str) -> None:
     """Invariant 8: the agent's door cannot call rewards, reset or release."""
     answer = await rpc(client, method, {"name": "score", "arguments": {}, "command": "true"})
     assert answer["error"]["code"] == -32601

@@ -108,7 +108,7 @@ def test_records_of_finished_processes_are_dropped(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("no_child_lists")
-def test_stopping_a_call_kills_what_it_waits_for_and_nothing_else(
+def test_stopping_a_call_kills_only_the_children_of_that_call(
     older_child: subprocess.Popen[bytes],
 ) -> None:
     """Invariant 3: not what was there before, nor what another call started meanwhile."""
