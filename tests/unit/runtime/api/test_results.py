@@ -138,9 +138,7 @@ def test_an_error_keeps_its_type_and_is_cut_too() -> None:
         (bytearray(b"\x00"), "resource", None),
     ],
 )
-def test_bytes_are_images_by_their_content(
-    data: bytes, kind: str, mime: str | None
-) -> None:
+def test_bytes_are_images_by_their_content(data: bytes, kind: str, mime: str | None) -> None:
     (block,) = tool_result(data)["content"]
     assert block["type"] == kind
     assert block.get("mimeType") == mime
