@@ -1,4 +1,4 @@
-"""What the hub keeps: environment versions, leases of instances, tokens, quotas."""
+"""The records of the hub: environment versions, leases of instances, tokens, quotas."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Page(_Frozen, Generic[Item]):
 
     items: tuple[Item, ...]
     cursor: str | None = None
-    """Give it to the same query for what follows; None at the end."""
+    """Pass it to the same query for the next page; None on the last page."""
     total: int
-    """Of the whole listing, as far as its filters are indexed."""
+    """Size of the whole listing, as far as its filters are indexed."""
 
 
 # --- environments --------------------------------------------------------------------------------
 
 
 class EnvironmentStatus(StrEnum):
-    """Where a version is in its life; `number` is how AEnvironment's EnvHub writes it."""
+    """The status of a version; `number` is the integer that AEnvironment's EnvHub uses."""
 
     INIT = "Init"
     PENDING = "Pending"
@@ -51,7 +51,7 @@ class EnvironmentStatus(StrEnum):
 
 
 class FunctionSchema(_Frozen):
-    """One function that an environment registers, as loading its code showed it."""
+    """A function that the code of an environment registers."""
 
     kind: Literal["tool", "function", "reward", "health"]
     name: str
@@ -59,35 +59,35 @@ class FunctionSchema(_Frozen):
     input_schema: dict[str, Any] = Field(default_factory=dict)
     """JSON Schema of its arguments."""
     endpoint: str | None = None
-    """Path of a function on the public door."""
+    """Path on the public door."""
     method: str | None = None
-    """HTTP method of a function on the public door."""
+    """HTTP method on the public door."""
 
 
 class EnvironmentVersion(_Frozen):
-    """One published version of an environment. Its content never changes (invariant 6)."""
+    """A published version of an environment, whose content never changes (invariant 6)."""
 
     name: str
     version: str
     digest: str
-    """Of the source, as `aenv_ray.project.project.Project.digest`: what instances of it run."""
+    """Digest of the source, see `aenv_ray.project.project.Project.digest`."""
     archive: str
     """SHA-256 of the source archive, its name in the artifact store."""
     archive_bytes: int
     config: dict[str, Any]
-    """The whole ``config.json``, with fields that we do not know."""
+    """The whole ``config.json``, including unknown fields."""
     artifacts: tuple[Artifact, ...] = ()
-    """Images and the like; part of the content."""
+    """Images and other artifacts; part of the content."""
     functions: tuple[FunctionSchema, ...] = ()
     description: str = ""
     tags: tuple[str, ...] = ()
     status: EnvironmentStatus = EnvironmentStatus.READY
     owner: str | None = None
-    """Who pushed it."""
+    """Who published it."""
     created_at: float = 0.0
-    """Seconds since the epoch; the hub sets it."""
+    """Seconds since the epoch, set by the hub."""
     updated_at: float = 0.0
-    """When its status was last set."""
+    """When its status last changed."""
 
     @property
     def reference(self) -> str:
@@ -96,15 +96,15 @@ class EnvironmentVersion(_Frozen):
 
 
 class EnvironmentQuery(_Frozen):
-    """Which versions to list; every filter that is given must hold."""
+    """Filters for versions; all given ones must match."""
 
     name: str | None = None
     tag: str | None = None
     text: str | None = None
-    """Words to be found in name, description or tags; case does not matter."""
+    """Words to search for in name, description and tags; case-insensitive."""
     status: EnvironmentStatus | None = None
     latest_only: bool = False
-    """Of each name the highest version alone."""
+    """List only the highest version of each name."""
     limit: int = Field(default=100, ge=1, le=1000)
     cursor: str | None = None
 
@@ -113,7 +113,7 @@ class EnvironmentQuery(_Frozen):
 
 
 class Lease(_Frozen):
-    """An instance as the hub accounts for it: whose it is, until when, and by which name."""
+    """An instance as the hub accounts for it: owner, deadline and capability."""
 
     id: str
     """The instance's id."""
@@ -125,23 +125,23 @@ class Lease(_Frozen):
     status: InstanceStatus = InstanceStatus.PENDING
     created_at: float
     deadline: float
-    """Seconds since the epoch; a lease is gone some time after it."""
+    """Seconds since the epoch; the lease is deleted some time after it."""
     ttl_s: float | None = None
-    """What it was made with; None: that is not known."""
+    """The TTL at its creation; None if unknown."""
     capability: str
-    """Unguessable lower-case name that stands for the instance on routes without a token."""
+    """Unguessable lower-case name that identifies the instance on routes without a token."""
     reason: str = ""
     """Why it failed."""
     made_by: str = ""
-    """The gateway replica that makes it: while it is Pending, it ends with that replica."""
+    """The gateway replica that creates the instance; a Pending lease ends with that replica."""
 
 
 class LeaseQuery(_Frozen):
-    """Which leases to list; every filter that is given must hold."""
+    """Filters for leases; all given ones must match."""
 
     owner: str | None = None
     name: str | None = None
-    """Of the environment."""
+    """Name of the environment."""
     version: str | None = None
     status: InstanceStatus | None = None
     label: tuple[str, str] | None = None
@@ -150,7 +150,7 @@ class LeaseQuery(_Frozen):
 
 
 class Quota(_Frozen):
-    """How many instances a subject may have at once."""
+    """Limit of the instances that a subject has at once."""
 
     subject: str
     """``owner:<name>``, or ``label:<key>=<value>`` such as ``label:experiment=a``."""
@@ -166,20 +166,20 @@ class Role(StrEnum):
     ADMIN = "admin"
     """Everything."""
     OWNER = "owner"
-    """Push and read environments; make, use and end instances and services of its owner."""
+    """Publish and read environments; create, use and end instances and services of its owner."""
     AGENT = "agent"
     """List and call the tools of one instance (invariant 8)."""
 
 
 class TokenRecord(_Frozen):
-    """A token without its secret, of which the hub keeps a hash alone."""
+    """A token without its secret, of which the hub stores only a hash."""
 
     id: str
     role: Role
     owner: str
     instance_id: str | None = None
-    """Of an agent's token: the one instance it is for."""
+    """The instance of a token with role agent."""
     note: str = ""
     created_at: float
     expires_at: float | None = None
-    """Seconds since the epoch; None: until it is revoked."""
+    """Seconds since the epoch; None: it does not expire."""

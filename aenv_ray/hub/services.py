@@ -1,4 +1,4 @@
-"""Services as the hub keeps them: one record each, among its documents."""
+"""Records of services, stored among the hub's documents."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aenv_ray.project.storage import StorageMount
 
 KIND: Final = "service"
 _LAST_KIND: Final = "service-last"
-"""Of each name that is free again: the service that had it last."""
+"""The last service of each name that is free again."""
 _CLAIM_S: Final = 10.0
 MAX_REPLICAS: Final = 1000
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Autoscale(BaseModel):
-    """Between which numbers of replicas Serve chooses, by the calls that are under way."""
+    """Limits between which Serve chooses the number of replicas, by concurrent calls."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,61 +37,61 @@ class Autoscale(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Autoscale:
-        """Return what ``min:max`` says.
+        """Parse ``min:max``.
 
         Raises:
-            ConfigError: It is not two whole numbers from 1 on, the smaller first.
+            ConfigError: It is not two integers, at least 1 and in ascending order.
         """
         low, _, high = text.partition(":")
         try:
             return cls(min_replicas=int(low), max_replicas=int(high))
         except (ValueError, ValidationError):
             raise ConfigError(
-                f"autoscale {text!r} is not min:max",
-                hint=f"write two whole numbers from 1 to {MAX_REPLICAS}, such as 1:4",
+                f"invalid autoscale {text!r}: expected min:max",
+                hint=f"use two integers from 1 to {MAX_REPLICAS}, such as 1:4",
             ) from None
 
 
 class ServiceRecord(BaseModel):
-    """What a service should be; what it is Serve knows."""
+    """The desired state of a service; Serve knows the actual one."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     """Its name, unique in the cluster."""
     uid: str
-    """Unguessable; another one each time a service of this name is created."""
+    """Unguessable; new each time a service with this name is created."""
     reference: str
-    """``name@version``, or a project's path where Python code deployed that."""
+    """``name@version``, or the path of a project that Python code deployed."""
     digest: str
-    """Of the project's content."""
+    """Digest of the project."""
     owner: str
     replicas: int = Field(ge=0, le=MAX_REPLICAS)
-    """0: parked."""
+    """0 if the service is parked."""
     autoscale: Autoscale | None = None
-    """None: `replicas` is what there is."""
+    """None: the number of replicas is `replicas`."""
     environment_variables: dict[str, str] = Field(default_factory=dict, repr=False)
     engine: str | None = None
-    """None: as an instance's."""
+    """None: chosen as for an instance."""
     healthy_within_s: float = Field(default=120.0, gt=0)
-    """A replica whose environment is not healthy so long after its start has failed."""
+    """A replica that is not healthy this long after its start has failed."""
     changes: DeployChanges = DeployChanges()
-    """What its sandboxes have otherwise than the environment says."""
+    """Changes to the environment's deployConfig."""
     storage: StorageMount | None = None
-    """What outlives its sandboxes, and the service."""
+    """Storage that outlives its sandboxes and the service."""
     previous: ServiceRecord | None = None
-    """What it was before an update that is not healthy yet, where nothing else can serve."""
+    """The record before an update that is not healthy yet; None if the old replicas still serve."""
     taken_back: str = ""
-    """Why the last update was taken back; empty: it was not."""
+    """Why the last update was rolled back; empty if it was not."""
     is_leaving: bool = False
-    """It is being deleted: nothing changes it any more."""
+    """It is being deleted and cannot change any more."""
     created_at: float
     """Seconds since the epoch, like `updated_at`."""
     updated_at: float
 
     @property
     def revision(self) -> str:
-        """What tells replicas apart that have to be replaced by a roll; numbers do not matter."""
+        """Digest of everything whose change replaces the replicas, without their number."""
         variables = sorted(self.environment_variables.items())
         parts: tuple[Any, ...] = (
             self.uid, self.reference, self.digest, self.engine, variables,
@@ -102,20 +102,20 @@ class ServiceRecord(BaseModel):
 
 
 def is_alone(record: ServiceRecord) -> bool:
-    """Whether a service has one sandbox at a time: its storage has one writer."""
+    """Whether a service may have only one sandbox, because its storage has one writer."""
     return record.storage is not None and not record.storage.is_shared
 
 
 def check_name(name: str) -> str:
-    """Return a service's name.
+    """Return the name of a service.
 
     Raises:
-        ConfigError: It is none that DNS could carry.
+        ConfigError: It is not a valid DNS label.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"service name {name[:80]!r} is not valid",
-            hint="1 to 63 of a-z, 0-9 and -, beginning with a letter, not ending with -",
+            f"invalid service name {name[:80]!r}",
+            hint="use 1 to 63 of a-z, 0-9 and -, starting with a letter and not ending with -",
         )
     return name
 
@@ -124,7 +124,7 @@ class ServiceRecords:
     """The records of all services.
 
     Args:
-        hub: Keeps them.
+        hub: Stores them.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -140,10 +140,10 @@ class ServiceRecords:
         return {name: ServiceRecord.model_validate(data) for name, data in documents.items()}
 
     async def get(self, service_id: str) -> ServiceRecord:
-        """Return one.
+        """Return a record.
 
         Raises:
-            ServiceNotFound: There is none.
+            ServiceNotFound: The service does not exist.
         """
         found = (await self.all()).get(service_id)
         if found is None:
@@ -151,40 +151,40 @@ class ServiceRecords:
         return found
 
     async def put(self, record: ServiceRecord) -> None:
-        """Keep a new record."""
+        """Store a new record."""
         data: dict[str, Any] = record.model_dump(mode="json")
         await self._hub.put_document(KIND, record.id, data)
 
     async def replace(self, old: ServiceRecord, new: ServiceRecord) -> bool:
-        """Keep a changed record; False when the old one is not what is kept any more."""
+        """Store a changed record if the stored one still is `old`; return whether it was."""
         kept = (await self._hub.documents(KIND)).get(old.id)
         if kept is None or ServiceRecord.model_validate(kept) != old:
             return False
         return await self._hub.replace_document(KIND, old.id, kept, new.model_dump(mode="json"))
 
     async def claim(self, record: ServiceRecord) -> None:
-        """Take a name for a service that is about to be made.
+        """Reserve the name of a service that is about to be created.
 
         Raises:
-            CatalogConflict: There is a service of this name, or somebody else is making one.
+            CatalogConflict: A service with this name exists or is being created.
         """
         last = (await self._hub.documents(_LAST_KIND)).get(record.id, {}).get("uid", "")
         key = f"service-name:{record.id}:{last}"
         is_first = await self._hub.remember(key, record.uid, _CLAIM_S) == record.uid
         if not is_first or record.id in await self.all():
             raise CatalogConflict(
-                f"there is a service {record.id} already",
+                f"service {record.id} already exists",
                 hint="change it with aenv service update, or choose another name",
             )
 
     async def delete(self, record: ServiceRecord) -> None:
-        """Forget one; its name is free again."""
+        """Delete a record; its name is free again."""
         await self._hub.put_document(_LAST_KIND, record.id, {"uid": record.uid})
         await self._hub.delete_document(KIND, record.id)
 
 
 def not_found(service_id: str) -> ServiceNotFound:
-    """Return the error for a service that is not there, or is somebody else's."""
+    """Return the error for a service that does not exist, or belongs to another owner."""
     return ServiceNotFound(
-        f"there is no service {service_id}", hint="aenv service list names yours"
+        f"there is no service {service_id}", hint="aenv service list shows your services"
     )

@@ -1,4 +1,4 @@
-"""Services' storage as the hub keeps it: whose each is, and where it lies."""
+"""Records of the storage of services: its owner and its place."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from aenv_ray.project.storage import StorageMount
 
 _KIND: Final = "storage"
 _FACTS: Final = ("machine", "made", "leaving")
-"""What is noted of a storage besides, each for itself: by different processes, at any time."""
+"""Facts in separate documents, because different processes write them at any time."""
 _CHOICE_S: Final = 86_400.0
 
 Medium = Literal["directory", "claim"]
 
 
 class StorageRecord(BaseModel):
-    """A storage; it is there until somebody deletes it, whether a service has it or not."""
+    """A storage, which exists until it is deleted, with or without a service."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     uid: str
-    """Another one each time a storage of this name is made."""
+    """New each time a storage with this name is created."""
     owner: str
     service: str
-    """The service that has it, or had it; services of other names never get it."""
+    """The service that uses or used it; only services with this name can use it."""
     size_bytes: int
     engine: str
-    """Of the service when it was made."""
+    """Engine of the service when the storage was created."""
     created_at: float
     """Seconds since the epoch."""
     machine: str = ""
-    """Which has its directory; empty: not known yet, or all machines have it."""
+    """The machine with its directory; empty if not known yet, or if all machines have it."""
     is_made: bool = False
-    """A sandbox has had it."""
+    """A sandbox has used it."""
     is_leaving: bool = False
-    """It is being deleted, and nobody gets it any more."""
+    """It is being deleted and cannot be used any more."""
 
     @property
     def medium(self) -> Medium:
-        """What it is."""
+        """The kind of storage."""
         return medium_of(self.engine)
 
     def mount(self, mount_path: str, *, is_shared: bool) -> StorageMount:
-        """Return it as a sandbox gets it."""
+        """Return the mount for a sandbox."""
         return StorageMount(
             name=self.name, uid=self.uid, mount_path=mount_path, size_bytes=self.size_bytes,
             is_shared=is_shared,
@@ -55,7 +55,7 @@ class StorageRecord(BaseModel):
 
 
 def medium_of(engine: str) -> Medium:
-    """Return what an engine keeps storage on."""
+    """Return the kind of storage of an engine."""
     return "claim" if engine == "kubernetes" else "directory"
 
 
@@ -63,9 +63,9 @@ class StorageRecords:
     """The records of all storages.
 
     Args:
-        hub: Keeps them.
+        hub: Stores them.
 
-    Methods raise FabricUnavailable when the hub does not answer.
+    Methods raise FabricUnavailable if the hub does not answer.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -95,31 +95,31 @@ class StorageRecords:
         return found
 
     async def get(self, name: str) -> StorageRecord | None:
-        """Return one; None where there is none."""
+        """Return a record, or None."""
         return (await self.all()).get(name)
 
     async def put(self, record: StorageRecord) -> None:
-        """Keep a record, new or grown."""
+        """Store a new or resized record."""
         own = record.model_dump(mode="json", exclude={"machine", "is_made", "is_leaving"})
         await self._hub.put_document(_KIND, record.name, own)
 
     async def choose_machine(self, record: StorageRecord, machine: str) -> str:
-        """Note which machine has a storage, unless that is noted; return which it is."""
+        """Assign a storage to a machine, unless it has one; return its machine."""
         key = f"storage-machine:{record.name}:{record.uid}"
         chosen = await self._hub.remember(key, machine, _CHOICE_S)
         await self._note(record, "machine", chosen)
         return chosen
 
     async def note_made(self, record: StorageRecord) -> None:
-        """Note that there is something in it: where it is not found, none is made."""
+        """Note that a storage has content, so that it is not created anew if it is missing."""
         await self._note(record, "made", "yes")
 
     async def note_leaving(self, record: StorageRecord) -> None:
-        """Note that it is to be deleted, whatever becomes of who does that."""
+        """Note that a storage is being deleted, so that the deletion can be resumed."""
         await self._note(record, "leaving", "yes")
 
     async def forget(self, record: StorageRecord) -> None:
-        """Forget one that is deleted."""
+        """Delete the record of a deleted storage."""
         await self._hub.delete_document(_KIND, record.name)
         for fact in _FACTS:
             await self._hub.delete_document(f"{_KIND}-{fact}", record.name)

@@ -162,5 +162,5 @@ class WaitNotices:
                 return
             self._next_at = now + NOTICE_EVERY_S
             count, longest_s = len(self._since), now - min(self._since.values())
-        creates = "1 create waits" if count == 1 else f"{count} creates wait"
-        logger.warning("%s, the longest for %.0f s: %s", creates, longest_s, reason())
+        creates = "1 create has waited" if count == 1 else f"{count} creates wait, the longest"
+        logger.warning("%s for %.0f s: %s", creates, longest_s, reason())

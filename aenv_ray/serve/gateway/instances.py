@@ -1,4 +1,4 @@
-"""Instances as the gateway reaches them: asynchronous, by id, with handles kept while they hold."""
+"""The gateway's view of the fabric: asynchronous, by instance id, with cached handles."""
 
 from __future__ import annotations
 
