@@ -72,7 +72,7 @@ def test_a_reference_that_leads_nowhere(
         ({"engine": "steam"}, "engine 'steam'"),
         (
             {"environment_variables": {"N": 7}},
-            r"environment_variables\['N'\] must be a string, not int",
+            r"environment_variables\['N'\] must be a string",
         ),
         ({"environment_variables": {7: "N"}}, "environment_variables"),
         ({"environment_variables": {"A=B": "x"}}, "environment_variables"),
