@@ -182,7 +182,7 @@ def test_a_service_is_of_the_project_here_and_of_the_configs_owner(aenv, tmp_pat
     """As AEnvironment's: without a name that of config.json, and the owner of the settings."""
     monkeypatch.chdir(tmp_path)
     aenv("service", "create", code=3)
-    assert "no config.json here" in aenv.err
+    assert "has no config.json" in aenv.err
     (tmp_path / "config.json").write_text('{"name": "probe", "version": "1.0.0"}')
     aenv("config", "set", "owner", "bob")
     aenv("service", "create", "-s", "here", code=1)
