@@ -1,4 +1,4 @@
-"""The engine contract on calls: once inside, stopped when told, typed when refused."""
+"""Tests of the engine contract: calls and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine contract on what a sandbox is given, what it sees, and what it does to others."""
+"""Tests of the engine contract: a sandbox's variables, and its isolation from others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from aenv_ray.testing.contract_bench import (
 )
 
 _FILL_BYTES = 256 * 1024 * 1024
-"""More than the contract's environment may store."""
+"""More than the contract's environment is allowed to store."""
 
 
 class IsolationTests:
-    """Sandboxes and their surroundings."""
+    """What a sandbox is given, and tools that misbehave."""
 
     many: ClassVar[int] = 30
     """How many sandboxes are started at once."""
@@ -115,7 +115,7 @@ class IsolationTests:
 
 
 class SharedIsolationTests:
-    """Two sandboxes beside each other."""
+    """Two sandboxes at the same time."""
 
     async def test_state_and_files_are_a_sandboxs_own(
         self, shared: Sandbox, second: Sandbox

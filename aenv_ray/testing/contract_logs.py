@@ -1,4 +1,4 @@
-"""The engine contract on logs: what is printed, the end of it, and all of it while it comes."""
+"""Tests of the engine contract: logs, their last lines, and following them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aenv_ray.testing.contract_bench import Bench, evaluate, eventually
 
 
 async def log_of(bench: Bench, sandbox: Sandbox, tail_lines: int | None = None) -> bytes:
-    """Return what is in a sandbox's log now."""
+    """Return the present content of a sandbox's log."""
     pieces = bench.engine.logs(sandbox.instance_id, tail_lines=tail_lines)
     return b"".join([piece async for piece in pieces])
 
 
 async def say(sandbox: Sandbox, *lines: str, stream: str = "stdout") -> None:
-    """Have a tool print lines."""
+    """Let a tool print lines."""
     what = f"*{list(lines)!r}, sep='\\n', file=sys.{stream}, flush=True"
     await evaluate(sandbox, f"import sys; print({what}); result = 1")
 
@@ -39,12 +39,12 @@ class Listener:
                 self.heard += piece
 
     async def hears(self, text: bytes) -> None:
-        """Wait until it has heard `text`."""
+        """Wait until the log contains `text`."""
         await eventually(lambda: text in self.heard, f"{text!r} is heard")
 
 
 class SharedLogTests:
-    """What sandboxes print, and go on."""
+    """Logs of sandboxes that keep running."""
 
     async def test_a_log_has_what_was_printed(
         self, shared_bench: Bench, shared: Sandbox, second: Sandbox
@@ -87,12 +87,12 @@ class SharedLogTests:
 
 
 class LogTests:
-    """What sandboxes print until they end."""
+    """Logs of sandboxes that end."""
 
     async def test_a_log_that_is_followed_tells_what_comes_until_the_end(
         self, bench: Bench
     ) -> None:
-        """Invariant 12: also the last words, of a sandbox that ends by itself."""
+        """Invariant 12: including the last output of a sandbox that ends by itself."""
         sandbox = await bench.start()
         await say(sandbox, "before", "the last")
         from_all = Listener(bench, sandbox)

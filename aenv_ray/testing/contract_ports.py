@@ -1,4 +1,4 @@
-"""The engine contract on connections from outside to servers inside a sandbox."""
+"""Tests of the engine contract: connections to servers inside a sandbox."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Connection:
         await self._ask("close")
 
     async def read(self) -> bytes:
-        """Return the next bytes, none at the end."""
+        """Return the next bytes; empty at the end."""
         while not ((told := await self._ask("read"))["data"] or told["ended"]):
             pass
         return base64.b64decode(told["data"])
@@ -59,7 +59,7 @@ class _Connection:
 
 
 class PortTests:
-    """Servers inside a sandbox, whose network nobody outside can reach."""
+    """Servers inside a sandbox whose network cannot be reached from outside."""
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
     async def test_http_reaches_a_server_inside(self, shared: Sandbox, address: str) -> None:
@@ -87,7 +87,7 @@ class PortTests:
         frames: list[Frame] = []
 
         async def answer(connection: _Connection) -> Frame:
-            """Send what there is to send, and return the next message."""
+            """Send pending data, and return the next message."""
             for data in client.data_to_send():
                 await connection.write(data)
             while not frames:

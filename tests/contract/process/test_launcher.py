@@ -1,4 +1,4 @@
-"""The process engine when what it stands on dies: launcher, owner, host, template."""
+"""The process engine when the launcher, its owner, a host or a template dies."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def _entries(engine: ProcessEngine) -> int:
 
 
 async def test_an_engine_keeps_nothing_of_sandboxes_that_died(bench: Bench) -> None:
-    """A host serves millions of instances; whoever asked for one was told why it ended."""
+    """A host serves millions of instances; the cause of an end stays with its sandbox."""
     engine = bench.engine
     assert isinstance(engine, ProcessEngine)
     entries: set[int] = set()
