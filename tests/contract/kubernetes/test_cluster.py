@@ -417,8 +417,8 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({"phase": "Pending"}, "it starts"),
-        ({"phase": "Running"}, "it runs, and is not ready"),
+        ({"phase": "Pending"}, "it is starting"),
+        ({"phase": "Running"}, "it is running, but not ready"),
         ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
          "it failed: Evicted: low on memory"),
         ({"phase": "Failed", "containerStatuses": [

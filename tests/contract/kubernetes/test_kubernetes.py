@@ -106,7 +106,7 @@ async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None
                 sock.recv(1 << 16)
 
         pretending = asyncio.create_task(asyncio.to_thread(pretend))
-        with pytest.raises(ConnectionRefusedError, match="not the instance's sandbox"):
+        with pytest.raises(ConnectionRefusedError, match="the process at this address does"):
             await open_authenticated(address, port, bytes(32), {"kind": "door"})
         await pretending
 
