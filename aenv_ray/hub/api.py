@@ -7,7 +7,7 @@ Both raise the same errors. A write that returned survives the death of the hub 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aenv_ray.hub.records import (
@@ -132,12 +132,16 @@ class Hub(ABC):
     async def end_leases(self, instance_ids: Sequence[str]) -> None:
         """Delete leases and return their quota; unknown ids are ignored."""
 
-    @abstractmethod
     async def remember(self, key: str, value: str, ttl_s: float) -> str:
         """Store `value` under `key` unless the key has a value; return the stored value.
 
         For idempotency keys: all callers get the value of the first one.
         """
+        return (await self.remember_all({key: value}, ttl_s))[key]
+
+    @abstractmethod
+    async def remember_all(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+        """Do what `remember` does for several keys at once; return the stored value of each."""
 
     # --- quotas and tokens ------------------------------------------------------------------
 

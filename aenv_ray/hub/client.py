@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aenv_ray.actors.ray_shell import ray_api
@@ -165,8 +165,10 @@ class HubClient(Hub):
     async def end_leases(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
         await self._ask("end_leases", list(instance_ids))
 
-    async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
-        return str(await self._ask("remember", key, value, ttl_s))
+    async def remember_all(  # noqa: D102
+        self, values: Mapping[str, str], ttl_s: float
+    ) -> dict[str, str]:
+        return dict(await self._ask("remember_all", dict(values), ttl_s))
 
     # --- quotas and tokens ------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import secrets
 from abc import ABC
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
@@ -48,10 +49,15 @@ return 1
 """Arguments: token id, its instance or ""."""
 
 REMEMBER: Final = """
-redis.call('SET', KEYS[1]..'once:'..ARGV[1], ARGV[2], 'NX', 'PX', ARGV[3])
-return redis.call('GET', KEYS[1]..'once:'..ARGV[1])
+local stored = {}
+for i = 2, #ARGV, 2 do
+  local key = KEYS[1]..'once:'..ARGV[i]
+  redis.call('SET', key, ARGV[i + 1], 'NX', 'PX', ARGV[1])
+  stored[#stored + 1] = redis.call('GET', key)
+end
+return stored
 """
-"""Arguments: key, value, milliseconds. Returns the stored value."""
+"""Arguments: milliseconds, then key and value alternating. Returns the stored values."""
 
 REPLACE_DOCUMENT: Final = """
 local key = KEYS[1]..'doc:'..ARGV[1]
@@ -159,10 +165,14 @@ class Tokens(HubBase, ABC):
         instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
         await self._run(REVOKE_TOKEN, token_id, instance_id or "")
 
-    async def remember(self, key: str, value: str, ttl_s: float) -> str:  # noqa: D102
+    async def remember_all(  # noqa: D102
+        self, values: Mapping[str, str], ttl_s: float
+    ) -> dict[str, str]:
         if not ttl_s > 0:
             raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
-        return str(await self._run(REMEMBER, key, value, str(max(1, int(ttl_s * 1000)))))
+        pairs = [text for pair in values.items() for text in pair]
+        stored = await self._run(REMEMBER, str(max(1, int(ttl_s * 1000))), *pairs)
+        return dict(zip(values, map(str, stored), strict=True))
 
     async def put_document(  # noqa: D102
         self, kind: str, name: str, document: dict[str, Any]

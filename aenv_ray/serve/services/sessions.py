@@ -7,12 +7,13 @@ the sandbox is gone, one call of the session fails with SessionLost; the next ca
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aenv_ray.bounded_cache import BoundedCache
-from aenv_ray.errors import CallOutcomeUnknown, ConfigError, SessionLost
+from aenv_ray.errors import AenvError, CallOutcomeUnknown, ConfigError, SessionLost
 from aenv_ray.hub.api import Hub
 
 SESSION_KEPT_S: Final = 24 * 3600.0
@@ -38,6 +39,7 @@ class Sessions:
         self._hub = hub
         self._scope = scope
         self._is_alive = is_alive
+        self._lookups = _Lookups(hub)
         self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
         """By session: which of its successive bindings is current, and the instance id."""
 
@@ -84,7 +86,7 @@ class Sessions:
         """
         _check(call_id)
         key = f"service-call:{self._scope}:{call_id}"
-        found = await self._hub.remember(key, own, CALL_KEPT_S)
+        found = await self._lookups.remember(key, own)
         if found != own and not await self._is_alive(found):
             raise CallOutcomeUnknown(
                 f"call {call_id} began in sandbox {found}, which is gone",
@@ -100,6 +102,45 @@ class Sessions:
 
     def _key(self, session: str, turn: int) -> str:
         return f"service-session:{self._scope}:{turn}:{session}"
+
+
+class _Lookups:
+    """Combines the lookups of concurrent calls: one request to the hub is in flight at a time.
+
+    Args:
+        hub: Records which instance a call began in.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._waiting: dict[str, tuple[str, asyncio.Future[str]]] = {}
+        self._sender: asyncio.Task[None] | None = None
+
+    async def remember(self, key: str, value: str) -> str:
+        """See `Hub.remember`."""
+        _, stored = self._waiting.setdefault(
+            key, (value, asyncio.get_running_loop().create_future())
+        )
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send())
+        return await asyncio.shield(stored)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, {}
+                try:
+                    values = {key: value for key, (value, _) in batch.items()}
+                    stored = await self._hub.remember_all(values, CALL_KEPT_S)
+                except AenvError as exc:
+                    for _, future in batch.values():
+                        future.set_exception(exc)
+                        future.exception()  # mark it as retrieved: its call may be cancelled
+                else:
+                    for key, (_, future) in batch.items():
+                        future.set_result(stored[key])
+        finally:
+            self._sender = None
 
 
 def _lost(session: str, holder: str) -> SessionLost:

@@ -285,6 +285,10 @@ class HubContract(EnvironmentsContract):
         assert await hub.remember("k", "first", 60) == "first"
         assert await hub.remember("k", "second", 60) == "first"
         assert await hub.remember("k2", "second", 60) == "second"
+        values = {"k3": "third", "k": "third", "k4": "fourth"}
+        stored = {"k3": "third", "k": "first", "k4": "fourth"}
+        assert await hub.remember_all(values, 60) == stored
+        assert await hub.remember_all({}, 60) == {}
 
     async def test_documents_are_kept_by_kind_and_name(self, hub: Hub) -> None:
         document = {"a": [1.5, {}, None], "ü": "\0"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
+    FabricUnavailable,
     FunctionFailed,
     SandboxLost,
     SandboxStartFailed,
@@ -29,10 +32,19 @@ class Memory:
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
+        self.requests = 0
+        self.failure: FabricUnavailable | None = None
 
     async def remember(self, key: str, value: str, ttl_s: float) -> str:
+        return (await self.remember_all({key: value}, ttl_s))[key]
+
+    async def remember_all(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
         assert ttl_s > 0
-        return self.kept.setdefault(key, value)
+        self.requests += 1
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        return {key: self.kept.setdefault(key, value) for key, value in values.items()}
 
 
 class Fleet:
@@ -90,6 +102,31 @@ async def test_a_call_id_never_begins_in_a_second_sandbox() -> None:
     for _ in range(2):
         with pytest.raises(CallOutcomeUnknown):
             await fleet.sessions["two"].holder_of_call("c", "two")
+
+
+async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
+    """One request for the first call, and one for all calls that arrive in the meantime."""
+    fleet = Fleet()
+    sessions = fleet.sessions["one"]
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(sessions.holder_of_call("first", "one"))
+        while not fleet.hub.requests:  # noqa: ASYNC110  # a turn of the loop sends it
+            await asyncio.sleep(0)
+        others = [group.create_task(sessions.holder_of_call(f"c-{n}", "one")) for n in range(50)]
+        again = group.create_task(sessions.holder_of_call("c-0", "one"))
+    assert [task.result() for task in (first, *others, again)] == ["one"] * 52
+    assert fleet.hub.requests == 2
+    assert len(fleet.hub.kept) == 51
+
+
+async def test_a_failed_request_to_the_hub_fails_its_calls_only() -> None:
+    fleet = Fleet()
+    fleet.hub.failure = FabricUnavailable("the hub is restarting")
+    for _ in range(2):
+        with pytest.raises(FabricUnavailable):
+            await fleet.sessions["one"].holder_of_call("c", "one")
+    fleet.hub.failure = None
+    assert await fleet.sessions["one"].holder_of_call("c", "one") == "one"
 
 
 async def test_a_session_id_has_a_maximum_length() -> None:
