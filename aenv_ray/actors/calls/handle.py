@@ -125,7 +125,7 @@ class EnvHandle:
         self.reference = reference
         self._host = host
         self._controller = controller
-        self._send_call: Callable[[bytes], Any] | None = None
+        self._send_call: Callable[[bytes], ObjectRef[Any]] | None = None
         self._now = (clock or SystemClock()).now
         self._last_sent_at = 0.0
 
@@ -141,7 +141,7 @@ class EnvHandle:
         params: dict[str, Any],
         timeout_s: float | None = None,
         call_id: str | None = None,
-    ) -> Any:
+    ) -> ObjectRef[Any]:
         message = self._message(method, params, timeout_s, call_id)
         if self._send_call is None:
             self._send_call = self._host.call.remote  # Ray builds the method at every access
@@ -188,8 +188,7 @@ class EnvHandle:
         """
         bare = bare_tool_name(name, self.reference)
         params = {"name": bare, "arguments": object_of(bare, arguments)}
-        sent: ObjectRef[ToolResult] = self._call("tools/call", params, timeout_s, call_id)
-        return sent
+        return self._call("tools/call", params, timeout_s, call_id)
 
     @remote_method
     def call_tools(
@@ -218,10 +217,7 @@ class EnvHandle:
             for name, arguments in call_pairs(calls)
         ]
         params = {"calls": items, "parallel": parallel}
-        sent: ObjectRef[list[ToolResult | AenvError]] = self._call(
-            "aenv/call_tools", params, timeout_s, call_id
-        )
-        return sent
+        return self._call("aenv/call_tools", params, timeout_s, call_id)
 
     @remote_method
     def stream_tool(
@@ -258,8 +254,7 @@ class EnvHandle:
         Returns:
             MCP tool objects: ``name``, ``description``, ``inputSchema``.
         """
-        sent: ObjectRef[list[dict[str, Any]]] = self._call("tools/list", {})
-        return sent
+        return self._call("tools/list", {})
 
     @remote_method
     def list_functions(self) -> ObjectRef[dict[str, Any]]:
@@ -268,8 +263,7 @@ class EnvHandle:
         Returns:
             ``{"total", "functions", "reward", "health"}``, as AEnvironment lists them.
         """
-        sent: ObjectRef[dict[str, Any]] = self._call("aenv/functions", {})
-        return sent
+        return self._call("aenv/functions", {})
 
     @remote_method
     def call_function(
@@ -295,8 +289,7 @@ class EnvHandle:
             ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
         """
         params = {"name": name, "arguments": object_of(name, arguments)}
-        sent: ObjectRef[Any] = self._call("aenv/function", params, timeout_s, call_id)
-        return sent
+        return self._call("aenv/function", params, timeout_s, call_id)
 
     @remote_method
     def call_reward(
@@ -322,8 +315,7 @@ class EnvHandle:
             ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
         """
         params = {"name": name, "arguments": object_of(name or "reward", arguments)}
-        sent: ObjectRef[Any] = self._call("aenv/reward", params, timeout_s, call_id)
-        return sent
+        return self._call("aenv/reward", params, timeout_s, call_id)
 
     @remote_method
     def check_health(
@@ -339,8 +331,7 @@ class EnvHandle:
             ``{"status": "healthy" | …, …}``.
         """
         params = {"arguments": object_of("health", arguments)}
-        sent: ObjectRef[dict[str, Any]] = self._call("aenv/health", params, timeout_s)
-        return sent
+        return self._call("aenv/health", params, timeout_s)
 
     # --- commands and files ---------------------------------------------------------------------
 
@@ -370,8 +361,7 @@ class EnvHandle:
         """
         arguments = exec_arguments(command, cwd, env, stdin)
         seconds = EXEC_TIMEOUT_S if timeout_s is None else timeout_s
-        sent: ObjectRef[ExecResult] = self._call("aenv/exec", {"arguments": arguments}, seconds)
-        return sent
+        return self._call("aenv/exec", {"arguments": arguments}, seconds)
 
     @remote_method
     def read_file(self, path: str, offset: int = 0, length: int | None = None) -> ObjectRef[bytes]:
@@ -389,10 +379,7 @@ class EnvHandle:
             FileAccessError: The file cannot be read.
         """
         arguments = {"path": path, "offset": offset, "length": length}
-        sent: ObjectRef[bytes] = self._call(
-            "aenv/read_file", {"arguments": arguments}, FILE_TIMEOUT_S
-        )
-        return sent
+        return self._call("aenv/read_file", {"arguments": arguments}, FILE_TIMEOUT_S)
 
     @remote_method
     def write_file(
@@ -413,10 +400,7 @@ class EnvHandle:
             FileAccessError: The file cannot be written, or the data exceed one call.
         """
         arguments = write_arguments(path, data, append, mode, self.instance_id)
-        sent: ObjectRef[int] = self._call(
-            "aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S
-        )
-        return sent
+        return self._call("aenv/write_file", {"arguments": arguments}, FILE_TIMEOUT_S)
 
     @remote_method
     def list_files(self, path: str = ".") -> ObjectRef[list[FileEntry]]:
@@ -431,10 +415,7 @@ class EnvHandle:
         Raises:
             FileAccessError: The directory cannot be read.
         """
-        sent: ObjectRef[list[FileEntry]] = self._call(
-            "aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S
-        )
-        return sent
+        return self._call("aenv/list_files", {"arguments": {"path": path}}, FILE_TIMEOUT_S)
 
     @remote_method
     def logs(self, tail: int | None = None, follow: bool = False) -> ObjectRefGenerator:
