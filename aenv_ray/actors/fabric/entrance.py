@@ -163,7 +163,7 @@ def create_many(
 
 
 def get(instance_id: str) -> EnvHandle:
-    """Return a handle to a live instance, whoever created it.
+    """Return a handle to a live instance, no matter which process created it.
 
     Raises:
         InstanceNotFound: No host has it, or it has ended.

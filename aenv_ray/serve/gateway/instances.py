@@ -62,7 +62,7 @@ class Instances(ABC):
 
     @abstractmethod
     async def list_instances(self) -> list[InstanceInfo]:
-        """Return all live instances of the cluster, whoever made them.
+        """Return all live instances of the cluster, of every owner.
 
         Raises:
             FabricUnavailable: The fabric does not answer.

@@ -31,14 +31,14 @@ def test_uv_takes_packages_from_where_pip_would(bare: pytest.MonkeyPatch) -> Non
     """By variables, which only its own user sees: an address may hold a password."""
     bare.setenv("PIP_INDEX_URL", "https://me:pw@index.example/simple")
     bare.setenv("PIP_EXTRA_INDEX_URL", "https://a.example https://b.example")
-    bare.setenv("PIP_FIND_LINKS", "/wheels /more")
+    bare.setenv("PIP_FIND_LINKS", "/srv/a /srv/b")
     bare.setenv("PIP_NO_INDEX", "true")
     for name in ("SSL_CERT_FILE", "ALL_PROXY"):
         bare.delenv(name, raising=False)
     assert uv_options() == ["--no-index"]
     assert uv_variables() == {
         "UV_DEFAULT_INDEX": "https://me:pw@index.example/simple",
-        "UV_INDEX": "https://a.example https://b.example", "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INDEX": "https://a.example https://b.example", "UV_FIND_LINKS": "/srv/a,/srv/b",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }  # fmt: skip
     bare.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
