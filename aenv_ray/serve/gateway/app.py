@@ -10,6 +10,7 @@ from collections.abc import Collection
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError
@@ -21,7 +22,6 @@ from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.data.routes import data_routes
 from aenv_ray.serve.gateway.data.services import service_routes
 from aenv_ray.serve.gateway.deps import Deps, Resolver
-from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.metrics import Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
@@ -56,7 +56,7 @@ class Gateway:
     def __init__(
         self,
         hub: Hub,
-        fabric: Instances,
+        fabric: AsyncFabric,
         artifacts: ArtifactStore,
         resolve: Resolver,
         publish: Publish,

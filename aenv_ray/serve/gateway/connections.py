@@ -8,6 +8,7 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
+from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.publishing import publish
@@ -16,7 +17,6 @@ from aenv_ray.hub.artifacts import open_artifact_store
 from aenv_ray.hub.client import HubClient
 from aenv_ray.serve.gateway.app import Gateway
 from aenv_ray.serve.gateway.metrics import ExportedMetrics
-from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
 
@@ -38,7 +38,7 @@ async def gateway_app(
     projects_dir = process.data_dir / "projects"
     gateway = Gateway(
         hub,
-        RayInstances(fabric),
+        RayAsyncFabric(fabric),
         store,
         Catalog(hub, store, process.data_dir),
         partial(publish, hub=hub, store=store, projects_dir=projects_dir),

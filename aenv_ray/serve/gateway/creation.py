@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.clock import Clock
@@ -32,7 +33,6 @@ from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
 from aenv_ray.serve.gateway.idempotency import IdempotencyKeys
-from aenv_ray.serve.gateway.instances import Instances, Made
 from aenv_ray.serve.gateway.membership import Replicas
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Creator:
     def __init__(
         self,
         hub: Hub,
-        fabric: Instances,
+        fabric: AsyncFabric,
         resolve: Resolver,
         clock: Clock,
         replicas: Replicas,
@@ -296,7 +296,7 @@ class Creator:
                 await self._fabric.release(ids)
             raise
 
-    async def _note_running(self, made: Sequence[Made]) -> list[Lease]:
+    async def _note_running(self, made: Sequence[CreatedInstance]) -> list[Lease]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [

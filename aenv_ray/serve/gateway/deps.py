@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.auth import HubAuthenticator
-from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
 
@@ -35,7 +35,7 @@ class Deps:
     """Created once per replica; holds no state of a request."""
 
     hub: Hub
-    fabric: Instances
+    fabric: AsyncFabric
     artifacts: ArtifactStore
     resolve: Resolver
     authenticate: HubAuthenticator

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.serve.gateway.creation import Creator
-from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.membership import Replicas
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Sweep:
     def __init__(
         self,
         hub: Hub,
-        fabric: Instances,
+        fabric: AsyncFabric,
         creator: Creator,
         clock: Clock,
         replicas: Replicas,

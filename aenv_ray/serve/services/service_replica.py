@@ -18,6 +18,7 @@ from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.actors.calls.wire import decode_json
 from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric.fabric import Fabric
@@ -43,7 +44,6 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
-from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
 from aenv_ray.serve.services.sandbox import GONE, LEASE_S, ReplicaSandbox
@@ -71,7 +71,7 @@ class ServiceReplica:
     async def __init__(self, record: dict[str, Any], artifacts_url: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
         self._record = ServiceRecord.model_validate(record)
         self._fabric, hub = await asyncio.to_thread(_connected)
-        self._instances = RayInstances(self._fabric)
+        self._instances = RayAsyncFabric(self._fabric)
         self._calls = InstanceCalls(self._instances)
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)

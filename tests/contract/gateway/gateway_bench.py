@@ -14,6 +14,7 @@ from aenv_ray import ids
 from aenv_ray.actors.calls.call_batching import BatchServer
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake.engine import FakeEngine
@@ -36,7 +37,6 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import Gateway
-from aenv_ray.serve.gateway.instances import Instances, Made
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
 from aenv_ray.serve.services.storage import Sites
@@ -75,7 +75,7 @@ class LocalActor:
             setattr(self, name, _Remote(function))
 
 
-class LocalInstances(Instances):
+class LocalInstances(AsyncFabric):
     """The fabric without Ray: one host in this process."""
 
     def __init__(self, host: Host) -> None:
@@ -99,7 +99,7 @@ class LocalInstances(Instances):
 
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
-    ) -> list[Made]:
+    ) -> list[CreatedInstance]:
         self.asked.set()
         try:
             await self.gate.wait()
@@ -115,7 +115,7 @@ class LocalInstances(Instances):
             raise
         self.created += [spec.instance_id for spec in specs]
         return [
-            Made(self._handle(spec.instance_id, spec.reference), info)
+            CreatedInstance(self._handle(spec.instance_id, spec.reference), info)
             for spec, info in zip(specs, infos, strict=True)
             if isinstance(info, InstanceInfo)
         ]

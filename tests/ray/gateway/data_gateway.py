@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from aenv_ray import ids
 from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
 from aenv_ray.actors.fabric.entrance import init
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import EnvironmentNotFound
@@ -27,7 +28,6 @@ from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import Gateway
 from aenv_ray.serve.gateway.listener import Listener, listen
-from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.ray.faults import PROBE
 
@@ -53,7 +53,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
         self.hub = HubCore(self._redis.connect(), clock, where="test")
-        fabric = RayInstances(init())
+        fabric = RayAsyncFabric(init())
         nothing: Any = None  # publishing has tests of its own
         self.gateway = Gateway(
             self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock

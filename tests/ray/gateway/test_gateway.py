@@ -18,6 +18,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.client import Environment
@@ -32,7 +33,6 @@ from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deployment import deploy, is_deployed, undeploy
 from aenv_ray.serve.gateway.listener import listen
 from aenv_ray.serve.gateway.membership import Replicas
-from aenv_ray.serve.gateway.ray_instances import RayInstances
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.gateway.sweep import Sweep
 from tests.conftest import require
@@ -282,7 +282,7 @@ def test_a_port_that_is_in_use_is_an_error(door: Door) -> None:
 
 async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
-    hub, fabric, clock = hub_actor.ensure_hub(), RayInstances(entrance.init()), SystemClock()
+    hub, fabric, clock = hub_actor.ensure_hub(), RayAsyncFabric(entrance.init()), SystemClock()
     replicas = Replicas(hub, clock, "test", 1.0)
     creator = Creator(hub, fabric, project.resolve, clock, replicas, lambda *_: None)
     await Sweep(hub, fabric, creator, clock, replicas, 1.0, lambda _: None, lambda _: None).once()

@@ -9,11 +9,11 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import success
-from aenv_ray.serve.gateway.instances import Instances
 from aenv_ray.serve.gateway.requests import read_body
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
@@ -34,7 +34,7 @@ class SandboxDoor:
     def __init__(
         self,
         find: Callable[[Request], Awaitable[Target]],
-        fabric: Instances,
+        fabric: AsyncFabric,
         limit_bytes: int,
     ) -> None:
         self._find = find

@@ -144,7 +144,7 @@ class Control:
         """Return an instance to call.
 
         Raises:
-            AenvError: As `owned` and `Instances.handle`.
+            AenvError: As `owned` and `AsyncFabric.handle`.
         """
         await self.owned(principal, instance_id)
         return AsyncEnvHandle(await self.deps.fabric.handle(instance_id))

@@ -1,9 +1,10 @@
-"""`Instances` over Ray."""
+"""The fabric for event loops: create, find, list and release instances without blocking."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_protocol import CreateProtocol
@@ -14,26 +15,91 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
-from aenv_ray.serve.gateway.instances import Instances, Made
 
-_MOST_HANDLES: Final = 20_000
+_MAX_HANDLES: Final = 20_000
 _QUEUE_S: Final = 240.0
 """How long a create waits for room in a full cluster; shorter than its lease."""
 _CONTROL_S: Final = 90.0
 """A controller that died is restarted within this time."""
 
 
-class RayInstances(Instances):
+class CreatedInstance(NamedTuple):
+    """A new instance."""
+
+    handle: EnvHandle
+    """With the requested id."""
+    info: InstanceInfo
+
+
+class AsyncFabric(ABC):
+    """The fabric for an event loop. No method occupies a thread while a sandbox starts."""
+
+    @abstractmethod
+    async def create(
+        self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
+    ) -> list[CreatedInstance]:
+        """Create instances with the ids of their specs, all or none.
+
+        If cancelled, instances that were already created are released.
+
+        Raises:
+            AenvError: As `aenv_ray.create`; no instance remains.
+        """
+
+    @abstractmethod
+    async def handle(self, instance_id: str) -> EnvHandle:
+        """Return a handle to an instance. Calls to an ended instance raise the cause of its end.
+
+        Raises:
+            InstanceNotFound: No host knows the instance.
+            FabricUnavailable: The fabric does not answer.
+        """
+
+    @abstractmethod
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """Return the state of an instance, also for some time after its end.
+
+        Raises:
+            InstanceNotFound: No host knows the instance.
+            FabricUnavailable: The fabric does not answer.
+        """
+
+    @abstractmethod
+    def forget(self, instance_id: str) -> None:
+        """Look the instance up again next time, because its host is gone."""
+
+    @abstractmethod
+    async def release(self, instance_ids: Sequence[str]) -> None:
+        """End instances; works in every state, any number of times."""
+
+    @abstractmethod
+    async def list_instances(self) -> list[InstanceInfo]:
+        """Return all live instances of the cluster.
+
+        Raises:
+            FabricUnavailable: The fabric does not answer.
+        """
+
+    @abstractmethod
+    async def pools(self) -> dict[str, int]:
+        """Return the number of ready sandboxes in warm pools, by environment reference.
+
+        Raises:
+            FabricUnavailable: No host answers.
+        """
+
+
+class RayAsyncFabric(AsyncFabric):
     """The fabric of the Ray cluster that this process is connected to."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._controller = fabric.controller
         self._protocol = CreateProtocol(fabric.controller, AsyncWaits())
-        self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MOST_HANDLES)
+        self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
 
     async def create(  # noqa: D102
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
-    ) -> list[Made]:
+    ) -> list[CreatedInstance]:
         created = await self._protocol.create(source, specs, density, _QUEUE_S, may_rename=False)
         by_id = {one.spec.instance_id: one for one in created}
         made = []
@@ -41,7 +107,7 @@ class RayInstances(Instances):
             one = by_id[spec.instance_id]
             handle = EnvHandle(spec.instance_id, spec.reference, one.host, self._controller)
             self._handles.put(handle.instance_id, handle)
-            made.append(Made(handle, one.info))
+            made.append(CreatedInstance(handle, one.info))
         return made
 
     async def handle(self, instance_id: str) -> EnvHandle:  # noqa: D102
