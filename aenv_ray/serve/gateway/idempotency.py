@@ -7,7 +7,7 @@ The hub remembers three things for a key, each set once:
   ``void`` when the create failed before that. A void create can no longer be admitted.
 - ``void:ID``: ``yes`` when the create failed, before or after its admission. The key is then free.
 
-If the replica of the first request dies, the process that repeats the request sets the missing part.
+If the replica of the first request dies, a repetition of the request sets what is missing.
 """
 
 from __future__ import annotations
