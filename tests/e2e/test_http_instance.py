@@ -53,7 +53,7 @@ async def test_instance_refusals_are_typed(instance: HttpInstance) -> None:
         await instance.call_function("reset", {"seed": []})
     with pytest.raises(ToolNotFound):
         await instance.call_function("nope", {})
-    with pytest.raises(FunctionFailed, match="no reward"):
+    with pytest.raises(FunctionFailed, match="not a finite reward"):
         await instance.call_reward({}, name="broken-reward")
     assert (await instance.call_tool("add", {"a": 1, "b": 2})).data == 3
 

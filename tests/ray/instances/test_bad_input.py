@@ -40,7 +40,7 @@ TOOL = (
         ("Mini_Terminal", ConfigError, "Mini_Terminal", "lower-case"),
         ("mini-terminal@", ConfigError, "mini-terminal@", "name@version"),
         ("mini-terminal@1 0", ConfigError, "1 0", "name@version"),
-        ("", ConfigError, "not valid", "lower-case"),
+        ("", ConfigError, "invalid environment name", "lower-case"),
         ("/tmp", EnvironmentNotFound, "config.json", "aenv init"),
     ],
 )
@@ -143,7 +143,7 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
     [
         ('{"name": "x",\n "version": }', r"config\.json, line 2"),
         ("", r"config\.json"),
-        ("[]", r"config\.json: it holds a list"),
+        ("[]", r"config\.json: it is a list"),
         ("{}", r"config\.json: name"),
         ('{"name": "Not Valid"}', "Not Valid"),
         ('{"name": "x", "deployConfig": {"ttl": "soon"}}', "soon"),
