@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is imported
 
+from tests.groups import GroupScheduling, group_of  # noqa: E402
 from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402
 from tests.verdicts import Verdicts  # noqa: E402
 
@@ -33,11 +35,7 @@ collect_ignore = ["fixtures"]  # projects whose tests are not ours
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails instead of skipping; CI sets all of them."""
-_SERVE = ("ray/services", "ray/gateway")
-"""These tests share a Ray that runs Serve; the others that need a Ray share a second one."""
 _LONG_FIRST = (
-    *_SERVE,
-    "ray/instances",
     "meta/test_linters.py",
     "ray/nodes/test_multi_machines.py",
     "e2e",
@@ -67,9 +65,6 @@ KNOWN = frozenset(
         "xfs",
     }
 )
-
-
-SHARES_RAY = pytest.StashKey[bool]()
 
 
 def require(name: str, available: bool, reason: str) -> None:
@@ -150,36 +145,31 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for xdist's ``loadgroup``, and run long groups first.
-
-    Starting a Ray takes four seconds of a core, so modules that can share one form a group, which
-    one process runs. Any other group is a module or a class, which shares its fixtures.
-    """
+    """Run long modules first, so that no worker is left with one at the end."""
     here = Path(__file__).parent
     sharing = {item.path for item in items if "cluster" in fixtures_of(item)}
+    if alone := sorted(str(path) for path in sharing if group_of(path) is None):
+        raise pytest.UsageError(f"they share a Ray; add them to tests/groups.py: {alone}")
 
     @cache
-    def place(path: Path) -> tuple[bool, int]:
+    def place(path: Path) -> tuple[str, int]:
         relative = path.relative_to(here).as_posix()
         ranks = [n for n, prefix in enumerate(_LONG_FIRST) if relative.startswith(prefix)]
-        return path not in sharing, min(ranks, default=len(_LONG_FIRST))
+        return group_of(path) or "without", min(ranks, default=len(_LONG_FIRST))
 
     items.sort(key=lambda item: place(item.path))
-    for item in items:
-        group = item.nodeid.rpartition("::")[0]
-        if item.path in sharing:
-            item.stash[SHARES_RAY] = True
-            relative = item.path.relative_to(here).as_posix()
-            group = "serve" if relative.startswith(_SERVE) else "ray"
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """End the shared Ray of this process once its last module is done, not with the session."""
-    if not item.stash.get(SHARES_RAY, False):
+    if group_of(item.path) is None:
         SHARED.close()
 
 

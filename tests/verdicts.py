@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 
@@ -10,8 +9,6 @@ import pytest
 
 TIMEOUTS = 3
 """After so many timeouts in a module, its other tests would wait for the same thing."""
-_GROUP = re.compile(r"@[^\]]*$")
-"""What xdist's ``loadgroup`` appends to a test's name."""
 _PART_LIMIT = 200
 _LAST_LINES = 12
 
@@ -42,8 +39,7 @@ class Verdicts:
         if hasattr(self._config, "workerinput"):
             return  # the controlling process prints it
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        name = _GROUP.sub("", report.nodeid)
-        terminal.write(f"\n{name} failed ({report.when}): {_reason(report)}\n", flush=True)
+        terminal.write(f"\n{report.nodeid} failed ({report.when}): {_reason(report)}\n", flush=True)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self._broke = self._broke or str(excrepr)  # later errors follow from the first

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -59,10 +60,11 @@ def lowest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rollouts_run_on_the_lowest_versions(lowest: Path, tmp_path: Path) -> None:
     options = ("--rollouts", "8", "--concurrency", "4", "--json", "--out", str(tmp_path / "out"))
-    done = run(
-        str(lowest / "aenv"), "quickstart", *options,
-        AENV_RUNTIME_DIR=str(tmp_path / "r"), AENV_DATA_DIR=str(tmp_path / "d"),
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="aenv-low-", dir="/tmp") as short:  # for sockets
+        done = run(
+            str(lowest / "aenv"), "quickstart", *options,
+            AENV_RUNTIME_DIR=f"{short}/r", AENV_DATA_DIR=f"{short}/d",
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads(done.stdout)
     assert (summary["succeeded"], summary["reward_mean"], summary["instances_left"]) == (8, 1.0, 0)

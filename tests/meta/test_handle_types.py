@@ -42,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={cache}", program.name],
         cwd=program.parent, text=True, capture_output=True, check=False,
     )  # fmt: skip
-    assert not done.stderr
+    assert not done.stderr, done.stderr
     return done.stdout
 
 

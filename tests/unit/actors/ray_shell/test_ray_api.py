@@ -118,9 +118,10 @@ def test_a_long_directory_for_temporary_files_does_not_stop_a_local_ray(
 
 
 def test_routine_warnings_of_a_starting_ray_are_logged_as_info(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who starts Ray through us sees its routine notices only with --verbose."""
+    monkeypatch.setattr(logging.getLogger("ray"), "propagate", True)  # old versions turn it off
     token = logging.getLogger("ray._private.authentication.authentication_token_setup")
     worker = logging.getLogger("ray._private.worker")
     with caplog.at_level(logging.INFO, logger="aenv_ray"), ray_api.quiet_start():

@@ -1,0 +1,44 @@
+"""Which tests one process runs one after another, because they share a Ray.
+
+Starting a Ray takes four seconds of a core, so two of them serve all tests that can share one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+TESTS: Final = Path(__file__).parent
+GROUPS: Final = {
+    "serve": ("ray/services", "ray/gateway"),
+    "ray": (
+        "ray/instances",
+        "ray/hub",
+        "ray/sampling",
+        "ray/nodes/test_remote_tasks.py",
+        "e2e/test_quickstart.py",
+        "e2e/test_examples.py",
+    ),
+}
+"""Directories and modules by group; a group shares a Ray, and "serve" runs Serve on it."""
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives a worker a whole group, or else a module or class.
+
+    xdist's own ``loadgroup`` has no effect with pytest 9.2, whose node ids xdist 3.8 cannot change.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        group = group_of(TESTS.parent / nodeid.partition("::")[0])
+        return str(super()._split_scope(nodeid)) if group is None else f"group {group}"
+
+
+def group_of(path: Path) -> str | None:
+    """Return the group of a module; None if it shares no Ray."""
+    for group, places in GROUPS.items():
+        if any(TESTS / place in (path, *path.parents) for place in places):
+            return group
+    return None
