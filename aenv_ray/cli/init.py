@@ -80,7 +80,7 @@ def render(template: str, name: str, version: str) -> dict[str, str]:
     """Return the files of a new project: content by relative path.
 
     Raises:
-        ConfigError: There is no such template.
+        ConfigError: The template does not exist.
     """
     known = sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir())
     if template not in known:

@@ -24,7 +24,7 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
         timeout_s: Longest wait.
 
     Raises:
-        FabricUnavailable: Ray does not answer, there is no such node, or the function failed.
+        FabricUnavailable: Ray does not answer, the node does not exist, or the function failed.
         DeadlineExceeded: It took longer than `timeout_s`.
     """
     was_connected = ray_api.is_connected()

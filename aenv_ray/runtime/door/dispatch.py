@@ -467,7 +467,7 @@ def _name_of(params: Mapping[str, Any]) -> str:
     """Return the name of the tool or function that is called.
 
     Raises:
-        Fault: ``tool_input_invalid``: there is no name.
+        Fault: ``tool_input_invalid``: the name is missing.
     """
     name = params.get("name")
     if not isinstance(name, str) or not name:

@@ -70,7 +70,7 @@ def deploy(  # noqa: PLR0913  # each is an option
         ``handle.call_tool.remote("echo", {"text": "hi"}).result()``. None if it is parked.
 
     Raises:
-        EnvironmentNotFound: There is no such environment.
+        EnvironmentNotFound: The environment does not exist.
         ConfigError: An option is invalid.
         CatalogConflict: The storage of an earlier service of this name is being deleted.
         FabricUnavailable: The service does not become healthy; `aenv service get` says why.
@@ -116,7 +116,7 @@ def remove(name: str, *, delete_storage: bool = False) -> None:
             gets the same storage.
 
     Raises:
-        ServiceNotFound: There is no such service.
+        ServiceNotFound: The service does not exist.
         FabricUnavailable: The service ended, but its storage could not be deleted yet.
     """
     entrance.init()
@@ -133,7 +133,7 @@ def state(name: str) -> ServiceState:
     """Return the state of a service.
 
     Raises:
-        ServiceNotFound: There is no such service.
+        ServiceNotFound: The service does not exist.
     """
     entrance.init()
     services = _services()

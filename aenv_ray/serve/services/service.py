@@ -80,7 +80,7 @@ class Services:
         Raises:
             CatalogConflict: A service has this name, or the storage is being deleted.
             ConfigError: The name or an option is invalid.
-            EnvironmentNotFound: There is no such environment.
+            EnvironmentNotFound: The environment does not exist.
             FabricUnavailable: `wait`, and the service did not become healthy; it exists anyway.
         """
         if name is not None:
@@ -128,7 +128,7 @@ class Services:
         Raises:
             ConfigError: The reference names another environment, or an option is invalid.
             CatalogConflict: The service, or its storage, is being deleted.
-            EnvironmentNotFound: There is no such version.
+            EnvironmentNotFound: The version does not exist.
             FabricUnavailable: As for `create`; replicas that were healthy keep running.
             ServiceNotFound: The service was deleted in the meantime.
         """

@@ -195,7 +195,7 @@ def status_of(text: str) -> EnvironmentStatus:
     """Return a status by its name or by AEnvironment's number.
 
     Raises:
-        ConfigError: There is no such status.
+        ConfigError: The status does not exist.
     """
     for known in EnvironmentStatus:
         if text.lower() == known.value.lower() or text == str(known.number):
