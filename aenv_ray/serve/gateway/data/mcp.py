@@ -24,7 +24,7 @@ from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.http import JSON, departing
-from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
+from aenv_ray.serve.gateway.data.mcp_wire import Answer, Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
 
@@ -75,7 +75,7 @@ class McpDoor:
         except AenvError as exc:
             if in_session and request.method == "POST" and exc.http_status in {404, 410}:
                 rpc = await _message(request)
-                return _answer(rpc, *mcp_wire.failure(rpc, exc))
+                return _response(rpc.failure(exc))
             raise
         if request.method == "DELETE":
             return Response(status_code=200)  # sessions have no state to delete
@@ -89,14 +89,9 @@ class McpDoor:
         if rpc.id is None:
             await self._note(target, rpc)
             return Response(status_code=202)
-        own = mcp_wire.own_result(rpc)
+        own = rpc.own_answer()
         if own is not None:
-            response = _answer(rpc, 200, mcp_wire.answer(rpc, own))
-            if rpc.method == "initialize":
-                response.headers[mcp_wire.SESSION_HEADER] = mcp_wire.new_session()
-            return response
-        if rpc.method not in {"tools/list", "tools/call"}:
-            return _answer(rpc, *mcp_wire.unknown_method(rpc))
+            return _response(own)
         async with departing(request.receive) as departure:
             accepts = request.headers.get("accept", "")
             stream = _Stream(send, is_wanted="text/event-stream" in accepts)
@@ -118,20 +113,19 @@ class McpDoor:
         call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
         name = rpc.cancel_name(call.target, rpc.id) if rpc.method == "tools/call" else ""
         stream.keep_alive()
-        status, body = 200, b""
         try:
             if rpc.method == "tools/call" and rpc.progress_token is not None:
                 result = await self._followed(call, rpc, name, departure, stream)
             else:
                 result = await self._calls.call(call, departure, name)
-            body = mcp_wire.answer(rpc, mcp_wire.instance_result(rpc, result))
+            answer = rpc.answer(result)
         except AenvError as exc:
-            status, body = mcp_wire.failure(rpc, exc)
+            answer = rpc.failure(exc)
         finally:
             await stream.stop_pings()
         if not stream.is_open:
-            return _answer(rpc, status, body)
-        await stream.send(mcp_wire.event(body), more=False)
+            return _response(answer)
+        await stream.send(mcp_wire.event(answer.body), more=False)
         return None
 
     async def _followed(
@@ -142,7 +136,7 @@ class McpDoor:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news
-                reports = (mcp_wire.event(mcp_wire.progress(rpc, report)) for report in news)
+                reports = (mcp_wire.event(rpc.progress(report)) for report in news)
                 await stream.send(b"".join(reports))
         raise InternalError(f"{call.what}: the progress reports ended without a result")
 
@@ -196,9 +190,9 @@ async def _message(request: Request) -> Rpc:
     return mcp_wire.parse(await request.body(), request.headers)
 
 
-def _answer(rpc: Rpc, status: int, body: bytes) -> Response:
-    headers = {mcp_wire.SESSION_HEADER: rpc.session} if rpc.session else None
-    return Response(body, status, headers=headers, media_type=JSON)
+def _response(answer: Answer) -> Response:
+    headers = {mcp_wire.SESSION_HEADER: answer.session} if answer.session else None
+    return Response(answer.body, answer.status, headers=headers, media_type=JSON)
 
 
 def _refusal(error: AenvError) -> Response:

@@ -52,6 +52,16 @@ _LOADED: Final[set[str]] = set()
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The HTTP answer to one message."""
+
+    body: bytes
+    status: int = _OK
+    session: str = ""
+    """Session id for its header; "" for none."""
+
+
+@dataclass(frozen=True)
 class Rpc:
     """One JSON-RPC message of a client."""
 
@@ -80,6 +90,86 @@ class Rpc:
     def cancel_name(self, instance_id: str, request_id: Any) -> str:
         """Return the name by which a request can be cancelled; "" outside a session."""
         return f"{instance_id}\n{self.session}\n{request_id!r}" if self.session else ""
+
+    def own_answer(self) -> Answer | None:
+        """Return the answer that is the same for all instances; None if the instance must answer.
+
+        Methods that neither the gateway nor an instance knows are refused here.
+        """
+        if self.method in {"tools/list", "tools/call"}:
+            return None
+        result = self._own_result()
+        if result is None:
+            error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": self.method}
+            return Answer(self._error(error), _NOT_FOUND if self.is_modern else _OK, self.session)
+        is_new = self.method == "initialize"
+        return Answer(
+            self._result(to_json(result)), session=secrets.token_hex(16) if is_new else self.session
+        )
+
+    def _own_result(self) -> dict[str, Any] | None:
+        from mcp_types import version
+
+        if self.method == "initialize" and not self.is_modern:
+            asked = self.params.get("protocolVersion")
+            is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
+            return {
+                "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
+                "capabilities": {"tools": {"listChanged": False}},
+                "serverInfo": _SERVER,
+            }
+        if self.method == "server/discover" and self.is_modern:
+            return {
+                "supportedVersions": list(version.MODERN_PROTOCOL_VERSIONS),
+                "capabilities": {"tools": {"listChanged": False}},
+                "resultType": "complete",
+                "ttlMs": 0,
+                "cacheScope": "private",
+                "_meta": _SERVER_META,
+            }
+        return None if self.is_modern else _EMPTY.get(self.method)
+
+    def answer(self, result: bytes) -> Answer:
+        """Return the answer with an instance's result, in the client's protocol version.
+
+        Args:
+            result: JSON text of the result.
+        """
+        if self.is_modern:
+            extra = b'{"resultType":"complete"'
+            if self.method == "tools/list":
+                extra += b',"ttlMs":0,"cacheScope":"private"'
+            result = extra + (b"}" if result == b"{}" else b"," + result[1:])
+        return Answer(self._result(result), session=self.session)
+
+    def failure(self, error: AenvError) -> Answer:
+        """Return the answer to a request that failed.
+
+        An error that a model can act on becomes a result with ``isError``; any other becomes a
+        JSON-RPC error with our code in ``data``. In a session its HTTP status is 200: older clients
+        treat any other status as a broken session, and some then wait forever.
+        """
+        fault = fault_of(error)
+        if self.method == "tools/call" and fault.code in FOR_THE_MODEL:
+            return self.answer(to_json(fault_result(fault)))
+        status = _OK if self.session else error.http_status
+        return Answer(self._error(fault.rpc_error()), status, self.session)
+
+    def progress(self, report: tuple[float, float | None, str | None]) -> bytes:
+        """Return the notification for one progress report."""
+        done, total, message = report
+        params: dict[str, Any] = {"progressToken": self.progress_token, "progress": done}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        return to_json({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
+    def _result(self, result: bytes) -> bytes:
+        return b'{"jsonrpc":"2.0","id":' + to_json(self.id) + b',"result":' + result + b"}"
+
+    def _error(self, error: Mapping[str, Any]) -> bytes:
+        return to_json({"jsonrpc": "2.0", "id": self.id, "error": error})
 
 
 class Refused(Exception):
@@ -165,94 +255,6 @@ def _refused(
 ) -> Refused:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return Refused(status, to_json({"jsonrpc": "2.0", "id": request_id, "error": error}))
-
-
-# --- answers that need no instance ---------------------------------------------------------------
-
-
-def own_result(rpc: Rpc) -> bytes | None:
-    """Return a result that is the same for all instances; None if the instance must answer."""
-    from mcp_types import version
-
-    if rpc.method == "initialize" and not rpc.is_modern:
-        asked = rpc.params.get("protocolVersion")
-        is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
-        return to_json(
-            {
-                "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
-                "capabilities": {"tools": {"listChanged": False}},
-                "serverInfo": _SERVER,
-            }
-        )
-    if rpc.method == "server/discover" and rpc.is_modern:
-        return to_json(
-            {
-                "supportedVersions": list(version.MODERN_PROTOCOL_VERSIONS),
-                "capabilities": {"tools": {"listChanged": False}},
-                "resultType": "complete",
-                "ttlMs": 0,
-                "cacheScope": "private",
-                "_meta": _SERVER_META,
-            }
-        )
-    if rpc.method in _EMPTY and not rpc.is_modern:
-        return to_json(_EMPTY[rpc.method])
-    return None
-
-
-def new_session() -> str:
-    """Return a session id."""
-    return secrets.token_hex(16)
-
-
-# --- answers of instances ------------------------------------------------------------------------
-
-
-def answer(rpc: Rpc, result: bytes) -> bytes:
-    """Return the JSON-RPC answer around the JSON text of a result."""
-    return b'{"jsonrpc":"2.0","id":' + to_json(rpc.id) + b',"result":' + result + b"}"
-
-
-def instance_result(rpc: Rpc, result: bytes) -> bytes:
-    """Return an instance's result in the format of the client's protocol version."""
-    if not rpc.is_modern:
-        return result
-    extra = b'{"resultType":"complete"'
-    if rpc.method == "tools/list":
-        extra += b',"ttlMs":0,"cacheScope":"private"'
-    return extra + (b"}" if result == b"{}" else b"," + result[1:])
-
-
-def failure(rpc: Rpc, error: AenvError) -> tuple[int, bytes]:
-    """Return HTTP status and body for a request that failed.
-
-    An error that a model can act on becomes a result with ``isError``; any other becomes a JSON-RPC
-    error with our code in ``data``. In a session its HTTP status is 200: older clients treat any
-    other status as a broken session, and some then wait forever.
-    """
-    fault = fault_of(error)
-    if rpc.method == "tools/call" and fault.code in FOR_THE_MODEL:
-        return _OK, answer(rpc, instance_result(rpc, to_json(fault_result(fault))))
-    body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": fault.rpc_error()})
-    return (_OK if rpc.session else error.http_status), body
-
-
-def unknown_method(rpc: Rpc) -> tuple[int, bytes]:
-    """Return HTTP status and body for an unknown method."""
-    error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": rpc.method}
-    body = to_json({"jsonrpc": "2.0", "id": rpc.id, "error": error})
-    return (_NOT_FOUND if rpc.is_modern else _OK), body
-
-
-def progress(rpc: Rpc, report: tuple[float, float | None, str | None]) -> bytes:
-    """Return the notification for one progress report."""
-    done, total, message = report
-    params: dict[str, Any] = {"progressToken": rpc.progress_token, "progress": done}
-    if total is not None:
-        params["total"] = total
-    if message is not None:
-        params["message"] = message
-    return to_json({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 
 def event(message: bytes) -> bytes:
