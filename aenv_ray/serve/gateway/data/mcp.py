@@ -7,7 +7,6 @@ close the connection.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -23,20 +22,14 @@ from aenv_ray.runtime.door.async_calls import Departure
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
+from aenv_ray.serve.gateway.data.event_stream import EventStream
 from aenv_ray.serve.gateway.data.http import JSON, departing
-from aenv_ray.serve.gateway.data.mcp_wire import Answer, Refused, Rpc
+from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
 
 FindTarget = Callable[[Request], Awaitable[Target]]
 
-PING_S: Final = 15.0
-"""After this time a call's answer becomes an event stream, with a comment at this interval."""
-_STREAM_HEADERS: Final = {
-    "content-type": "text/event-stream",
-    "cache-control": "no-cache, no-transform",
-    "x-accel-buffering": "no",
-}
 _METHODS: Final = "POST, DELETE"
 
 
@@ -75,7 +68,7 @@ class McpDoor:
         except AenvError as exc:
             if in_session and request.method == "POST" and exc.http_status in {404, 410}:
                 rpc = await _message(request)
-                return _response(rpc.failure(exc))
+                return rpc.failure(exc).response()
             raise
         if request.method == "DELETE":
             return Response(status_code=200)  # sessions have no state to delete
@@ -91,10 +84,10 @@ class McpDoor:
             return Response(status_code=202)
         own = rpc.own_answer()
         if own is not None:
-            return _response(own)
+            return own.response()
         async with departing(request.receive) as departure:
             accepts = request.headers.get("accept", "")
-            stream = _Stream(send, is_wanted="text/event-stream" in accepts)
+            stream = EventStream(send, is_wanted="text/event-stream" in accepts)
             return await self._call(target, rpc, departure, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
@@ -107,7 +100,7 @@ class McpDoor:
     # --- calls ------------------------------------------------------------------------------
 
     async def _call(
-        self, target: Target, rpc: Rpc, departure: Departure, stream: _Stream
+        self, target: Target, rpc: Rpc, departure: Departure, stream: EventStream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
         call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
@@ -124,75 +117,26 @@ class McpDoor:
         finally:
             await stream.stop_pings()
         if not stream.is_open:
-            return _response(answer)
-        await stream.send(mcp_wire.event(answer.body), more=False)
+            return answer.response()
+        await stream.send(answer.body, more=False)
         return None
 
     async def _followed(
-        self, call: JsonCall, rpc: Rpc, name: str, departure: Departure, stream: _Stream
+        self, call: JsonCall, rpc: Rpc, name: str, departure: Departure, stream: EventStream
     ) -> bytes:
         """Run a call, send its progress, and return the result as JSON text."""
         async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news
-                reports = (mcp_wire.event(rpc.progress(report)) for report in news)
-                await stream.send(b"".join(reports))
+                await stream.send(*(rpc.progress(report) for report in news))
         raise InternalError(f"{call.what}: the progress reports ended without a result")
-
-
-class _Stream:
-    """The event stream of an answer; opened by the first event, if the client accepts one."""
-
-    def __init__(self, send: Send, *, is_wanted: bool) -> None:
-        self._send = send
-        self._is_wanted = is_wanted
-        self._sending = asyncio.Lock()
-        self._due: asyncio.TimerHandle | None = None
-        self._pinging: asyncio.Task[None] | None = None
-        self.is_open = False
-
-    async def send(self, data: bytes, *, more: bool = True) -> None:
-        if not self._is_wanted:
-            return
-        async with self._sending:
-            if not self.is_open:
-                self.is_open = True
-                headers = [(k.encode(), v.encode()) for k, v in _STREAM_HEADERS.items()]
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    def keep_alive(self) -> None:
-        """Send comments at an interval of `PING_S`, until `stop_pings`."""
-        if self._is_wanted:
-            self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
-
-    def _begin_pings(self) -> None:
-        self._pinging = asyncio.get_running_loop().create_task(self._ping())
-
-    async def _ping(self) -> None:
-        while True:
-            await self.send(b": ping\r\n\r\n")
-            await asyncio.sleep(PING_S)
-
-    async def stop_pings(self) -> None:
-        """Stop the comments, after the one that is being sent."""
-        if self._due is not None:
-            self._due.cancel()
-        if self._pinging is not None:
-            async with self._sending:
-                self._pinging.cancel()
 
 
 async def _message(request: Request) -> Rpc:
     """Return the message of a POST; raises `Refused` if it is invalid."""
     await mcp_wire.load(request.headers)
     return mcp_wire.parse(await request.body(), request.headers)
-
-
-def _response(answer: Answer) -> Response:
-    headers = {mcp_wire.SESSION_HEADER: answer.session} if answer.session else None
-    return Response(answer.body, answer.status, headers=headers, media_type=JSON)
 
 
 def _refusal(error: AenvError) -> Response:

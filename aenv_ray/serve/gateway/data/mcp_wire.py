@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pydantic_core
+from starlette.responses import Response
 
 from aenv_ray.errors import AenvError, to_wire
 from aenv_ray.runtime.api.results import to_json
@@ -59,6 +60,10 @@ class Answer:
     status: int = _OK
     session: str = ""
     """Session id for its header; "" for none."""
+
+    def response(self) -> Response:  # noqa: D102
+        headers = {SESSION_HEADER: self.session} if self.session else None
+        return Response(self.body, self.status, headers=headers, media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -255,11 +260,6 @@ def _refused(
 ) -> Refused:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return Refused(status, to_json({"jsonrpc": "2.0", "id": request_id, "error": error}))
-
-
-def event(message: bytes) -> bytes:
-    """Return a message as a server-sent event."""
-    return b"event: message\r\ndata: " + message + b"\r\n\r\n"
 
 
 def fault_of(error: AenvError) -> Fault:
