@@ -43,6 +43,7 @@ _LONG_FIRST = (
     "contract/kubernetes/test_kubernetes_engine.py",
     "contract/test_engines.py",
     "contract/docker/test_kernel.py",
+    "attacks",
     "contract",
 )
 KNOWN = frozenset(

@@ -1,0 +1,37 @@
+"""Nodes to attack: of the process engine, of the docker engine, and of both in turn.
+
+The nodes and `walled`, a bench on a process node with namespaces, are those of the contract tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.testing.contract_bench import Bench
+from tests.contract.conftest import docker_node, own_node, walled, walled_node
+from tests.contract.docker.docker_node import DockerNode
+from tests.contract.engines import engine_on
+
+__all__ = ["docker_node", "dockered", "either_engine", "own_node", "walled", "walled_node"]
+
+
+@pytest.fixture
+async def dockered(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    """Yield a bench on the shared docker node; its sandboxes are stopped afterwards."""
+    async with engine_on(docker_node) as engine:
+        yield Bench(engine, tmp_path)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("walled", marks=pytest.mark.namespaces, id="process"),
+        pytest.param("dockered", marks=pytest.mark.docker, id="docker"),
+    ]
+)
+def either_engine(request: pytest.FixtureRequest) -> Bench:
+    """Return a bench of the process engine, then one of the docker engine."""
+    bench: Bench = request.getfixturevalue(request.param)
+    return bench
