@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aenv_ray.actors.calls.handle import EnvHandle
-    from aenv_ray.actors.fabric.entrance import (
+    from aenv_ray.actors.fabric.driver_api import (
         create,
         create_many,
         get,
@@ -38,14 +38,14 @@ _HOMES = {
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
-    "create": "aenv_ray.actors.fabric.entrance",
-    "create_many": "aenv_ray.actors.fabric.entrance",
-    "get": "aenv_ray.actors.fabric.entrance",
-    "init": "aenv_ray.actors.fabric.entrance",
-    "list_instances": "aenv_ray.actors.fabric.entrance",
-    "release_many": "aenv_ray.actors.fabric.entrance",
+    "create": "aenv_ray.actors.fabric.driver_api",
+    "create_many": "aenv_ray.actors.fabric.driver_api",
+    "get": "aenv_ray.actors.fabric.driver_api",
+    "init": "aenv_ray.actors.fabric.driver_api",
+    "list_instances": "aenv_ray.actors.fabric.driver_api",
+    "release_many": "aenv_ray.actors.fabric.driver_api",
     "sample": "aenv_ray.sampling",
-    "shutdown": "aenv_ray.actors.fabric.entrance",
+    "shutdown": "aenv_ray.actors.fabric.driver_api",
     "warm": "aenv_ray.actors.fabric.warm_api",
 }
 

@@ -359,7 +359,7 @@ def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> N
 
 
 def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator[str]:
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.ray_shell import ray_api
 
     # Ray prints warnings on standard output, which is for the log.
@@ -373,17 +373,17 @@ def _logs_over_ray(instance_id: str, tail: int | None, follow: bool) -> Iterator
         finally:
             ray_api.cancel(pieces)
     finally:
-        entrance.shutdown()
+        driver_api.shutdown()
 
 
 def _join() -> Fabric:
     """Connect to a running Ray; a new one would have no instances."""
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.config import settings
 
     address = settings().ray_address
     try:
-        return entrance.init(address or "auto")
+        return driver_api.init(address or "auto")
     except FabricUnavailable as exc:
         if address is not None:
             raise

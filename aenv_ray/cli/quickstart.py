@@ -64,13 +64,13 @@ def quickstart(
     shown.check_writable(out)
     owner = f"quickstart-{secrets.token_hex(4)}"
     sampling = _prepare(policy, rollouts, concurrency, out, seed, engine, owner)
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
 
     form = Format.JSON if as_json else chosen(output)
     quiet = form is not Format.TABLE
     with shown.on_ray():
         if quiet:
-            entrance.init()
+            driver_api.init()
         else:
             console.say(_connected(engine))
         finished = shown.run_all(sampling, quiet=quiet)
@@ -124,13 +124,13 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 
 
 def _connected(wanted: str | None) -> str:
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.create_options import chosen_engine
     from aenv_ray.project import project
 
     engine = chosen_engine(project.resolve(ENVIRONMENT), wanted)
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
-    connection = entrance.init()
+    connection = driver_api.init()
     kind = "a local Ray, started for this run" if connection.owns_ray else "the running Ray"
     return f"on {kind}, ready after {time.monotonic() - started:.1f} s; engine: {engine}"

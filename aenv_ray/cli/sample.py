@@ -70,7 +70,7 @@ def sample(
       aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume
     """
     from aenv_ray import sampling
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.terminal import rollouts as shown
 
     act = load_policy(policy)
@@ -84,7 +84,7 @@ def sample(
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
-        entrance.init()  # on the main thread, the only one that can install Ray's signal handlers
+        driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
         chosen_tasks = _tasks(environment, tasks)
         if rollouts is not None:
             chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
@@ -162,11 +162,11 @@ def _tasks(environment: str, file: Path | None) -> list[Task]:
         ConfigError: There are no tasks.
         AenvError: The environment does not exist.
     """
-    from aenv_ray.actors.fabric import entrance, references
+    from aenv_ray.actors.fabric import driver_api, references
     from aenv_ray.sampling import load_tasks
 
     if file is None:
-        file = references.resolve(environment, entrance.init).path / "tasks.jsonl"
+        file = references.resolve(environment, driver_api.init).path / "tasks.jsonl"
         if not file.is_file():
             raise ConfigError(
                 f"{environment} has no tasks.jsonl", hint="give a task file with --tasks"

@@ -216,7 +216,7 @@ def _start_ray(data_dir: Path, fabric: LocalFabric, num_cpus: int | None) -> Loc
 
 def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric:
     """Return the fabric with a hub, a token and a gateway that answers."""
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.config import settings
     from aenv_ray.engines.node.directory import node_path
@@ -224,7 +224,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     from aenv_ray.serve.gateway import deployment
     from aenv_ray.serve.gateway.settings import GatewaySettings
 
-    entrance.init(fabric.ray_address)
+    driver_api.init(fabric.ray_address)
     try:
         console.say("starting the hub …")
         hub = hub_actor.ensure_hub()
@@ -240,7 +240,7 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
         )
         scope = ray_api.session_scope()
     finally:
-        entrance.shutdown()
+        driver_api.shutdown()
         ray_api.leave()
     place = node_path(settings().runtime_dir, scope) if fabric.owns_ray else None
     fabric = fabric.model_copy(update={"token": token, "node_dir": place})
@@ -267,12 +267,12 @@ def take_down(fabric: LocalFabric) -> None:
 
 def _leave_ray(fabric: LocalFabric) -> None:
     """End the gateway, its instances and the hub on a Ray that continues to run."""
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.hub import hub_actor
     from aenv_ray.serve.gateway import deployment
 
-    connection = entrance.init(fabric.ray_address)
+    connection = driver_api.init(fabric.ray_address)
     try:
         hub = hub_actor.find_hub()
         leased = _leased(hub) if hub is not None else []
@@ -281,7 +281,7 @@ def _leave_ray(fabric: LocalFabric) -> None:
             connection.release(leased)
         hub_actor.end_hub()
     finally:
-        entrance.shutdown()
+        driver_api.shutdown()
         ray_api.leave()
 
 

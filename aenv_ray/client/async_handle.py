@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.entrance import connector
+from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError

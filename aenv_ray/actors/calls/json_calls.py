@@ -20,7 +20,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import InstanceId
-from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Departure
+from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Disconnect
 
 T = TypeVar("T")
 
@@ -78,12 +78,12 @@ class JsonCall:
 class JsonCalls(Protocol):
     """Where a process forwards calls to: instances, or services."""
 
-    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
+    async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """Run a call and return its result as JSON text.
 
         Args:
             call: The call.
-            departure: Happens when the client disconnects. The call is then cancelled, unless the
+            disconnect: Happens when the client disconnects. The call is then cancelled, unless the
                 client chose its id.
             name: By which `cancel` stops the call; "" if it cannot.
 
@@ -94,7 +94,7 @@ class JsonCalls(Protocol):
         ...
 
     def follow(
-        self, call: JsonCall, name: str, departure: Departure
+        self, call: JsonCall, name: str, disconnect: Disconnect
     ) -> AsyncGenerator[Reports | bytes]:
         """Run a call; yield batches of progress reports, then the result as JSON text.
 
@@ -139,17 +139,17 @@ class InstanceCalls:
         # Calls of an evicted client still end as usual.
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
-    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
+    async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """See `JsonCalls.call`."""
         client = await self._client(call.target)
         sent = client.send(call.message(), name)
         try:
-            return await self._wait(sent.result, lambda: client.cancel(sent), call, departure)
+            return await self._wait(sent.result, lambda: client.cancel(sent), call, disconnect)
         finally:
             client.forget(sent)
 
     async def follow(
-        self, call: JsonCall, name: str, departure: Departure
+        self, call: JsonCall, name: str, disconnect: Disconnect
     ) -> AsyncGenerator[Reports | bytes]:
         """See `JsonCalls.follow`."""
         client = await self._client(call.target)
@@ -159,7 +159,7 @@ class InstanceCalls:
         try:
             while True:
                 news = await self._wait(
-                    progress.next(sent.result), lambda: client.cancel(sent), call, departure
+                    progress.next(sent.result), lambda: client.cancel(sent), call, disconnect
                 )
                 yield news
                 if isinstance(news, bytes):
@@ -189,10 +189,10 @@ class InstanceCalls:
         outcome: Awaitable[T],
         cancel: Callable[[], None],
         call: JsonCall,
-        departure: Departure,
+        disconnect: Disconnect,
     ) -> T:
         if not call.has_id:
-            departure.listen(cancel)
+            disconnect.listen(cancel)
         try:
             return await ray_api.wait_async(
                 outcome, call.what, call.timeout_s + HOST_GRACE_S, instance_id=call.target

@@ -1,6 +1,6 @@
 """A process's connection to the fabric of a Ray cluster: it creates, finds and ends instances.
 
-`aenv_ray.actors.fabric.entrance` holds the one connection of a process.
+`aenv_ray.actors.fabric.driver_api` holds the one connection of a process.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from aenv_ray import units
 from aenv_ray.actors.controller.placement import spread
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
-from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.fabric.waits import run_blocking
 from aenv_ray.actors.host.warm_requests import WarmRequest

@@ -60,14 +60,14 @@ def check_replaceable(out: Path) -> None:
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
     """Disconnect from Ray after the block, and reserve standard output for data during it."""
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
 
     # Ray prints warnings on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield
         finally:
-            entrance.shutdown()
+            driver_api.shutdown()
 
 
 def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
@@ -130,14 +130,14 @@ def instances_left(environment: str, engine: str | None, owner: str) -> int:
         engine: The rollouts' engine.
         owner: The rollouts' owner.
     """
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.warm_api import warm
     from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
 
     # Sandboxes that are starting, or on an unreachable host, are counted, and end with this job.
     with contextlib.suppress(DeadlineExceeded, FabricUnavailable):
         warm(environment, 0, engine=engine)
-    connection = entrance.init()
+    connection = driver_api.init()
 
     def count() -> int:
         if connection.owns_ray:

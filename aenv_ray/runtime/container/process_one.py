@@ -7,7 +7,7 @@ listens on the Unix socket ``door``, and writes one JSON line to ``boot``: ``{"r
 
 In a pod, process 1 is `aenv_ray.runtime.container.pod`. It starts this process, and hands over the
 authenticated connections of the host through an inherited socket. A container with its own kernel
-has no shared mount for sockets: see `aenv_ray.runtime.container.keyed_door`.
+has no shared mount for sockets: see `aenv_ray.runtime.container.authenticated_door`.
 
 In an image with its own server (`aenv_ray.runtime.container.relay`) this process starts the server
 and ends with it. In an image without a suitable Python it serves commands and files only.
@@ -31,8 +31,8 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.container.authenticated_door import read_order
 from aenv_ray.runtime.container.connection_handover import HandoverListener
-from aenv_ray.runtime.container.keyed_door import read_order
 from aenv_ray.runtime.door.calls import retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import serve

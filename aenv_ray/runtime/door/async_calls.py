@@ -82,7 +82,7 @@ class Workers:
                 self._unclaimed += 1
 
 
-class Departure:
+class Disconnect:
     """The event that a client disconnects; it has at most one listener."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class AsyncCalls:
         method: str,
         params: Mapping[str, Any],
         *,
-        departure: Departure | None = None,
+        disconnect: Disconnect | None = None,
         on_progress: OnProgress | None = None,
     ) -> Outcome:
         """Run one call and return its outcome.
@@ -130,7 +130,7 @@ class AsyncCalls:
         Args:
             method: As for `Dispatcher.submit`.
             params: As for `Dispatcher.submit`. The default timeout is `LONGEST_CALL_S`.
-            departure: When the client disconnects the call is cancelled, unless the client chose
+            disconnect: When the client disconnects the call is cancelled, unless the client chose
                 its id, to repeat it.
             on_progress: Called with progress reports, on this loop.
 
@@ -146,13 +146,13 @@ class AsyncCalls:
         self._running.add(job)
         workers = self._health_workers if method == "aenv/health" else self._workers
         workers.submit(job.run)
-        if departure is not None and not named:
-            departure.listen(lambda: job.cancel("the caller went away"))
+        if disconnect is not None and not named:
+            disconnect.listen(lambda: job.cancel("the caller went away"))
         expiry = asyncio.get_running_loop().call_later(_seconds(timeout_s) + _GRACE_S, job.expire)
         try:
             return await job.outcome
         except asyncio.CancelledError:
-            if not (named and departure is not None and departure.happened):
+            if not (named and disconnect is not None and disconnect.happened):
                 job.cancel("the caller cancelled")
             raise
         finally:

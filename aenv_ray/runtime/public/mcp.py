@@ -26,10 +26,10 @@ from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from aenv_ray.runtime.api.registry import Registered
-from aenv_ray.runtime.door.async_calls import AsyncCalls, Departure, read_outcome
+from aenv_ray.runtime.door.async_calls import AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 
-_DEPARTURE: Final = "aenv.departure"
+_DISCONNECT: Final = "aenv.disconnect"
 _PROGRESS_BACKLOG: Final = 1000
 """Progress reports queued for a slow client; beyond this the oldest are dropped."""
 
@@ -65,14 +65,14 @@ class _RegisteredTool(Tool):
         request = get_context().request_context
         meta = dict(request.meta or {}) if request else {}
         http = request.request if request else None
-        departure = http.scope.get(_DEPARTURE) if http is not None else None
+        disconnect = http.scope.get(_DISCONNECT) if http is not None else None
         params = {"name": self._entry.name, "arguments": arguments, "_meta": meta}
         if meta.get("progressToken") is None:
-            outcome = await self._calls.call("tools/call", params, departure=departure)
+            outcome = await self._calls.call("tools/call", params, disconnect=disconnect)
         else:
             async with _progress_to_client() as on_progress:
                 outcome = await self._calls.call(
-                    "tools/call", params, departure=departure, on_progress=on_progress
+                    "tools/call", params, disconnect=disconnect, on_progress=on_progress
                 )
         try:
             result = read_outcome(outcome)
@@ -183,8 +183,8 @@ class McpEndpoint:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
-        departure = Departure()
-        scope[_DEPARTURE] = departure
+        disconnect = Disconnect()
+        scope[_DISCONNECT] = disconnect
         answer = _Answer(send, may_be_json=scope["method"] == "POST")
         if scope["method"] != "POST":
             await self._sessions(scope, receive, answer)
@@ -194,7 +194,7 @@ class McpEndpoint:
         if body is None:
             return
         gone = asyncio.Event()
-        watch = asyncio.create_task(_watch(receive, departure, gone))
+        watch = asyncio.create_task(_watch(receive, disconnect, gone))
         app = self._plain if _is_plain(scope, body) else self._sessions
         try:
             await app(scope, _replay(body, gone), answer)
@@ -274,10 +274,10 @@ async def read_body(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-async def _watch(receive: Receive, departure: Departure, gone: asyncio.Event) -> None:
+async def _watch(receive: Receive, disconnect: Disconnect, gone: asyncio.Event) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    departure.happen()
+    disconnect.happen()
     gone.set()
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.runtime.api.results import to_json
-from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
+from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
 
 BODY_S: Final = 60.0
 """How long to wait for the next piece of a request's body."""
@@ -31,11 +31,11 @@ class BadRequest(Exception):
         return Response(to_json(body), self.status, media_type="application/json")
 
 
-async def watch(receive: Receive, departure: Departure) -> None:
+async def watch(receive: Receive, disconnect: Disconnect) -> None:
     """Wait until the client disconnects; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    departure.happen()
+    disconnect.happen()
 
 
 def read_meta(request: Request) -> dict[str, Any]:

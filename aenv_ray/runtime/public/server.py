@@ -36,7 +36,7 @@ from starlette.types import ASGIApp
 from aenv_ray.runtime.api.registry import DEFAULT_REWARD_PATH, Registered
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.answers import Outcome
-from aenv_ray.runtime.door.async_calls import TIMEOUT_S, AsyncCalls, Departure, read_outcome
+from aenv_ray.runtime.door.async_calls import TIMEOUT_S, AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.door.dispatch import HEALTHY, Dispatcher
 from aenv_ray.runtime.faults import Fault
 from aenv_ray.runtime.public.requests import (
@@ -183,11 +183,11 @@ class _Routes:
         return _success(data)
 
     async def _answer(self, request: Request, method: str, params: dict[str, Any]) -> Response:
-        departure = Departure()
-        watching = asyncio.create_task(watch(request.receive, departure))
+        disconnect = Disconnect()
+        watching = asyncio.create_task(watch(request.receive, disconnect))
         try:
             outcome = await self._calls.call(
-                method, {**params, "_meta": read_meta(request)}, departure=departure
+                method, {**params, "_meta": read_meta(request)}, disconnect=disconnect
             )
         finally:
             watching.cancel()

@@ -114,12 +114,12 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
         ConfigError: Redis refuses the connection, or a port is in use.
         FabricUnavailable: Ray, Redis, the hub or the gateway does not start.
     """
-    from aenv_ray.actors.fabric import entrance
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.ray_shell import ray_api
     from aenv_ray.hub.hub_actor import ensure_hub
     from aenv_ray.serve.gateway import deployment
 
-    entrance.init()
+    driver_api.init()
     try:
         hub = ensure_hub()
         if secret is not None:
@@ -132,7 +132,7 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
         deployment.deploy(settings)
         asyncio.run(hub.put_document(_KIND, _NAME, wanted))
     finally:
-        entrance.shutdown()
+        driver_api.shutdown()
         ray_api.leave()
 
 

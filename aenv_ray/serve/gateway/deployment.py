@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Final
 
-from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
@@ -42,7 +42,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
         FabricUnavailable: Ray, the hub or the gateway does not start.
     """
     settings = settings or GatewaySettings()
-    entrance.init()
+    driver_api.init()
     ensure_hub()
     if not is_deployed():
         for port in (settings.port, settings.mcp_port):
@@ -120,7 +120,7 @@ class GatewayReplica:
 
         write_to_stderr()
         parsed = GatewaySettings.model_validate(settings)
-        fabric, hub = entrance.init(), ensure_hub()
+        fabric, hub = driver_api.init(), ensure_hub()
         sockets = [listen(parsed.host, port) for port in {parsed.port, parsed.mcp_port}]
         self._listener = Listener(lambda: gateway_app(parsed, fabric, hub, artifacts_url), sockets)
         try:

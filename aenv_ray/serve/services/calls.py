@@ -11,7 +11,7 @@ from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S, JsonCall
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
-from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.serve.services.apps import app_name
 
 _CANCEL_S: Final = 10.0
@@ -37,7 +37,7 @@ class ServiceCalls:
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
 
-    async def call(self, call: JsonCall, departure: Departure, name: str = "") -> bytes:
+    async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """See `JsonCalls.call`.
 
         Raises:
@@ -47,7 +47,7 @@ class ServiceCalls:
             CallCancelled: The client disconnected, or `cancel` stopped the call.
         """
         if name:
-            async with contextlib.aclosing(self.follow(call, name, departure)) as rounds:
+            async with contextlib.aclosing(self.follow(call, name, disconnect)) as rounds:
                 async for news in rounds:
                     if isinstance(news, bytes):
                         return news
@@ -56,7 +56,7 @@ class ServiceCalls:
         with ray_serve.translated(_what(call)):
             for left in reversed(range(_TRIES)):
                 try:
-                    async with self._dispatched(handle, call, departure) as response:
+                    async with self._dispatched(handle, call, disconnect) as response:
                         result: bytes = await response
                         return result
                 except Exception as exc:
@@ -65,7 +65,7 @@ class ServiceCalls:
         raise AssertionError("a call returns or raises")
 
     async def follow(
-        self, call: JsonCall, name: str, departure: Departure
+        self, call: JsonCall, name: str, disconnect: Disconnect
     ) -> AsyncGenerator[Reports | bytes]:
         """See `JsonCalls.follow`; raises as `call`."""
         call.message()
@@ -73,7 +73,7 @@ class ServiceCalls:
         with ray_serve.translated(_what(call)):
             for left in reversed(range(_TRIES)):
                 try:
-                    async with self._dispatched(handle, call, departure, name) as response:
+                    async with self._dispatched(handle, call, disconnect, name) as response:
                         async for news in response:
                             yield news
                         return
@@ -105,7 +105,7 @@ class ServiceCalls:
 
     @contextlib.asynccontextmanager
     async def _dispatched(
-        self, handle: Any, call: JsonCall, departure: Departure, *more: Any
+        self, handle: Any, call: JsonCall, disconnect: Disconnect, *more: Any
     ) -> AsyncIterator[Any]:
         """Send a call to one replica and yield the response.
 
@@ -123,7 +123,7 @@ class ServiceCalls:
             async with ray_api.deadline(deadline_s, late):
                 response = handle.dispatch(selection, *arguments)
                 if not call.has_id:
-                    departure.listen(response.cancel)
+                    disconnect.listen(response.cancel)
                 yield response
         finally:
             await choosing.__aexit__(None, None, None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.actors.fabric import entrance, references
+from aenv_ray.actors.fabric import driver_api, references
 from aenv_ray.actors.ray_shell import ray_serve
 from aenv_ray.clock import SystemClock
 from aenv_ray.hub.client import blocking
@@ -16,7 +16,7 @@ from aenv_ray.hub.services import Autoscale, ServiceRecord
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import ServeApps, ServiceState, app_name
 from aenv_ray.serve.services.service import Services
-from aenv_ray.serve.services.storage import RaySites, StorageWish
+from aenv_ray.serve.services.storage import RayStorageNodes, StorageRequest
 
 
 def deploy(  # noqa: PLR0913  # each is an option
@@ -75,7 +75,7 @@ def deploy(  # noqa: PLR0913  # each is an option
         CatalogConflict: The storage of an earlier service of this name is being deleted.
         FabricUnavailable: The service does not become healthy; `aenv service get` says why.
     """
-    entrance.init()
+    driver_api.init()
     options: dict[str, Any] = {
         "replicas": replicas,
         "autoscale": None
@@ -90,7 +90,9 @@ def deploy(  # noqa: PLR0913  # each is an option
             "memory": memory or "",
             "port": port or "",
         },
-        "storage": StorageWish(is_wanted=enable_storage, size=storage_size, mount_path=mount_path),
+        "storage": StorageRequest(
+            is_wanted=enable_storage, size=storage_size, mount_path=mount_path
+        ),
     }
     services = _services()
     reference = str(environment)
@@ -119,7 +121,7 @@ def remove(name: str, *, delete_storage: bool = False) -> None:
         ServiceNotFound: The service does not exist.
         FabricUnavailable: The service ended, but its storage could not be deleted yet.
     """
-    entrance.init()
+    driver_api.init()
     services = _services()
 
     async def end() -> None:
@@ -135,7 +137,7 @@ def state(name: str) -> ServiceState:
     Raises:
         ServiceNotFound: The service does not exist.
     """
-    entrance.init()
+    driver_api.init()
     services = _services()
 
     async def look() -> ServiceState:
@@ -146,6 +148,6 @@ def state(name: str) -> ServiceState:
 
 def _services() -> Services:
     async def resolve(reference: str) -> Project:
-        return await asyncio.to_thread(references.resolve, reference, entrance.init)
+        return await asyncio.to_thread(references.resolve, reference, driver_api.init)
 
-    return Services(ensure_hub(), resolve, SystemClock(), ServeApps(), RaySites())
+    return Services(ensure_hub(), resolve, SystemClock(), ServeApps(), RayStorageNodes())

@@ -27,7 +27,7 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus
 from aenv_ray.serve.services.rollback import Rollbacks, with_previous
-from aenv_ray.serve.services.storage import Sites, Storages, StorageWish, check_writers
+from aenv_ray.serve.services.storage import StorageNodes, StorageRequest, Storages, check_writers
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,14 @@ class Services:
         resolve: Finds projects by reference.
         clock: For times in records.
         apps: The applications of services.
-        sites: The machines with the storages of services.
+        storage_nodes: Where the storages of services are.
     """
 
-    def __init__(self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, sites: Sites) -> None:
+    def __init__(
+        self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, storage_nodes: StorageNodes
+    ) -> None:
         self._apps = apps
-        self._storages = Storages(hub, clock, sites)
+        self._storages = Storages(hub, clock, storage_nodes)
         self.records = ServiceRecords(hub)
         self._rollbacks = Rollbacks(self.records, apps, clock)
         self._resolve = resolve
@@ -64,7 +66,7 @@ class Services:
         *,
         name: str | None = None,
         wait: bool,
-        storage: StorageWish,
+        storage: StorageRequest,
         **options: Any,
     ) -> ServiceRecord:
         """Create a service.
@@ -108,7 +110,7 @@ class Services:
         record: ServiceRecord,
         *,
         wait: bool,
-        storage: StorageWish,
+        storage: StorageRequest,
         reference: str | None = None,
         **changes: Any,
     ) -> ServiceRecord:
@@ -144,7 +146,7 @@ class Services:
         self,
         record: ServiceRecord,
         reference: str | None,
-        storage: StorageWish,
+        storage: StorageRequest,
         changes: Mapping[str, Any],
     ) -> ServiceRecord:
         if record.is_leaving:
@@ -192,11 +194,11 @@ class Services:
         return current
 
     async def _with_new(
-        self, record: ServiceRecord, wish: StorageWish, source: Project
+        self, record: ServiceRecord, request: StorageRequest, source: Project
     ) -> tuple[StorageRecord, ServiceRecord]:
         """Return a storage for a service without one, and the service with that storage."""
         kept, mount = await self._storages.of_new(
-            wish, source.config.deploy.service, record.id, record.owner,
+            request, source.config.deploy.service, record.id, record.owner,
             chosen_engine(source, record.engine),
         )  # fmt: skip
         record = record.model_copy(update={"storage": mount})

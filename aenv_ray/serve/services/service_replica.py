@@ -17,7 +17,7 @@ from aenv_ray.actors.calls.handle import bare_tool_name
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.actors.calls.wire import decode_json
-from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
@@ -42,7 +42,7 @@ from aenv_ray.models import InstanceStatus, ToolResult
 from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
-from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Departure
+from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
@@ -172,7 +172,7 @@ class ServiceReplica:
         """
         call = await self._placed(method, params, meta)
         try:
-            return await self._calls.call(call, Departure())
+            return await self._calls.call(call, Disconnect())
         except GONE as exc:
             raise await self._lost_error(exc, call) from exc
 
@@ -186,7 +186,7 @@ class ServiceReplica:
         """
         call = await self._placed(method, params, meta)
         try:
-            async for news in self._calls.follow(call, name, Departure()):
+            async for news in self._calls.follow(call, name, Disconnect()):
                 yield news
         except GONE as exc:
             raise await self._lost_error(exc, call) from exc
@@ -294,7 +294,7 @@ async def _is_replica_alive(name: str) -> bool:
 
 
 def _connected() -> tuple[Fabric, HubClient]:
-    return entrance.init(), ensure_hub()
+    return driver_api.init(), ensure_hub()
 
 
 async def _project(record: ServiceRecord, hub: HubClient, artifacts_url: str | None) -> Project:

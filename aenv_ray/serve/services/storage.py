@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from aenv_ray.actors.controller.placement import usable
-from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
@@ -39,7 +39,7 @@ _GRACE_S: Final = 60.0
 _MAX_LABEL: Final = 200
 
 
-class StorageWish(BaseModel):
+class StorageRequest(BaseModel):
     """A requested storage; None means the current value of the service, or the environment's."""
 
     model_config = ConfigDict(frozen=True)
@@ -69,7 +69,7 @@ class StorageWish(BaseModel):
         return is_wanted
 
 
-class Sites(ABC):
+class StorageNodes(ABC):
     """The machines and volumes that hold storages."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Sites(ABC):
         """
 
 
-class RaySites(Sites):
+class RayStorageNodes(StorageNodes):
     """Storages of the Ray cluster that this process is connected to."""
 
     async def delete(self, record: StorageRecord) -> None:  # noqa: D102
@@ -89,7 +89,7 @@ class RaySites(Sites):
 
 
 def _delete(record: StorageRecord) -> None:
-    fabric = entrance.init()
+    fabric = driver_api.init()
     hosts = fabric.shared_hosts(1)
     if record.machine:
         nodes = _nodes_of(record.machine)
@@ -107,17 +107,22 @@ class Storages:
     Args:
         hub: Stores the records.
         clock: For times in records.
-        sites: Deletes the data.
+        storage_nodes: Deletes the data.
     """
 
-    def __init__(self, hub: Hub, clock: Clock, sites: Sites) -> None:
+    def __init__(self, hub: Hub, clock: Clock, storage_nodes: StorageNodes) -> None:
         self._records = StorageRecords(hub)
         self._clock = clock
-        self._sites = sites
+        self._storage_nodes = storage_nodes
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
     async def of_new(
-        self, wish: StorageWish, environment: ServiceConfig, service: str, owner: str, engine: str
+        self,
+        request: StorageRequest,
+        environment: ServiceConfig,
+        service: str,
+        owner: str,
+        engine: str,
     ) -> tuple[StorageRecord, StorageMount]:
         """Return the storage for a new service: that of an earlier service, or a new one.
 
@@ -127,8 +132,8 @@ class Storages:
             ConfigError: The request is invalid.
             CatalogConflict: The existing storage is being deleted.
         """
-        path = check_mount_path(wish.mount_path or environment.mount_path)
-        label = wish.label or ""
+        path = check_mount_path(request.mount_path or environment.mount_path)
+        label = request.label or ""
         if len(label) > _MAX_LABEL or not label.isprintable():
             raise ConfigError(
                 f"invalid storage name {label[:80]!r}: expected up to {_MAX_LABEL} characters"
@@ -141,18 +146,18 @@ class Storages:
                     f"the storage of service {service} is being deleted",
                     hint="try again in a few seconds",
                 )
-            record = grown(known, wish.size)
+            record = grown(known, request.size)
         else:
             record = StorageRecord(
                 name=storage_name(owner, service, label), uid=secrets.token_hex(8), owner=owner,
-                service=service, size_bytes=parse_size(wish.size or environment.storage_size),
+                service=service, size_bytes=parse_size(request.size or environment.storage_size),
                 engine=engine, created_at=self._clock.now(),
             )  # fmt: skip
         _check_medium(record, engine)
         return record, record.mount(path, is_shared=is_shared())
 
     async def of_changed(
-        self, mount: StorageMount, wish: StorageWish, engine: str
+        self, mount: StorageMount, request: StorageRequest, engine: str
     ) -> tuple[StorageRecord, StorageMount]:
         """Return the changed storage of a service; `keep` stores it.
 
@@ -160,18 +165,18 @@ class Storages:
             ConfigError: The request is invalid.
             CatalogConflict: The storage is being deleted.
         """
-        if wish.is_wanted is False:
+        if request.is_wanted is False:
             raise ConfigError(
                 "a service cannot give up its storage",
                 hint="delete it (--delete-storage deletes the data too) and create another service",
             )
-        if wish.label:
+        if request.label:
             raise ConfigError(
                 "the storage of a service cannot be renamed", hint="create another service"
             )
-        record = grown(await _usable_record(self._records, mount), wish.size)
+        record = grown(await _usable_record(self._records, mount), request.size)
         _check_medium(record, engine)
-        path = check_mount_path(wish.mount_path) if wish.mount_path else mount.mount_path
+        path = check_mount_path(request.mount_path) if request.mount_path else mount.mount_path
         return record, record.mount(path, is_shared=is_shared())
 
     async def keep(self, record: StorageRecord) -> None:
@@ -198,7 +203,7 @@ class Storages:
         Raises:
             FabricUnavailable: It cannot be deleted now; a gateway tries again when it starts.
         """
-        await self._sites.delete(record)
+        await self._storage_nodes.delete(record)
         await self._records.forget(record)
 
     def finish_soon(self, record: StorageRecord) -> None:

@@ -39,7 +39,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import Gateway
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
-from aenv_ray.serve.services.storage import Sites
+from aenv_ray.serve.services.storage import StorageNodes
 from tests.contract.hub.redis_servers import emptied
 
 TOOLS = """
@@ -182,7 +182,7 @@ class FakeApps(Apps):
         )
 
 
-class FakeSites(Sites):
+class FakeStorageNodes(StorageNodes):
     """Places of storage without machines: what is deleted is noted, unless they are away."""
 
     def __init__(self) -> None:
@@ -204,11 +204,11 @@ class Bench:
         hub: HubCore,
         fabric: LocalInstances,
         apps: FakeApps,
-        sites: FakeSites,
+        storage_nodes: FakeStorageNodes,
     ) -> None:
         self.gateway = gateway
         self.apps = apps
-        self.sites = sites
+        self.storage_nodes = storage_nodes
         self.hub = hub
         self.fabric = fabric
 
@@ -284,12 +284,12 @@ async def a_gateway(
             )
         )  # fmt: skip
 
-    apps, sites = FakeApps(), FakeSites()
+    apps, storage_nodes = FakeApps(), FakeStorageNodes()
     gateway = Gateway(
         hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock,
-        apps=apps, sites=sites,
+        apps=apps, storage_nodes=storage_nodes,
     )  # fmt: skip
-    bench = Bench(gateway, hub, fabric, apps, sites)
+    bench = Bench(gateway, hub, fabric, apps, storage_nodes)
     try:
         yield bench
     finally:

@@ -45,14 +45,16 @@ async def test_storage_stays_with_an_owner_and_a_name(bench: Bench, ann: httpx.A
     assert named["pvc_name"] != first["pvc_name"]
     await made(ann, replicas=1, enable_storage=True)
     assert bench.apps.deployed["desk"].storage == uid
-    assert bench.sites.deleted == []
+    assert bench.storage_nodes.deleted == []
 
 
 async def test_deleted_storage_is_gone(bench: Bench, ann: httpx.AsyncClient) -> None:
     found = await made(ann, **KEEPS)
     before = bench.apps.deployed["desk"].storage
     assert (await ann.delete("/env-service/desk?deleteStorage=true")).status_code == 200
-    await eventually(lambda: bench.sites.deleted == [found["pvc_name"]], "it is deleted", 60.0)
+    await eventually(
+        lambda: bench.storage_nodes.deleted == [found["pvc_name"]], "it is deleted", 60.0
+    )
     # The record of it goes a moment after what it held.
     await eventually(lambda: _is_free(bench), "its name is free", 60.0)
     await made(ann, **KEEPS)
@@ -70,13 +72,15 @@ async def test_a_deletion_that_failed_is_finished_later(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     found = await made(ann, **KEEPS)
-    bench.sites.is_away = True
+    bench.storage_nodes.is_away = True
     assert (await ann.delete("/env-service/desk?deleteStorage=true")).status_code == 200
     refused = await error_of(ann, "POST", "/env-service", **CREATE | KEEPS)
     assert refused == (409, "catalog_conflict")
-    bench.sites.is_away = False
+    bench.storage_nodes.is_away = False
     await bench.gateway.services.restore()
-    await eventually(lambda: found["pvc_name"] in bench.sites.deleted, "it is deleted", 60.0)
+    await eventually(
+        lambda: found["pvc_name"] in bench.storage_nodes.deleted, "it is deleted", 60.0
+    )
 
 
 async def test_a_storage_has_one_writer(

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from aenv_ray import ids
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
-from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.hub.core import HubCore

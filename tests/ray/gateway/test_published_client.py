@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway.connections import gateway_app

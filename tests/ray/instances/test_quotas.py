@@ -10,7 +10,7 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors.fabric import quota_client
-from aenv_ray.actors.fabric.entrance import init
+from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking

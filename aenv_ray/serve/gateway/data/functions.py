@@ -36,7 +36,7 @@ from aenv_ray.runtime.public.requests import (
     read_meta,
 )
 from aenv_ray.runtime.public.server import HEALTH_TIMEOUT_S
-from aenv_ray.serve.gateway.data.http import JSON, departing
+from aenv_ray.serve.gateway.data.http import JSON, watched_disconnect
 from aenv_ray.serve.gateway.data.targets import Target
 
 MAX_OFFERS: Final = 1000
@@ -105,8 +105,8 @@ class FunctionDoor:
     ) -> bytes:
         call = JsonCall(target.instance_id, method, params, read_meta(request), target.session)
         await request.body()  # after the body, `receive` reports the disconnect of the client
-        async with departing(request.receive) as departure:
-            return await self._calls.call(call, departure)
+        async with watched_disconnect(request.receive) as disconnect:
+            return await self._calls.call(call, disconnect)
 
     # --- functions --------------------------------------------------------------------------
 
@@ -148,8 +148,8 @@ class FunctionDoor:
         meta = {TIMEOUT_S: HEALTH_TIMEOUT_S, **read_meta(request)}
         call = JsonCall(target.instance_id, "aenv/health", params, meta, target.session)
         try:
-            async with departing(request.receive) as departure:
-                result = await self._calls.call(call, departure)
+            async with watched_disconnect(request.receive) as disconnect:
+                result = await self._calls.call(call, disconnect)
             data = pydantic_core.from_json(result)["data"]
         except AenvError as exc:
             if isinstance(exc, (ToolInputInvalid, *INFRASTRUCTURE)):

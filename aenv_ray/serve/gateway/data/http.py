@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_ray.errors import AenvError, to_wire
 from aenv_ray.runtime.api.results import to_json
-from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.public.requests import BadRequest, BodyLimit, watch
 from aenv_ray.serve.gateway.envelope import error_headers
 
@@ -23,19 +23,19 @@ _WATCH_AFTER_S: Final = 0.02
 
 
 @contextlib.asynccontextmanager
-async def departing(receive: Receive) -> AsyncIterator[Departure]:
-    """Yield a `Departure` that happens when the client disconnects. Read the body before."""
-    departure = Departure()
+async def watched_disconnect(receive: Receive) -> AsyncIterator[Disconnect]:
+    """Yield a `Disconnect` that happens when the client disconnects. Read the body before."""
+    disconnect = Disconnect()
     loop = asyncio.get_running_loop()
     watching: asyncio.Task[None] | None = None
 
     def begin() -> None:
         nonlocal watching
-        watching = loop.create_task(watch(receive, departure))
+        watching = loop.create_task(watch(receive, disconnect))
 
     due = loop.call_later(_WATCH_AFTER_S, begin)
     try:
-        yield departure
+        yield disconnect
     finally:
         due.cancel()
         if watching is not None:

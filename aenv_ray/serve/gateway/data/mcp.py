@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.errors import AenvError, ConfigError, InternalError
 from aenv_ray.runtime.api.results import to_json
-from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.event_stream import EventStream
-from aenv_ray.serve.gateway.data.http import JSON, departing
+from aenv_ray.serve.gateway.data.http import JSON, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
@@ -85,10 +85,10 @@ class McpDoor:
         own = rpc.own_answer()
         if own is not None:
             return own.response()
-        async with departing(request.receive) as departure:
+        async with watched_disconnect(request.receive) as disconnect:
             accepts = request.headers.get("accept", "")
             stream = EventStream(send, is_wanted="text/event-stream" in accepts)
-            return await self._call(target, rpc, departure, stream)
+            return await self._call(target, rpc, disconnect, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
         """Act on a notification; the only one with an effect is a cancellation."""
@@ -100,7 +100,7 @@ class McpDoor:
     # --- calls ------------------------------------------------------------------------------
 
     async def _call(
-        self, target: Target, rpc: Rpc, departure: Departure, stream: EventStream
+        self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: EventStream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
         call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
@@ -108,9 +108,9 @@ class McpDoor:
         stream.keep_alive()
         try:
             if rpc.method == "tools/call" and rpc.progress_token is not None:
-                result = await self._followed(call, rpc, name, departure, stream)
+                result = await self._followed(call, rpc, name, disconnect, stream)
             else:
-                result = await self._calls.call(call, departure, name)
+                result = await self._calls.call(call, disconnect, name)
             answer = rpc.answer(result)
         except AenvError as exc:
             answer = rpc.failure(exc)
@@ -122,10 +122,10 @@ class McpDoor:
         return None
 
     async def _followed(
-        self, call: JsonCall, rpc: Rpc, name: str, departure: Departure, stream: EventStream
+        self, call: JsonCall, rpc: Rpc, name: str, disconnect: Disconnect, stream: EventStream
     ) -> bytes:
         """Run a call, send its progress, and return the result as JSON text."""
-        async with contextlib.aclosing(self._calls.follow(call, name, departure)) as rounds:
+        async with contextlib.aclosing(self._calls.follow(call, name, disconnect)) as rounds:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news

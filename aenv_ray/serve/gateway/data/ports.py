@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
-from aenv_ray.runtime.door.async_calls import Departure
+from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
 
@@ -102,7 +102,7 @@ class PortStream:
         own = {"connection": self._connection} if self._connection else {}
         params = {"arguments": {**own, **arguments}}
         call = JsonCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
-        result = pydantic_core.from_json(await self._calls.call(call, Departure()))
+        result = pydantic_core.from_json(await self._calls.call(call, Disconnect()))
         data: dict[str, Any] = result["data"]
         return data
 

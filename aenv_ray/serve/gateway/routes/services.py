@@ -39,7 +39,7 @@ from aenv_ray.serve.gateway.routes.service_schemas import (
     service_object,
 )
 from aenv_ray.serve.services.service_replica import SERVICE_LABEL
-from aenv_ray.serve.services.storage import StorageWish
+from aenv_ray.serve.services.storage import StorageRequest
 
 router = control_router("services")
 _MISSING: Final = failures(ServiceNotFound)
@@ -66,7 +66,7 @@ async def create(
         environment_variables=body.environment_variables or {},
         engine=body.engine or None,
         changes=body.changes(),
-        storage=StorageWish(
+        storage=StorageRequest(
             is_wanted=body.enable_storage, size=body.storage_size or None,
             mount_path=body.mount_path or None, label=body.pvc_name or None,
         ),
@@ -122,7 +122,7 @@ async def update(
         reference=body.env_name,
         environment_variables=body.environment_variables,
         changes=body.changes(),
-        storage=StorageWish(
+        storage=StorageRequest(
             is_wanted=body.enable_storage, size=body.storage_size or None,
             mount_path=body.mount_path or None,
         ),

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from aenv_ray.actors.fabric import entrance
+from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import FabricUnavailable
 
@@ -65,8 +65,8 @@ def test_work_that_runs_after_the_shutdown_does_not_connect_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread of a pool that starts late must not bring up a Ray that nobody ends."""
-    monkeypatch.setattr(entrance, "_fabric", None)
-    connect = entrance.connector()
-    entrance.shutdown()
+    monkeypatch.setattr(driver_api, "_fabric", None)
+    connect = driver_api.connector()
+    driver_api.shutdown()
     with pytest.raises(FabricUnavailable, match="shut down"):
         connect()

@@ -19,7 +19,7 @@ from aenv_ray.engines.docker.link import has_own_kernel
 from aenv_ray.engines.docker.stream import Stream
 from aenv_ray.engines.node.host_key import authenticate
 from aenv_ray.runtime.container import bridge
-from aenv_ray.runtime.container.keyed_door import KeyedDoor
+from aenv_ray.runtime.container.authenticated_door import AuthenticatedDoor
 
 KEY = bytes(range(32))
 
@@ -108,7 +108,7 @@ def bridged(name: str) -> Iterator[socket.socket]:
 
 async def test_only_peers_with_the_key_are_admitted(name: str, bridged: socket.socket) -> None:
     """Invariant 8: processes in the container can connect, but have no key."""
-    door = KeyedDoor(name, KEY)
+    door = AuthenticatedDoor(name, KEY)
     door.tell({"ready": {"uid": 1}})
     bridged.setblocking(False)
     with connect(name) as stranger:
@@ -138,7 +138,7 @@ async def test_a_failed_start_is_reported_before_its_process_ends(
     name: str, bridged: socket.socket
 ) -> None:
     """Its end would end the bridge, with the report still on its way."""
-    door = KeyedDoor(name, KEY)
+    door = AuthenticatedDoor(name, KEY)
     bridged.setblocking(False)
     telling = asyncio.create_task(asyncio.to_thread(door.tell, {"failed": "no such tool"}))
     await authenticate(bridged, KEY, {"kind": "boot"})
@@ -152,7 +152,7 @@ async def test_a_failed_start_is_reported_before_its_process_ends(
 def test_the_key_is_read_once_from_standard_input(name: str) -> None:
     """Invariant 10: later processes find neither the key nor a way to get it."""
     script = (
-        "import os, sys; from aenv_ray.runtime.container.keyed_door import read_order; "
+        "import os, sys; from aenv_ray.runtime.container.authenticated_door import read_order; "
         "door = read_order(); "
         "print(door._key.hex(), os.read(0, 100), os.readlink('/proc/self/fd/0'))"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door import async_calls
-from aenv_ray.runtime.door.async_calls import AsyncCalls, Departure, Workers, read_outcome
+from aenv_ray.runtime.door.async_calls import AsyncCalls, Disconnect, Workers, read_outcome
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.faults import Fault
 
@@ -32,9 +32,9 @@ class Bench:
         self.go.wait(10.0)
         return label
 
-    def start(self, label: str, departure: Departure | None = None, **meta: Any) -> Any:
+    def start(self, label: str, disconnect: Disconnect | None = None, **meta: Any) -> Any:
         params = {"name": "wait", "arguments": {"label": label}, "_meta": meta}
-        call = self.calls.call("tools/call", params, departure=departure)
+        call = self.calls.call("tools/call", params, disconnect=disconnect)
         return asyncio.create_task(call)
 
     async def has_begun(self) -> None:
@@ -77,10 +77,10 @@ async def test_a_call_without_a_free_thread_times_out(monkeypatch: pytest.Monkey
 
 async def test_a_client_that_disconnects_cancels_its_call() -> None:
     bench = Bench()
-    departure = Departure()
-    call = bench.start("x", departure)
+    disconnect = Disconnect()
+    call = bench.start("x", disconnect)
     await bench.has_begun()
-    departure.happen()
+    disconnect.happen()
     with pytest.raises(Fault, match="went away") as raised:
         read_outcome(await call)
     assert raised.value.code == "call_cancelled"
@@ -90,12 +90,12 @@ async def test_a_client_that_disconnects_cancels_its_call() -> None:
 async def test_a_call_with_an_id_survives_the_disconnect_of_its_client() -> None:
     """Design D6: a repeated id waits for the first outcome; the call runs once."""
     bench = Bench()
-    departure = Departure()
-    call = bench.start("x", departure, **{"aenv/call_id": "one"})
+    disconnect = Disconnect()
+    call = bench.start("x", disconnect, **{"aenv/call_id": "one"})
     await bench.has_begun()
-    departure.happen()
+    disconnect.happen()
     call.cancel()
-    again = bench.start("x", Departure(), **{"aenv/call_id": "one"})
+    again = bench.start("x", Disconnect(), **{"aenv/call_id": "one"})
     await asyncio.sleep(0)
     bench.go.set()
     assert _text(await again) == "x"

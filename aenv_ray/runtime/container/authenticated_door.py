@@ -30,7 +30,7 @@ _ACCEPT_RETRY_S: Final = 0.05
 _PIECE_BYTES: Final = 65_536
 
 
-class KeyedDoor:
+class AuthenticatedDoor:
     """Accepts connections of peers that know the key; a `HostDoor` of `process_one`.
 
     Args:
@@ -105,7 +105,7 @@ class KeyedDoor:
             self._slots.release()
 
 
-def read_order() -> KeyedDoor:
+def read_order() -> AuthenticatedDoor:
     """Create the door that standard input describes: a JSON line with ``door`` and ``key`` (hex).
 
     Standard input is ``/dev/null`` afterwards.
@@ -123,4 +123,4 @@ def read_order() -> KeyedDoor:
     os.dup2(null, 0)
     os.close(null)
     order = json.loads(data)
-    return KeyedDoor(str(order["door"]), bytes.fromhex(order["key"]))
+    return AuthenticatedDoor(str(order["door"]), bytes.fromhex(order["key"]))
