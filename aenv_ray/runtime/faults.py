@@ -13,7 +13,6 @@ PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
-INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
 FOR_THE_MODEL: Final = frozenset({"tool_not_found", "tool_input_invalid", "tool_timeout"})

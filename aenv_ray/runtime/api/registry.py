@@ -71,7 +71,7 @@ class Registered:
         """Return the entry for ``/functions/list``: AEnvironment's format plus the JSON Schema."""
         parameters = {
             name: {
-                "type": "Any" if p.annotation is p.empty else _type_name(p.annotation),
+                "type": "Any" if p.annotation is p.empty else str(p.annotation),
                 "default": None if p.default is p.empty else str(p.default),
             }
             for name, p in inspect.signature(self.function).parameters.items()
@@ -85,10 +85,6 @@ class Registered:
             "inputSchema": self.signature.schema,
             "is_async": self.is_async,
         }
-
-
-def _type_name(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else str(annotation)
 
 
 @dataclass
@@ -148,7 +144,7 @@ class Registry:
             TypeError: A parameter has a type without a JSON Schema.
         """
         entry_name = name or _name_of(function, "reward")
-        if default and self._marked_default and self._default_reward != entry_name:
+        if default and self._default_reward not in (None, entry_name):
             raise ValueError(
                 f"reward {entry_name!r} and {self._default_reward!r} are both marked default"
             )
@@ -160,8 +156,8 @@ class Registry:
             endpoint=DEFAULT_REWARD_PATH,
         )
         self._put(self.rewards, entry)
-        if default or self._default_reward is None:
-            self._default_reward, self._marked_default = entry.name, default
+        if default:
+            self._default_reward = entry_name
         return entry
 
     def add_function(
@@ -199,10 +195,6 @@ class Registry:
         )
         return self._put(self.functions, entry)
 
-    def name_default_reward(self, name: str | None) -> None:
-        """Set the reward that calls without a name run; None: none."""
-        self._default_reward = name
-
     def set_health(self, function: Callable[..., Any]) -> Registered:
         """Register the health check; there is at most one.
 
@@ -212,13 +204,7 @@ class Registry:
         name = _name_of(function, "health check")
         if self.health and not _same(self.health.function, function):
             raise ValueError(f"health check {name!r}: {self.health.name!r} is already registered")
-        self.health = Registered(
-            name=name,
-            function=function,
-            kind="health",
-            endpoint="/health",
-            method="GET",
-        )
+        self.health = Registered(name, function, "health", endpoint="/health", method="GET")
         return self.health
 
     def tool(self, name: str) -> Registered:
@@ -243,13 +229,14 @@ class Registry:
         Raises:
             Fault: ``tool_not_found``: unknown name, or the environment has no rewards.
         """
-        if name is None and self._default_reward is None and not self.absence:
+        name = name or self._default_reward or next(iter(self.rewards), None)
+        if name is None and not self.absence:
             raise Fault(
                 "tool_not_found",
                 "the environment registers no reward",
                 "decorate a function with @register_reward",
             )
-        return self._find(self.rewards, name or self._default_reward or "default", "reward")
+        return self._find(self.rewards, name or "default", "reward")
 
     def _find(self, group: Mapping[str, Registered], name: str, kind: str) -> Registered:
         entry = group.get(name)
@@ -295,10 +282,10 @@ class Registry:
         self.rewards.clear()
         self.functions.clear()
         self.health = None
-        self._default_reward, self._marked_default = None, False
+        self._default_reward = None
 
     _default_reward: str | None = None
-    _marked_default: bool = False
+    """The reward that is marked as the default."""
 
     @staticmethod
     def _put(group: dict[str, Registered], entry: Registered) -> Registered:
@@ -331,15 +318,12 @@ def _name_of(function: Any, kind: str) -> str:
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether two functions are one definition, for example of a notebook cell that ran again."""
-    return (
-        (
-            _where(one) == _where(other)
-            and getattr(one, "__module__", 0) == getattr(other, "__module__", 1)
-            and one.__qualname__ == other.__qualname__
-        )
-        if hasattr(one, "__qualname__") and hasattr(other, "__qualname__")
-        else one is other
-    )
+    return _definition(one) == _definition(other)
+
+
+def _definition(function: Callable[..., Any]) -> tuple[object, ...]:
+    name = getattr(function, "__qualname__", id(function))
+    return _where(function), getattr(function, "__module__", None), name
 
 
 def _where(function: Callable[..., Any]) -> str:

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 NONCE_BYTES: Final = 16
 MAC_BYTES: Final = 32
-SECRET_BYTES: Final = 32
-"""Length of the secret that opens the first connection."""
 MAX_PURPOSE_BYTES: Final = 4096
 _HOST: Final = b"host"
 _POD: Final = b"pod"

@@ -14,7 +14,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -71,7 +71,7 @@ def registry_of(server: PublicServer) -> Registry:
     """
     registry = Registry()
     for tool in _tools(server):
-        registry.tools[tool["name"]] = RemoteTool(
+        registry.tools[tool["name"]] = Remote(
             name=tool["name"],
             function=_tool_call(server, tool),
             kind="tool",
@@ -87,7 +87,6 @@ def registry_of(server: PublicServer) -> Registry:
         paths = [] if len(rewards) == 1 else [f"{DEFAULT_REWARD_PATH}/{quote(entry['name'])}"]
         paths += [DEFAULT_REWARD_PATH] if number == 0 else []
         registry.rewards[entry["name"]] = _remote(server, entry, "reward", paths)
-    registry.name_default_reward(next(iter(registry.rewards), None))
     health = {"name": "health", "endpoint": "/health", "method": "GET", "parameters": {}}
     registry.health = _remote(server, health, "health")
     return registry
@@ -150,37 +149,27 @@ class _RemoteSignature(Signature):
         return dict(arguments)
 
 
-@dataclass(frozen=True)
-class RemoteTool(Registered):
-    """A tool of the image's server."""
+@dataclass(frozen=True, kw_only=True)
+class Remote(Registered):
+    """A function of the image's server."""
 
-    listed: dict[str, Any] = field(default_factory=dict)
-    """The tool's MCP ``Tool`` object."""
+    listed: dict[str, Any]
+    """What the server lists: an MCP ``Tool`` object, or an entry of ``/functions/list``."""
 
     @cached_property
     def signature(self) -> Signature:  # noqa: D102
-        schema = self.listed.get("inputSchema") or {}
-        takes_any = bool(schema.get("additionalProperties"))
+        if self.kind == "tool":
+            schema = self.listed.get("inputSchema") or {}
+            takes_any = bool(schema.get("additionalProperties"))
+        else:
+            names = self.listed.get("parameters") or {}
+            schema = {"type": "object", "properties": {name: {} for name in names}}
+            # AEnvironment lists ``**kwargs`` like an ordinary parameter.
+            takes_any = not names or bool({"kwargs", "args"} & set(names))
         return _RemoteSignature(schema, self.description or "", takes_any=takes_any)
 
     def mcp_tool(self) -> dict[str, Any]:  # noqa: D102
         return {"description": "", **self.listed}
-
-
-@dataclass(frozen=True)
-class RemoteFunction(Registered):
-    """A function, reward or health check of the image's server."""
-
-    listed: dict[str, Any] = field(default_factory=dict)
-    """The function's entry in ``/functions/list``."""
-
-    @cached_property
-    def signature(self) -> Signature:  # noqa: D102
-        names = self.listed.get("parameters") or {}
-        schema = {"type": "object", "properties": {name: {} for name in names}}
-        # AEnvironment lists ``**kwargs`` like an ordinary parameter.
-        takes_any = not names or bool({"kwargs", "args"} & set(names))
-        return _RemoteSignature(schema, self.description or "", takes_any=takes_any)
 
     def listing(self) -> dict[str, Any]:  # noqa: D102
         return dict(self.listed)
@@ -211,7 +200,7 @@ def _tool_call(server: PublicServer, tool: Mapping[str, Any]) -> Callable[..., A
 
 def _remote(
     server: PublicServer, entry: Mapping[str, Any], kind: str, paths: Sequence[str] = ()
-) -> RemoteFunction:
+) -> Remote:
     """Return an entry that forwards calls to the first of `paths` that the server knows."""
     name, method = str(entry["name"]), str(entry.get("method") or "POST")
     paths = paths or [str(entry.get("endpoint") or f"/functions/{quote(name, safe='')}")]
@@ -230,7 +219,7 @@ def _remote(
                 break
         return _data(name, kind, status, answer)
 
-    return RemoteFunction(
+    return Remote(
         name=name,
         function=call,
         kind=kind,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.runtime.api.registry import Registered, Registry
@@ -51,18 +51,6 @@ _ITEM_GRACE_S: Final = 1.0
 _LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
-
-
-@dataclass
-class _Request:
-    """The parameters of one call, parsed."""
-
-    call_id: str
-    entry: Registered
-    arguments: Mapping[str, Any]
-    timeout_s: float
-    deadline: float
-    on_progress: OnProgress | None
 
 
 class Dispatcher:
@@ -178,7 +166,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
         on_progress: OnProgress | None,
-        latest_deadline: float | None = None,
+        latest_deadline: float = math.inf,
     ) -> None:
         self._last_active = time.time()
         try:
@@ -187,11 +175,10 @@ class Dispatcher:
             if method == "aenv/call_tools":
                 self._run_batch(call_id, params, meta)
                 return
-            request = self._parse(call_id, method, params, meta, on_progress)
-            if latest_deadline is not None:
-                request.deadline = min(request.deadline, latest_deadline)
-            arguments = request.entry.signature.bind(request.entry.name, request.arguments)
-            self._run(request, arguments, functools.partial(self._outcomes.finish, call_id))
+            done = functools.partial(self._outcomes.finish, call_id)
+            entry = self._entry(method, params)
+            timeout_s = _timeout_of(meta)
+            self._run(call_id, entry, params, timeout_s, done, on_progress, latest_deadline)
         except Fault as fault:
             self._outcomes.finish(call_id, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
@@ -232,39 +219,18 @@ class Dispatcher:
             return result_outcome(to_json(self.registry.listing()))
         return result_outcome(b"{}")
 
-    def _parse(
-        self,
-        call_id: str,
-        method: str,
-        params: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        on_progress: OnProgress | None,
-    ) -> _Request:
+    def _entry(self, method: str, params: Mapping[str, Any]) -> Registered:
         if method == "tools/call":
-            entry = self.registry.tool(_name_of(params))
-        elif method == "aenv/function":
-            entry = self.registry.function(_name_of(params))
-        elif method == "aenv/reward":
-            entry = self.registry.reward(params.get("name"))
-        elif method == "aenv/health":
-            entry = self.registry.health or Registered("health", self._default_health, "health")
-        elif method in self._builtins:
-            entry = self._builtins[method]
-        else:
-            raise Fault("config_error", f"unknown method {method!r}", rpc_code=METHOD_NOT_FOUND)
-        arguments = {} if (given := params.get("arguments")) is None else given
-        if not isinstance(arguments, dict):
-            raise Fault(
-                "tool_input_invalid",
-                f"the arguments of {entry.name!r} must be a JSON object, "
-                f"not {type(arguments).__name__}",
-                'write them as {"name": value}',
-                tool_name=entry.name,
-            )
-        wanted = _timeout_of(meta)
-        timeout_s = min(wanted, entry.timeout_s) if entry.timeout_s else wanted
-        deadline = time.monotonic() + timeout_s
-        return _Request(call_id, entry, arguments, timeout_s, deadline, on_progress)
+            return self.registry.tool(_name_of(params))
+        if method == "aenv/function":
+            return self.registry.function(_name_of(params))
+        if method == "aenv/reward":
+            return self.registry.reward(params.get("name"))
+        if method == "aenv/health":
+            return self.registry.health or Registered("health", self._default_health, "health")
+        if method in self._builtins:
+            return self._builtins[method]
+        raise Fault("config_error", f"unknown method {method!r}", rpc_code=METHOD_NOT_FOUND)
 
     def _default_health(self) -> dict[str, Any]:
         return {
@@ -276,10 +242,26 @@ class Dispatcher:
 
     # --- running ----------------------------------------------------------------------------
 
-    def _run(self, request: _Request, arguments: dict[str, Any], done: OnOutcome) -> None:
-        entry = request.entry
-        call = Call(request.call_id, entry.name, request.deadline, request.on_progress)
-        self._calls[request.call_id] = call
+    def _run(
+        self,
+        call_id: str,
+        entry: Registered,
+        params: Mapping[str, Any],
+        timeout_s: float,
+        done: OnOutcome,
+        on_progress: OnProgress | None = None,
+        latest_deadline: float = math.inf,
+    ) -> None:
+        """Run a function, or start an async one.
+
+        Raises:
+            Fault: ``tool_input_invalid``: the arguments do not fit; nothing ran.
+        """
+        arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
+        timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
+        deadline = min(time.monotonic() + timeout_s, latest_deadline)
+        call = Call(call_id, entry.name, deadline, on_progress)
+        self._calls[call_id] = call
         self._watchdog.add(call)
         if entry.is_async:
             self._run_on_loop(call, entry, entry.runnable, arguments, done)
@@ -287,7 +269,7 @@ class Dispatcher:
         try:
             value = call.run_sync(entry.runnable, arguments)
         except CallInterrupted:
-            outcome = stopped(call, entry, request.timeout_s)
+            outcome = stopped(call, entry, timeout_s)
         except BaseException as exc:  # noqa: BLE001  # what a tool raises is its result
             self._exit_if_forked()
             outcome = raised(entry, exc)
@@ -402,16 +384,13 @@ class Dispatcher:
             ended.set()
 
         timeout_s = min(batch.timeout_s, batch.call.remaining_s or _MIN_TIMEOUT_S)
-        meta = {"aenv/timeout_s": timeout_s}
-        item_id = batch.item_id(index)
         try:
-            request = self._parse(item_id, "tools/call", batch.items[index], meta, None)
-            arguments = request.entry.signature.bind(request.entry.name, request.arguments)
+            entry = self._entry("tools/call", batch.items[index])
+            self._run(batch.item_id(index), entry, batch.items[index], timeout_s, done)
         except Fault as fault:
             done(fault_outcome(fault))
             return
-        self._run(request, arguments, done)
-        ended.wait(request.timeout_s + _ITEM_GRACE_S)
+        ended.wait(timeout_s + _ITEM_GRACE_S)
 
     def _stop_items(self, batch: _Batch) -> None:
         for index in range(len(batch.items)):
@@ -473,6 +452,25 @@ def _name_of(params: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         raise Fault("tool_input_invalid", "the call names no tool or function")
     return name
+
+
+def _arguments_of(entry: Registered, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call.
+
+    Raises:
+        Fault: ``tool_input_invalid``: they are not a JSON object.
+    """
+    arguments = params.get("arguments")
+    if arguments is None:
+        return {}
+    if isinstance(arguments, dict):
+        return arguments
+    raise Fault(
+        "tool_input_invalid",
+        f"the arguments of {entry.name!r} must be a JSON object, not {type(arguments).__name__}",
+        'write them as {"name": value}',
+        tool_name=entry.name,
+    )
 
 
 def _timeout_of(meta: Mapping[str, Any]) -> float:

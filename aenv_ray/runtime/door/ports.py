@@ -7,7 +7,6 @@ write has a call id, so a repeated one neither loses nor duplicates bytes.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import itertools
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aenv_ray.runtime.door.workspace import decode
 from aenv_ray.runtime.faults import Fault
 
 MAX_CONNECTIONS: Final = 128
@@ -93,10 +93,7 @@ class Ports:
     def write(self, connection: str, data: str) -> dict[str, Any]:
         """Write base64 data; empty data shuts down the writing side."""
         found = self._find(connection)
-        try:
-            payload = base64.b64decode(data, validate=True)
-        except binascii.Error as exc:
-            raise Fault("tool_input_invalid", f"data is not base64: {exc}") from exc
+        payload = decode(data)
         try:
             if payload:
                 # The socket has one timeout for both directions, which reads set.

@@ -6,7 +6,6 @@ Paths are absolute or relative to the work directory. The sandbox, not this modu
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import selectors
 import signal
@@ -75,7 +74,7 @@ def exec_command(
     except ValueError as exc:
         raise Fault("tool_input_invalid", f"command: {exc}") from exc
     try:
-        out, err, cut = _communicate(process, _decode(stdin) if stdin is not None else b"")
+        out, err, cut = _communicate(process, decode(stdin) if stdin is not None else b"")
         code = process.wait()
     except BaseException:
         # The call was stopped: end the command and its descendants.
@@ -228,7 +227,7 @@ def write_file(
     """
     if mode is not None and not 0 <= mode <= MAX_MODE:
         raise Fault("tool_input_invalid", f"mode {mode:o} is not from 0 to {MAX_MODE:o}")
-    payload = _decode(data)
+    payload = decode(data)
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -298,10 +297,15 @@ def _kind(mode: int) -> str:
     return "file" if stat.S_ISREG(mode) else "other"
 
 
-def _decode(data: str) -> bytes:
+def decode(data: str) -> bytes:
+    """Return base64 data of a caller as bytes.
+
+    Raises:
+        Fault: ``tool_input_invalid``: it is not base64.
+    """
     try:
         return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as exc:
+    except ValueError as exc:
         raise Fault("tool_input_invalid", f"data is not base64: {exc}") from exc
 
 

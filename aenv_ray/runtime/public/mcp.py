@@ -28,6 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.async_calls import AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
+from aenv_ray.runtime.public.requests import watch
 
 _DISCONNECT: Final = "aenv.disconnect"
 _PROGRESS_BACKLOG: Final = 1000
@@ -194,13 +195,13 @@ class McpEndpoint:
         if body is None:
             return
         gone = asyncio.Event()
-        watch = asyncio.create_task(_watch(receive, disconnect, gone))
+        watching = asyncio.create_task(_watch(receive, disconnect, gone))
         app = self._plain if _is_plain(scope, body) else self._sessions
         try:
             await app(scope, _replay(body, gone), answer)
             await answer.finish()
         finally:
-            watch.cancel()
+            watching.cancel()
 
 
 class _Answer:
@@ -275,9 +276,7 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 async def _watch(receive: Receive, disconnect: Disconnect, gone: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    disconnect.happen()
+    await watch(receive, disconnect)
     gone.set()
 
 
