@@ -61,6 +61,16 @@ class AenvError(Exception):
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, http_status: int | None = None, **kwargs: Any
+    ) -> None:
+        """Set the class facts that differ from those of the base."""
+        super().__init_subclass__(**kwargs)
+        if code is not None:
+            cls.code = code
+        if http_status is not None:
+            cls.http_status = http_status
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
@@ -71,100 +81,61 @@ class AenvError(Exception):
         return str(self.args[0]) if self.args else ""
 
 
-class ConfigError(AenvError):
+class ConfigError(AenvError, code="config_error", http_status=400):
     """The caller's settings, arguments or project files are wrong; never retried."""
 
-    code: ClassVar[str] = "config_error"
-    http_status: ClassVar[int] = 400
 
-
-class ArtifactTooLarge(ConfigError):
+class ArtifactTooLarge(ConfigError, code="artifact_too_large", http_status=413):
     """A file exceeds the size limit of the artifact store."""
 
-    code: ClassVar[str] = "artifact_too_large"
-    http_status: ClassVar[int] = 413
 
-
-class EnvironmentNotFound(AenvError):
+class EnvironmentNotFound(AenvError, code="environment_not_found", http_status=404):
     """There is no environment with this name, version or path."""
 
-    code: ClassVar[str] = "environment_not_found"
-    http_status: ClassVar[int] = 404
 
-
-class ServiceNotFound(AenvError):
+class ServiceNotFound(AenvError, code="service_not_found", http_status=404):
     """There is no service with this name."""
 
-    code: ClassVar[str] = "service_not_found"
-    http_status: ClassVar[int] = 404
 
-
-class ArtifactNotFound(AenvError):
+class ArtifactNotFound(AenvError, code="artifact_not_found", http_status=404):
     """The artifact store has no file with this digest."""
 
-    code: ClassVar[str] = "artifact_not_found"
-    http_status: ClassVar[int] = 404
 
-
-class ArtifactDamaged(AenvError):
+class ArtifactDamaged(AenvError, code="artifact_damaged", http_status=422):
     """Content does not match its digest: it was damaged in transfer or in storage."""
 
-    code: ClassVar[str] = "artifact_damaged"
-    http_status: ClassVar[int] = 422
 
-
-class ArtifactStoreDenied(AenvError):
+class ArtifactStoreDenied(AenvError, code="artifact_store_denied", http_status=502):
     """The artifact store refuses our credentials, or its directory belongs to another user."""
 
-    code: ClassVar[str] = "artifact_store_denied"
-    http_status: ClassVar[int] = 502
 
-
-class ArtifactStoreFull(AenvError):
+class ArtifactStoreFull(AenvError, code="artifact_store_full", http_status=507):
     """The artifact store is full."""
 
-    code: ClassVar[str] = "artifact_store_full"
-    http_status: ClassVar[int] = 507
 
-
-class CatalogConflict(AenvError):
+class CatalogConflict(AenvError, code="catalog_conflict", http_status=409):
     """The state of the catalog does not allow the request, for example a change of status."""
 
-    code: ClassVar[str] = "catalog_conflict"
-    http_status: ClassVar[int] = 409
 
-
-class VersionConflict(CatalogConflict):
+class VersionConflict(CatalogConflict, code="version_conflict"):
     """The version is published with other content: publish a new version."""
 
-    code: ClassVar[str] = "version_conflict"
 
-
-class EnvironmentInUse(CatalogConflict):
+class EnvironmentInUse(CatalogConflict, code="environment_in_use"):
     """Instances or services use the version."""
 
-    code: ClassVar[str] = "environment_in_use"
 
-
-class Unauthorized(AenvError):
+class Unauthorized(AenvError, code="unauthorized", http_status=401):
     """The request has no token, or one that is unknown, expired or revoked."""
 
-    code: ClassVar[str] = "unauthorized"
-    http_status: ClassVar[int] = 401
 
-
-class Forbidden(AenvError):
+class Forbidden(AenvError, code="forbidden", http_status=403):
     """The token does not allow this request."""
 
-    code: ClassVar[str] = "forbidden"
-    http_status: ClassVar[int] = 403
 
-
-class CapacityExceeded(AenvError):
+class CapacityExceeded(AenvError, code="capacity_exceeded", http_status=429):
     """There is no capacity now; try again after `retry_after_s`."""
 
-    code: ClassVar[str] = "capacity_exceeded"
-    http_status: ClassVar[int] = 429
     retryable: ClassVar[bool] = True
 
     def __init__(
@@ -174,22 +145,16 @@ class CapacityExceeded(AenvError):
         self.retry_after_s = retry_after_s
 
 
-class QuotaExceeded(CapacityExceeded):
+class QuotaExceeded(CapacityExceeded, code="quota_exceeded"):
     """The quota of an owner or label is reached."""
 
-    code: ClassVar[str] = "quota_exceeded"
 
-
-class RateLimited(CapacityExceeded):
+class RateLimited(CapacityExceeded, code="rate_limited"):
     """Too many requests with one token."""
 
-    code: ClassVar[str] = "rate_limited"
 
-
-class InstanceError(AenvError):
+class InstanceError(AenvError, code="instance_error"):
     """An operation on one instance failed."""
-
-    code: ClassVar[str] = "instance_error"
 
     def __init__(
         self, message: str, *, instance_id: str | None = None, hint: str | None = None
@@ -198,78 +163,50 @@ class InstanceError(AenvError):
         self.instance_id = instance_id
 
 
-class InstanceNotFound(InstanceError):
+class InstanceNotFound(InstanceError, code="instance_not_found", http_status=404):
     """There is no instance with this id."""
 
-    code: ClassVar[str] = "instance_not_found"
-    http_status: ClassVar[int] = 404
 
-
-class InstanceExpired(InstanceError):
+class InstanceExpired(InstanceError, code="instance_expired", http_status=410):
     """The instance's TTL or idle timeout passed, or its job ended."""
 
-    code: ClassVar[str] = "instance_expired"
-    http_status: ClassVar[int] = 410
 
-
-class InstanceReleased(InstanceError):
+class InstanceReleased(InstanceError, code="instance_released", http_status=410):
     """The instance was released before or during the call."""
 
-    code: ClassVar[str] = "instance_released"
-    http_status: ClassVar[int] = 410
 
-
-class SandboxStartFailed(InstanceError):
+class SandboxStartFailed(InstanceError, code="sandbox_start_failed", http_status=502):
     """The sandbox could not be created, or the environment's code does not load in it."""
 
-    code: ClassVar[str] = "sandbox_start_failed"
-    http_status: ClassVar[int] = 502
 
-
-class SandboxLost(InstanceError):
+class SandboxLost(InstanceError, code="sandbox_lost", http_status=410):
     """The sandbox, its host or its node died; the episode is void, not failed."""
 
-    code: ClassVar[str] = "sandbox_lost"
-    http_status: ClassVar[int] = 410
 
-
-class SessionLost(SandboxLost):
+class SessionLost(SandboxLost, code="session_lost"):
     """The replica with a session's state is lost; the next call starts with new state.
 
     Raised once per session.
     """
 
-    code: ClassVar[str] = "session_lost"
 
-
-class CallOutcomeUnknown(InstanceError):
+class CallOutcomeUnknown(InstanceError, code="call_outcome_unknown", http_status=504):
     """The call may have run, and its outcome is unknown; it was not repeated."""
 
-    code: ClassVar[str] = "call_outcome_unknown"
-    http_status: ClassVar[int] = 504
 
-
-class FileAccessError(InstanceError):
+class FileAccessError(InstanceError, code="file_access_error", http_status=400):
     """A path inside the sandbox cannot be read, written or listed."""
 
-    code: ClassVar[str] = "file_access_error"
-    http_status: ClassVar[int] = 400
 
-
-class PortUnreachable(InstanceError):
+class PortUnreachable(InstanceError, code="port_unreachable", http_status=502):
     """Nothing in the sandbox answers on the port, or it closed the connection."""
 
-    code: ClassVar[str] = "port_unreachable"
-    http_status: ClassVar[int] = 502
 
-
-class ToolError(AenvError):
+class ToolError(AenvError, code="tool_error"):
     """A tool, reward or function call was refused or stopped.
 
     A tool whose own code raised is not an error: it is a `ToolResult` with ``is_error``.
     """
-
-    code: ClassVar[str] = "tool_error"
 
     def __init__(
         self, message: str, *, tool_name: str | None = None, hint: str | None = None
@@ -278,68 +215,44 @@ class ToolError(AenvError):
         self.tool_name = tool_name
 
 
-class ToolNotFound(ToolError):
+class ToolNotFound(ToolError, code="tool_not_found", http_status=404):
     """The environment has no tool, reward or function with this name."""
 
-    code: ClassVar[str] = "tool_not_found"
-    http_status: ClassVar[int] = 404
 
-
-class ToolInputInvalid(ToolError):
+class ToolInputInvalid(ToolError, code="tool_input_invalid", http_status=422):
     """The arguments do not match the tool's input schema; the tool did not run."""
 
-    code: ClassVar[str] = "tool_input_invalid"
-    http_status: ClassVar[int] = 422
 
-
-class ToolTimeout(ToolError, TimeoutError):
+class ToolTimeout(ToolError, TimeoutError, code="tool_timeout", http_status=504):
     """The call was stopped at its deadline."""
 
-    code: ClassVar[str] = "tool_timeout"
-    http_status: ClassVar[int] = 504
 
-
-class CallCancelled(ToolError):
+class CallCancelled(ToolError, code="call_cancelled", http_status=499):
     """The caller cancelled the call, and the tool was stopped."""
 
-    code: ClassVar[str] = "call_cancelled"
-    http_status: ClassVar[int] = 499
 
-
-class FunctionFailed(ToolError):
+class FunctionFailed(ToolError, code="function_failed", http_status=500):
     """A reward, function or health check raised, or returned an invalid value."""
 
-    code: ClassVar[str] = "function_failed"
-    http_status: ClassVar[int] = 500
 
-
-class CircuitOpen(AenvError):
+class CircuitOpen(AenvError, code="circuit_open", http_status=503):
     """Calls are refused after repeated infrastructure failures, until a pause has passed."""
 
-    code: ClassVar[str] = "circuit_open"
-    http_status: ClassVar[int] = 503
     retryable: ClassVar[bool] = True
 
 
-class FabricUnavailable(AenvError):
+class FabricUnavailable(AenvError, code="fabric_unavailable", http_status=503):
     """Ray, the controller, a node's launcher, the hub or the artifact store does not answer."""
 
-    code: ClassVar[str] = "fabric_unavailable"
-    http_status: ClassVar[int] = 503
     retryable: ClassVar[bool] = True
 
 
-class DeadlineExceeded(AenvError, TimeoutError):
+class DeadlineExceeded(AenvError, TimeoutError, code="deadline_exceeded", http_status=504):
     """Something did not happen in time; the message names it."""
 
-    code: ClassVar[str] = "deadline_exceeded"
-    http_status: ClassVar[int] = 504
 
-
-class InternalError(AenvError):
+class InternalError(AenvError, code="internal_error"):
     """A bug in aenv-ray; please report it with the message."""
-
-    code: ClassVar[str] = "internal_error"
 
 
 ERRORS: tuple[type[AenvError], ...] = (
