@@ -20,22 +20,18 @@ class EnvironmentBackend(Protocol):
     @property
     def instance_id(self) -> str | None:
         """None for an ``aenv run`` server."""
-        ...
 
     @property
     def url(self) -> str:
         """Address of the HTTP server; empty over Ray."""
-        ...
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return MCP ``Tool`` objects: ``name``, ``description``, ``inputSchema``."""
-        ...
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> ToolResult:
         """Call a tool; if the tool raises, the result has ``is_error`` set."""
-        ...
 
     async def call_tools(
         self,
@@ -44,27 +40,22 @@ class EnvironmentBackend(Protocol):
         timeout_s: float,
     ) -> list[ToolResult | AenvError]:
         """Call several tools, in order or all at once, within `timeout_s` together."""
-        ...
 
     async def list_functions(self) -> dict[str, Any]:
         """Return ``{"total", "functions", "reward", "health"}``."""
-        ...
 
     async def call_function(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, method: str = "POST"
     ) -> Any:
         """Return a function's result; `method` is the HTTP method."""
-        ...
 
     async def call_reward(
         self, arguments: Mapping[str, Any], name: str | None, timeout_s: float
     ) -> Any:
         """Return a reward's result; `name` None is the default reward."""
-        ...
 
     async def check_health(self, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return ``{"success": True, "data": {"status": …}}``."""
-        ...
 
     async def exec(
         self,
@@ -76,38 +67,29 @@ class EnvironmentBackend(Protocol):
         stdin: bytes | None = None,
     ) -> ExecResult:
         """Run a command; a failing command is a result."""
-        ...
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read a file, or `length` bytes of it from `offset`."""
-        ...
 
     async def write_file(
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> int:
         """Write a file; returns its size."""
-        ...
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
         """List a directory."""
-        ...
 
     def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield what the instance printed."""
-        ...
 
     async def info(self) -> InstanceInfo:
         """Return the instance's state, deadline and placement."""
-        ...
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
         """Move the deadline to `ttl` from now."""
-        ...
 
     async def release(self) -> None:
         """End the instance, from every state, any number of times."""
-        ...
 
     async def close(self) -> None:
         """Close the connections, any number of times."""
-        ...

@@ -36,7 +36,9 @@ from aenv_ray.errors import (
 
 T = TypeVar("T")
 
-DEFAULT_PORT: Final = 8080
+GATEWAY_PORTS: Final = {"http": "8080", "https": ""}
+"""Default ports, as in AEnvironment's client; "" leaves the port out."""
+SERVER_PORTS: Final = {"http": "8081", "https": "8081"}
 CONNECT_S: Final = 10.0
 ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
@@ -52,32 +54,34 @@ _LOST: Final = (
 """Failures after which the request may have taken effect."""
 
 
-def parse_url(text: str) -> str:
-    """Return the base URL of a gateway, without a trailing slash.
+def parse_url(text: str, ports: Mapping[str, str] = GATEWAY_PORTS) -> str:
+    """Return the base URL of a gateway or an environment server, without a trailing slash.
 
     Args:
-        text: ``host``, ``host:port`` or a URL; a path prefix is kept. The default port is 8080 for
-            http, as in AEnvironment's client, and 443 for https.
+        text: ``host``, ``host:port``, ``[ipv6]:port`` or a URL, whose scheme, port and path prefix
+            are kept.
+        ports: Default port of each scheme.
 
     Raises:
         ConfigError: `text` is not such an address.
     """
-    full = text.strip() if "://" in text else f"http://{text.strip()}"
+    full = text.strip()
     hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
+    if "://" not in full:
+        is_bare_ipv6 = full.count(":") > 1 and not full.startswith("[")
+        full = f"http://[{full}]" if is_bare_ipv6 else f"http://{full}"
     try:
         parts = urlsplit(full)
-        port = parts.port
+        port = parts.port or ports.get(parts.scheme)
     except ValueError as exc:
-        raise ConfigError(f"gateway address: {exc}", hint=hint) from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"invalid gateway address {text!r}", hint=hint)
+        raise ConfigError(f"address {text!r}: {exc}", hint=hint) from None
+    if parts.scheme not in ports or not parts.hostname:
+        raise ConfigError(f"invalid address {text!r}", hint=hint)
     if parts.username or parts.query or parts.fragment:
         # The address is not quoted in full: a user part may be a secret.
         raise ConfigError(f"the address of {parts.hostname} has a user, query or fragment",
                           hint="give a token with --api-key or AENV_API_KEY")  # fmt: skip
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    if port is None and parts.scheme == "http":
-        port = DEFAULT_PORT
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
 
 

@@ -22,12 +22,9 @@ import httpx
 from aenv_ray.actors.calls.parameters import exec_arguments, write_arguments
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.gateway import GONE, Gateway
-from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp, parse_url
+from aenv_ray.client.gateway_http import GATEWAY_PORTS, AsyncGatewayHttp, GatewayHttp
 from aenv_ray.client.over_http import HttpInstance, read_envelope
-from aenv_ray.errors import (
-    AenvError,
-    InstanceNotFound,
-)
+from aenv_ray.errors import AenvError, InstanceNotFound
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
 from aenv_ray.runtime.door.async_calls import CALL_ID
@@ -61,13 +58,10 @@ class GatewayInstance(HttpInstance):
             headers["Authorization"] = f"Bearer {token}"
         # A second client: the header of the first would route every path to the instance.
         self._gateway = _connect(url, token)
-        super().__init__(url, headers=headers, uses_proxy=not self._gateway.policy.is_direct)
+        is_proxied = not self._gateway.policy.is_direct
+        super().__init__(url, headers=headers, uses_proxy=is_proxied, ports=GATEWAY_PORTS)
         self.instance_id: str = instance_id
         self._path = f"/instances/{instance_id}"
-
-    @staticmethod
-    def _base_url(address: str) -> str:
-        return parse_url(address)
 
     @classmethod
     async def create(
@@ -191,8 +185,7 @@ class GatewayInstance(HttpInstance):
             duration_s=done["duration_s"],
         )
 
-    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Read a file, or `length` bytes of it from `offset`."""
+    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:  # noqa: D102
         params = {"path": path, "offset": str(offset)}
         if length is not None:
             params["length"] = str(length)
@@ -200,10 +193,9 @@ class GatewayInstance(HttpInstance):
         async with self._gateway.stream("GET", url, params=params) as response:
             return await response.aread()
 
-    async def write_file(
+    async def write_file(  # noqa: D102
         self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
     ) -> int:
-        """Write a file; returns its size."""
         checked = write_arguments(path, data, append, mode, self.instance_id)
         params = {"path": path, "append": str(append).lower()}
         if mode is not None:
@@ -214,13 +206,11 @@ class GatewayInstance(HttpInstance):
         )
         return int(written["size_bytes"])
 
-    async def list_files(self, path: str = ".") -> list[FileEntry]:
-        """List a directory."""
+    async def list_files(self, path: str = ".") -> list[FileEntry]:  # noqa: D102
         listed = await self._control("GET", "/files/list", params={"path": path})
         return [FileEntry.model_validate(entry) for entry in listed]
 
-    async def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield what the instance printed."""
+    async def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:  # noqa: D102
         params = {"follow": str(follow).lower()}
         if tail is not None:
             params["tail"] = str(tail)
@@ -231,22 +221,18 @@ class GatewayInstance(HttpInstance):
 
     # --- life -----------------------------------------------------------------------------------
 
-    async def info(self) -> InstanceInfo:
-        """Return the instance's state, deadline and placement."""
+    async def info(self) -> InstanceInfo:  # noqa: D102
         return InstanceInfo.model_validate(await self._control("GET", "/info"))
 
-    async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Move the deadline to `ttl` from now."""
+    async def renew(self, ttl: str | float) -> InstanceInfo:  # noqa: D102
         await self._control("POST", "/renew", json={"ttl": ttl})
         return await self.info()
 
-    async def release(self) -> None:
-        """End the instance; from every state, any number of times."""
+    async def release(self) -> None:  # noqa: D102
         with contextlib.suppress(*GONE):
             await self._control("DELETE", "")
 
-    async def close(self) -> None:
-        """End the session and close the connections; any number of times."""
+    async def close(self) -> None:  # noqa: D102
         await super().close()
         await self._gateway.close()
 

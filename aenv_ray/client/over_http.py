@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
 from aenv_ray.actors.calls.parameters import object_of
-from aenv_ray.client.gateway_http import retry_after_s
+from aenv_ray.client.gateway_http import SERVER_PORTS, parse_url, retry_after_s
 from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.client.waiting import Wait, until_healthy
@@ -39,7 +46,6 @@ from aenv_ray.errors import (
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
 from aenv_ray.runtime.door.async_calls import TIMEOUT_S
 
-DEFAULT_PORT: Final = 8081
 _CONNECT_S: Final = 5.0
 _GRACE_S: Final = 2.0
 """Added to a call's deadline, so that the server's own deadline normally ends the call first."""
@@ -47,44 +53,15 @@ _KEEP_IDLE_S: Final = 4.0
 """Less than the 5 s after which servers close idle connections: no request meets a closing one."""
 
 
-def parse_address(address: str) -> str:
-    """Return the base URL of an environment server, without a trailing slash.
-
-    Args:
-        address: ``host``, ``host:port``, ``[ipv6]:port``, or a URL, whose scheme, port and path
-            prefix are kept. The default port is 8081 for both schemes.
-
-    Raises:
-        ConfigError: `address` is not such an address.
-    """
-    text = address.strip()
-    hint = "write it as host, host:port or http(s)://host[:port][/prefix]"
-    if "://" not in text:
-        is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-        text = f"http://[{text}]" if is_bare_ipv6 else f"http://{text}"
-    try:
-        parts = urlsplit(text)
-        port = parts.port or DEFAULT_PORT
-    except ValueError as exc:
-        raise ConfigError(f"address {address!r}: {exc}", hint=hint) from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"invalid server address {address!r}", hint=hint)
-    if parts.username or parts.query or parts.fragment:
-        raise ConfigError(
-            f"the address of {parts.hostname} has a user, query or fragment", hint=hint
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
-
-
 class HttpInstance:
     """One environment server, reached by HTTP: one MCP session and one connection pool.
 
     Args:
-        address: See `parse_address`.
+        address: See `parse_url`.
         headers: Sent with every request.
         max_connections: Concurrent calls; more wait for a connection.
         uses_proxy: Use the proxies that the environment names. None: for https only.
+        ports: Default port of each scheme.
 
     Calls may run concurrently; one that fails does not affect the others. Cancelling a call cancels
     it at the server. Use it on one event loop.
@@ -100,8 +77,9 @@ class HttpInstance:
         headers: Mapping[str, str] | None = None,
         max_connections: int = 1000,
         uses_proxy: bool | None = None,
+        ports: Mapping[str, str] = SERVER_PORTS,
     ) -> None:
-        self.url = self._base_url(address)
+        self.url = parse_url(address, ports)
         is_secure = self.url.startswith("https://")
         is_direct = not (is_secure if uses_proxy is None else uses_proxy)
         limits = httpx.Limits(
@@ -129,10 +107,6 @@ class HttpInstance:
         )
         self._session = McpSession(self._http, f"{self.url}/mcp", posts)
         self._answered = False
-
-    @staticmethod
-    def _base_url(address: str) -> str:
-        return parse_address(address)
 
     # --- tools ----------------------------------------------------------------------------------
 
@@ -387,53 +361,20 @@ class HttpInstance:
 
     # --- only for instances of the fabric -------------------------------------------------------
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        timeout_s: float,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> ExecResult:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    async def write_file(
-        self, path: str, data: bytes | str, append: bool = False, mode: int | None = None
-    ) -> int:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    async def list_files(self, path: str = ".") -> list[FileEntry]:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    def logs(self, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    async def info(self) -> InstanceInfo:
-        """Raise ConfigError."""
-        raise self._unmanaged()
-
-    async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Raise ConfigError: the server has no deadline."""
+    def _unmanaged(self, *_: object, **__: object) -> Any:
         raise ConfigError(
-            f"the server at {self.url} has no TTL to renew",
-            hint="unset DUMMY_INSTANCE_IP to use an instance on Ray",
-        )
-
-    def _unmanaged(self) -> ConfigError:
-        return ConfigError(
-            f"the `aenv run` server at {self.url} offers tools and functions, not commands, files "
-            "and logs",
+            f"the `aenv run` server at {self.url} has tools and functions, but no commands, files, "
+            "logs or TTL",
             hint="unset DUMMY_INSTANCE_IP to use an instance on Ray or behind a gateway",
         )
+
+    exec: Callable[..., Coroutine[Any, Any, ExecResult]] = _unmanaged
+    read_file: Callable[..., Coroutine[Any, Any, bytes]] = _unmanaged
+    write_file: Callable[..., Coroutine[Any, Any, int]] = _unmanaged
+    list_files: Callable[..., Coroutine[Any, Any, list[FileEntry]]] = _unmanaged
+    logs: Callable[..., AsyncGenerator[str, None]] = _unmanaged
+    info: Callable[..., Coroutine[Any, Any, InstanceInfo]] = _unmanaged
+    renew: Callable[..., Coroutine[Any, Any, InstanceInfo]] = _unmanaged
 
     async def release(self) -> None:
         """Do nothing: the server ends with the process that started it."""

@@ -39,21 +39,17 @@ class OwnedInstance(Protocol):
     @property
     def instance_id(self) -> str:
         """The instance id."""
-        ...
 
     async def check_health(
         self, arguments: dict[str, object], timeout_s: float
     ) -> dict[str, object]:
         """Return the answer of the environment's health check, under ``data``."""
-        ...
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
         """Extend its deadline."""
-        ...
 
     async def release(self) -> None:
         """End it."""
-        ...
 
 
 Make = Callable[[], Awaitable[OwnedInstance]]

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from aenv_ray import errors
+from aenv_ray.client.gateway_http import SERVER_PORTS, parse_url
 from aenv_ray.client.mcp_session import RpcError, _messages
-from aenv_ray.client.over_http import HttpInstance, from_rpc, parse_address, read_envelope
+from aenv_ray.client.over_http import HttpInstance, from_rpc, read_envelope
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from aenv_ray.client.over_http import HttpInstance, from_rpc, parse_address, rea
     ],
 )
 def test_address_keeps_scheme_port_and_prefix(address: str, url: str) -> None:
-    assert parse_address(address) == url
+    assert parse_url(address, SERVER_PORTS) == url
 
 
 @pytest.mark.parametrize(
