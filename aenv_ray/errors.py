@@ -276,6 +276,9 @@ INFRASTRUCTURE: tuple[type[AenvError], ...] = (
 )  # fmt: skip
 """Errors that void an episode: they say nothing about the policy, so they never become a reward."""
 
+GONE = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
+"""Errors that mean that an instance has ended."""
+
 
 def to_wire(error: AenvError) -> dict[str, Any]:
     """Return `error` as a JSON object: ``code``, ``message``, ``hint`` and further context."""

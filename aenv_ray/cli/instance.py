@@ -30,6 +30,7 @@ from aenv_ray.cli.terminal.options import (
 )
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, show_rows
 from aenv_ray.errors import (
+    GONE,
     AenvError,
     DeadlineExceeded,
     FabricUnavailable,
@@ -509,8 +510,6 @@ def _follow_all(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
 
 def _followed(door: Gateway, instance_id: str) -> str | None:
     """Wait for the end of an instance and return its reason; None if the connection broke."""
-    from aenv_ray.client.gateway import GONE
-
     reason = ""
     try:
         for now in door.follow(instance_id):
@@ -541,8 +540,6 @@ def _end(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
     Raises:
         FabricUnavailable: The gateway does not answer; the TTL will end the instances.
     """
-    from aenv_ray.client.gateway import GONE
-
     for one in made:
         try:
             door.delete(one.id)

@@ -30,10 +30,11 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
-from aenv_ray.client.waiting import HEALTHY, Wait, with_hint
+from aenv_ray.client.waiting import Wait, with_hint
 from aenv_ray.config import read_settings
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.runtime.door.dispatch import HEALTHY
 
 T = TypeVar("T")
 BackendT = TypeVar("BackendT", bound=EnvironmentBackend)

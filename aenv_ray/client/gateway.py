@@ -18,18 +18,8 @@ from aenv_ray.client.gateway_records import (
     InstanceAnswer,
     ServiceAnswer,
     TokenAnswer,
-    parse,
 )
-from aenv_ray.errors import (
-    ConfigError,
-    FabricUnavailable,
-    InstanceExpired,
-    InstanceNotFound,
-    InstanceReleased,
-    SandboxLost,
-    boundary,
-    from_wire,
-)
+from aenv_ray.errors import ConfigError, FabricUnavailable, boundary, from_wire
 from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 
 PAGE: Final = 200
@@ -39,8 +29,6 @@ _PIECE_BYTES: Final = 256 * 1024
 TRANSFER_S: Final = 300.0
 """Timeout for requests that load an archive or create an instance."""
 _ENDED: Final = frozenset({"Failed", "Terminated"})
-GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
-"""Errors that mean that an instance has ended."""
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes transferred; negative when an upload starts over."""
@@ -86,7 +74,7 @@ class Gateway:
     def environment(self, name: str, version: str | None = None) -> EnvironmentAnswer:
         """Return a version of an environment; None is the highest one."""
         path = _path("env", name, version) if version else _path("env", name)
-        return _environment(self.http.data("GET", path))
+        return EnvironmentAnswer.read(self.http.data("GET", path))
 
     def environments(self, limit: int, *, offset: int = 0, **filters: Any) -> list[Any]:
         """Return up to `limit` versions, by name and descending version.
@@ -97,12 +85,12 @@ class Gateway:
             filters: ``name, tag, text, status, latest``; None disables a filter.
         """
         rows = self._all("/env/", filters, limit + offset)
-        return [_environment(row) for row in rows[offset:]]
+        return [EnvironmentAnswer.read(row) for row in rows[offset:]]
 
     def versions(self, name: str) -> list[EnvironmentAnswer]:
         """Return all versions of an environment, the highest first."""
         rows = self.http.data("GET", _path("env", name, "versions"))
-        return [_environment(row) for row in rows or []]
+        return [EnvironmentAnswer.read(row) for row in rows or []]
 
     def functions(self, name: str, version: str) -> list[dict[str, Any]]:
         """Return the tools, functions and rewards of a version, without starting it."""
@@ -190,7 +178,7 @@ class Gateway:
         """
         body = {"archive": archive, "allow_secrets": list(allow_secrets)}
         data = self.http.data("POST", "/publish", json=body, repeatable=True, timeout_s=TRANSFER_S)
-        return _environment(data)
+        return EnvironmentAnswer.read(data)
 
     # --- instances ------------------------------------------------------------------------------
 
@@ -224,7 +212,7 @@ class Gateway:
             attempts=attempts,
             timeout_s=timeout_s,
         )
-        return [_instance(row) for row in (data if isinstance(data, list) else [data])]
+        return [InstanceAnswer.read(row) for row in (data if isinstance(data, list) else [data])]
 
     def instances(self, limit: int, **filters: Any) -> list[InstanceAnswer]:
         """Return up to `limit` instances, the newest first.
@@ -233,7 +221,7 @@ class Gateway:
             limit: Maximum number of rows.
             filters: ``owner, label, status, env``; None disables a filter.
         """
-        return [_instance(row) for row in self._all("/instances", filters, limit)]
+        return [InstanceAnswer.read(row) for row in self._all("/instances", filters, limit)]
 
     def count_instances(self) -> int:
         """Return the number of instances that the token may see."""
@@ -243,7 +231,7 @@ class Gateway:
 
     def instance(self, instance_id: str) -> InstanceAnswer:
         """Return an instance."""
-        return _instance(self.http.data("GET", _path("instances", instance_id)))
+        return InstanceAnswer.read(self.http.data("GET", _path("instances", instance_id)))
 
     def delete(self, instance_id: str) -> None:
         """End an instance."""
@@ -261,7 +249,7 @@ class Gateway:
         headers = {"Accept": "application/json, text/event-stream"}
         with self.http.stream("POST", path, json=message, headers=headers) as response:
             response.read()
-            answer = parse(Answer, _rpc(response.text), "tools/list").shown()
+            answer = Answer.read(_rpc(response.text)).shown()
         return [dict(tool) for tool in (answer.get("result") or {}).get("tools") or []]
 
     def functions_of(self, instance_id: str) -> list[dict[str, Any]]:
@@ -275,7 +263,7 @@ class Gateway:
     def renew(self, instance_id: str, ttl: str | float) -> InstanceAnswer:
         """Move the deadline of an instance to `ttl` from now."""
         path = _path("instances", instance_id, "renew")
-        return _instance(self.http.data("POST", path, json={"ttl": ttl}, repeatable=True))
+        return InstanceAnswer.read(self.http.data("POST", path, json={"ttl": ttl}, repeatable=True))
 
     def exec(
         self, instance_id: str, command: Sequence[str] | str, timeout_s: float
@@ -310,7 +298,7 @@ class Gateway:
                 elif name == "data" and event == "error":
                     raise from_wire(json.loads(value))
                 elif name == "data":
-                    found = _instance(json.loads(value))
+                    found = InstanceAnswer.read(json.loads(value))
                     yield found
                     if found.status in _ENDED:
                         return
@@ -329,7 +317,7 @@ class Gateway:
 
     def tokens(self) -> list[TokenAnswer]:
         """Return the tokens that the caller's token may see, without their secrets."""
-        return [parse(TokenAnswer, row, "/tokens") for row in self.http.data("GET", "/tokens")]
+        return [TokenAnswer.read(row) for row in self.http.data("GET", "/tokens")]
 
     def create_token(self, **wanted: Any) -> TokenAnswer:
         """Create a token; only this response has its secret, so the request is never repeated.
@@ -341,7 +329,7 @@ class Gateway:
         path = "/tokens"
         if body.get("role") == "agent" and "instance_id" in body:
             path = _path("instances", body["instance_id"], "token")  # the token gets its owner
-        return parse(TokenAnswer, self.http.data("POST", path, json=body), f"POST {path}")
+        return TokenAnswer.read(self.http.data("POST", path, json=body))
 
     def revoke_token(self, token_id: str) -> bool:
         """Revoke a token; returns whether it existed."""
@@ -383,20 +371,22 @@ class GatewayServices:
             options: Fields of the request body; None leaves out a field.
         """
         body = {"envName": environment, **_given(options)}
-        return _service(self._http.data("POST", "/env-service", json=body))
+        return ServiceAnswer.read(self._http.data("POST", "/env-service", json=body))
 
     def update(self, service_id: str, **changes: Any) -> ServiceAnswer:
         """Change a service; idempotent."""
-        return _service(self._http.data("PUT", _service_path(service_id), json=_given(changes)))
+        return ServiceAnswer.read(
+            self._http.data("PUT", _service_path(service_id), json=_given(changes))
+        )
 
     def get(self, service_id: str) -> ServiceAnswer:
         """Return a service."""
-        return _service(self._http.data("GET", _service_path(service_id)))
+        return ServiceAnswer.read(self._http.data("GET", _service_path(service_id)))
 
     def find(self, environment: str | None = None) -> list[ServiceAnswer]:
         """Return services, the newest first; only of ``name`` or ``name@version`` if given."""
         rows = self._http.data("GET", _service_path(environment or "*", "list"))
-        return [_service(row) for row in rows or []]
+        return [ServiceAnswer.read(row) for row in rows or []]
 
     def delete(self, service_id: str, *, delete_storage: bool = False) -> None:
         """End a service, and delete its storage if asked to."""
@@ -419,10 +409,6 @@ def _service_path(*parts: str) -> str:
     return _path("env-service", *parts)
 
 
-def _service(data: Any) -> ServiceAnswer:
-    return parse(ServiceAnswer, data, "service")
-
-
 def _path(*parts: str) -> str:
     """Return a path of quoted parts; none can add a level or leave its place."""
     for part in parts:
@@ -436,11 +422,3 @@ def _rpc(body: str) -> Any:
     events = [line[5:] for line in body.splitlines() if line.startswith("data:")]
     with boundary(FabricUnavailable, "invalid response to tools/list"):
         return json.loads(events[-1] if events else body)
-
-
-def _environment(data: Any) -> EnvironmentAnswer:
-    return parse(EnvironmentAnswer, data, "environment")
-
-
-def _instance(data: Any) -> InstanceAnswer:
-    return parse(InstanceAnswer, data, "instance")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,21 @@ class Answer(BaseModel):
     """An object of a response."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def read(cls, data: Any) -> Self:
+        """Return the data of a response.
+
+        Raises:
+            FabricUnavailable: The data has another shape, so the server is not a gateway.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValueError as exc:
+            raise FabricUnavailable(
+                f"invalid response: {str(exc).splitlines()[0]}",
+                hint="is this the address of a gateway of this version? see: aenv hub status",
+            ) from exc
 
     def shown(self) -> dict[str, Any]:
         """Return the object as JSON data, as it was received."""
@@ -116,26 +131,7 @@ class TokenAnswer(Answer):
     expires_at: str | float | None = None
 
 
-Record = TypeVar("Record", bound=Answer)
-
-
 def _environment(env: dict[str, Any] | str | None) -> str:
     if isinstance(env, dict):
         return "@".join(str(env[k]) for k in ("name", "version") if env.get(k))
     return env or ""
-
-
-def parse(model: type[Record], data: Any, what: str) -> Record:
-    """Return the data of a response as `model`.
-
-    Raises:
-        FabricUnavailable: The data has another shape, so the server is not a gateway.
-    """
-    try:
-        return model.model_validate(data)
-    except ValueError as exc:
-        first = str(exc).splitlines()[0]
-        raise FabricUnavailable(
-            f"{what}: invalid response: {first}",
-            hint="is this the address of a gateway of this version? see: aenv hub status",
-        ) from exc

@@ -21,10 +21,10 @@ import httpx
 
 from aenv_ray.actors.calls.parameters import exec_arguments, write_arguments
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.client.gateway import GONE, Gateway
+from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_http import GATEWAY_PORTS, AsyncGatewayHttp, GatewayHttp
 from aenv_ray.client.over_http import HttpInstance, read_envelope
-from aenv_ray.errors import AenvError, InstanceNotFound
+from aenv_ray.errors import GONE, AenvError, InstanceNotFound
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
 from aenv_ray.runtime.door.async_calls import CALL_ID

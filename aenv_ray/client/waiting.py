@@ -17,10 +17,10 @@ from aenv_ray.errors import (
     SandboxLost,
     SandboxStartFailed,
 )
+from aenv_ray.runtime.door.dispatch import HEALTHY
 
 logger = logging.getLogger("aenv_ray")
 
-HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 FIRST_LOG_S: Final = 5.0
 """A wait is logged after this long, and again each time it has doubled."""
 _FIRST_POLL_S: Final = 0.02

@@ -32,7 +32,7 @@ from aenv_ray.serve.gateway.signing import Signer
 from aenv_ray.serve.gateway.sweep import Sweep
 from aenv_ray.serve.services.apps import Apps, ServeApps
 from aenv_ray.serve.services.service import Services
-from aenv_ray.serve.services.storage import RayStorageNodes, StorageNodes
+from aenv_ray.serve.services.storage import DeleteData, delete_data
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Gateway:
         clock: For deadlines.
         metrics: Of this replica; None: new ones, which only ``/metrics`` shows.
         apps: Runs services; None: Ray Serve.
-        storage_nodes: Where the storage of services is; None: the Ray cluster.
+        delete_storage: Deletes the data of a service's storage.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Gateway:
         clock: Clock | None = None,
         metrics: Metrics | None = None,
         apps: Apps | None = None,
-        storage_nodes: StorageNodes | None = None,
+        delete_storage: DeleteData = delete_data,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
@@ -76,9 +76,7 @@ class Gateway:
         self.creator = Creator(
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
         )
-        self.services = Services(
-            hub, resolve, clock, apps or ServeApps(), storage_nodes or RayStorageNodes()
-        )
+        self.services = Services(hub, resolve, clock, apps or ServeApps(), delete_storage)
         self.sweep = Sweep(
             hub,
             fabric,

@@ -16,7 +16,7 @@ from aenv_ray.hub.services import Autoscale, ServiceRecord
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import ServeApps, ServiceState, app_name
 from aenv_ray.serve.services.service import Services
-from aenv_ray.serve.services.storage import RayStorageNodes, StorageRequest
+from aenv_ray.serve.services.storage import StorageRequest, delete_data
 
 
 def deploy(  # noqa: PLR0913  # each is an option
@@ -150,4 +150,4 @@ def _services() -> Services:
     async def resolve(reference: str) -> Project:
         return await asyncio.to_thread(references.resolve, reference, driver_api.init)
 
-    return Services(ensure_hub(), resolve, SystemClock(), ServeApps(), RayStorageNodes())
+    return Services(ensure_hub(), resolve, SystemClock(), ServeApps(), delete_data)

@@ -1,28 +1,29 @@
 """The sandbox of a replica: started, health-checked, renewed, and replaced when it dies.
 
 The replica renews a short lease on it, so the sandbox of a killed replica ends within `LEASE_S`.
+The replica that replaces a killed one need not wait for that: it ends `OrphanSandboxes` first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
+    GONE,
     AenvError,
+    FabricUnavailable,
     FunctionFailed,
-    InstanceExpired,
-    InstanceNotFound,
-    InstanceReleased,
-    SandboxLost,
     SandboxStartFailed,
 )
-from aenv_ray.models import InstanceInfo
 from aenv_ray.runtime.door.dispatch import HEALTHY
+
+if TYPE_CHECKING:
+    from aenv_ray.client.async_handle import AsyncEnvHandle
 
 logger = logging.getLogger(__name__)
 
@@ -30,29 +31,8 @@ LEASE_S: Final = 60.0
 RENEW_S: Final = 10.0
 HEALTH_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.25
-GONE: Final = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
 
-
-class OwnedInstance(Protocol):
-    """The methods of an instance that its owner needs."""
-
-    @property
-    def instance_id(self) -> str:
-        """The instance id."""
-
-    async def check_health(
-        self, arguments: dict[str, object], timeout_s: float
-    ) -> dict[str, object]:
-        """Return the answer of the environment's health check, under ``data``."""
-
-    async def renew(self, ttl: str | float) -> InstanceInfo:
-        """Extend its deadline."""
-
-    async def release(self) -> None:
-        """End it."""
-
-
-Make = Callable[[], Awaitable[OwnedInstance]]
+Make = Callable[[], Awaitable["AsyncEnvHandle"]]
 
 
 class ReplicaSandbox:
@@ -68,7 +48,7 @@ class ReplicaSandbox:
         self._make = make
         self._clock = clock
         self._healthy_within_s = healthy_within_s
-        self._current: OwnedInstance | None = None
+        self._current: AsyncEnvHandle | None = None
         self._making = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -91,7 +71,7 @@ class ReplicaSandbox:
         if current is not None:
             await current.release()
 
-    async def instance(self) -> OwnedInstance:
+    async def instance(self) -> AsyncEnvHandle:
         """Return the sandbox; start a new one if the last one was lost.
 
         Raises:
@@ -127,7 +107,7 @@ class ReplicaSandbox:
         if answer["status"] not in HEALTHY:
             raise FunctionFailed(f"the environment is unhealthy: {_reason(answer)}")
 
-    async def _made(self) -> OwnedInstance:
+    async def _made(self) -> AsyncEnvHandle:
         instance = await self._make()
         try:
             await self._become_healthy(instance)
@@ -136,7 +116,7 @@ class ReplicaSandbox:
             raise
         return instance
 
-    async def _become_healthy(self, instance: OwnedInstance) -> None:
+    async def _become_healthy(self, instance: AsyncEnvHandle) -> None:
         until = self._clock.now() + self._healthy_within_s
         renew_at = self._clock.now() + RENEW_S
         while True:
@@ -174,12 +154,77 @@ class ReplicaSandbox:
                 logger.warning("%s cannot be renewed now: %s", current.instance_id, exc.message)
 
 
-async def _health(instance: OwnedInstance) -> dict[str, object]:
-    answer = await instance.check_health({}, HEALTH_TIMEOUT_S)
-    data = answer["data"]
-    assert isinstance(data, dict)
+async def _health(instance: AsyncEnvHandle) -> dict[str, Any]:
+    data: dict[str, Any] = (await instance.check_health({}, HEALTH_TIMEOUT_S))["data"]
     return data
 
 
-def _reason(answer: dict[str, object]) -> str:
+def _reason(answer: dict[str, Any]) -> str:
     return str(answer.get("message") or answer.get("status"))[:500]
+
+
+# --- sandboxes that dead replicas left behind ------------------------------------------------
+
+Listing = Callable[[], Awaitable[dict[str, str]]]
+"""Returns the live sandboxes of the service: instance ids with the names of their replicas."""
+
+
+class OrphanSandboxes:
+    """The sandboxes of dead replicas, and those of this replica's own past.
+
+    A replica that Ray knows is never touched, however long it is silent: its callers may use its
+    sandbox. A replica that Ray does not know has no callers.
+
+    Args:
+        own: This replica's name.
+        sandboxes: Lists the sandboxes of the service.
+        release: Ends instances.
+        is_alive: Whether the replica of a name is alive.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        sandboxes: Listing,
+        release: Callable[[Sequence[str]], Awaitable[None]],
+        is_alive: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._own = own
+        self._sandboxes = sandboxes
+        self._release = release
+        self._is_alive = is_alive
+
+    async def end(self) -> list[str]:
+        """End the sandboxes of dead replicas, and those under this replica's name.
+
+        Call it while this replica has no sandbox.
+
+        Returns:
+            The ids of the sandboxes of other live replicas.
+
+        Raises:
+            FabricUnavailable: The sandboxes cannot be listed or ended now.
+        """
+        found = await self._sandboxes()
+        others = sorted({name for name in found.values() if name not in ("", self._own)})
+        living = {name for name in others if await self._is_alive(name)}
+        orphans = [one for one, name in found.items() if name and name not in living]
+        if orphans:
+            await self._release(orphans)
+        return [one for one in found if one not in orphans]
+
+    async def end_all(self, clock: Clock, within_s: float) -> None:
+        """Return once the service has no sandbox at all; live replicas end their own.
+
+        Raises:
+            FabricUnavailable: As `end`; or some still exist after `within_s`.
+        """
+        until = clock.now() + within_s
+        while others := await self.end():
+            if clock.now() > until:
+                raise FabricUnavailable(
+                    f"sandbox {others[0]} has the storage, and did not end within {within_s:g} s",
+                    hint=f"its replica has running calls; end it with aenv instance delete "
+                    f"{others[0]}",
+                )
+            await asyncio.sleep(_POLL_S)

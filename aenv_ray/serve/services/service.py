@@ -17,22 +17,29 @@ from pydantic import ValidationError
 
 from aenv_ray import ids
 from aenv_ray.actors.fabric.create_options import chosen_engine
+from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, CatalogConflict, ConfigError, FabricUnavailable
+from aenv_ray.errors import (
+    AenvError,
+    CatalogConflict,
+    ConfigError,
+    FabricUnavailable,
+    ServiceNotFound,
+)
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, not_found
+from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, is_alone, not_found
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus
-from aenv_ray.serve.services.rollback import Rollbacks, with_previous
-from aenv_ray.serve.services.storage import StorageNodes, StorageRequest, Storages, check_writers
+from aenv_ray.serve.services.storage import DeleteData, StorageRequest, Storages, check_writers
 
 logger = logging.getLogger(__name__)
 
 _MASK: Final = "***"
 _SUFFIX_BYTES: Final = 3
+_ROLLBACK_POLL_S: Final = 1.0
 _WITH_IMAGES: Final = frozenset({"docker", "kubernetes"})
 
 Resolve = Callable[[str], Awaitable[Project]]
@@ -46,16 +53,16 @@ class Services:
         resolve: Finds projects by reference.
         clock: For times in records.
         apps: The applications of services.
-        storage_nodes: Where the storages of services are.
+        delete_data: Deletes the data of a storage.
     """
 
     def __init__(
-        self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, storage_nodes: StorageNodes
+        self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, delete_data: DeleteData
     ) -> None:
         self._apps = apps
-        self._storages = Storages(hub, clock, storage_nodes)
+        self._storages = Storages(hub, clock, delete_data)
         self.records = ServiceRecords(hub)
-        self._rollbacks = Rollbacks(self.records, apps, clock)
+        self._rollbacks = _Rollbacks(self.records, apps, clock)
         self._resolve = resolve
         self._clock = clock
 
@@ -180,7 +187,7 @@ class Services:
             kept, changed = await self._with_new(changed, storage, source)
         if kept is not None:
             await self._storages.keep(kept)
-        return with_previous(changed, record)
+        return _with_previous(changed, record)
 
     async def _reread(self, record: ServiceRecord) -> ServiceRecord:
         """Return the current record of a service.
@@ -303,6 +310,95 @@ class Services:
         if record.previous is None or (at_once and await self._rollbacks.settle(record)):
             return
         self._rollbacks.watch(record)
+
+
+# --- rollback of updates ----------------------------------------------------------------------
+#
+# With a storage that has a single writer, the old sandbox ends before the new one starts, so
+# nothing old can continue to serve. The record of an update therefore holds the previous record
+# until the new sandbox is healthy; if it never is, the previous record is deployed again.
+
+
+def _with_previous(changed: ServiceRecord, before: ServiceRecord) -> ServiceRecord:
+    """Return the record of an update, with the previous record if a rollback may be needed."""
+    known = before.previous or before  # the last record that was healthy
+    ends_old = is_alone(before) and is_alone(changed) and known.revision != changed.revision
+    is_needed = ends_old and known.replicas > 0 and changed.replicas > 0
+    previous = known.model_copy(update={"taken_back": ""}) if is_needed else None
+    return changed.model_copy(update={"previous": previous, "taken_back": ""})
+
+
+class _Rollbacks:
+    """Watches updates until they are healthy, and rolls back those that fail.
+
+    Args:
+        records: The records of all services.
+        apps: The applications of all services.
+        clock: For times in records.
+    """
+
+    def __init__(self, records: ServiceRecords, apps: Apps, clock: Clock) -> None:
+        self._records = records
+        self._apps = apps
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def watch(self, record: ServiceRecord) -> None:
+        """Watch an update in the background, until this process ends."""
+        task = asyncio.create_task(self._watch(record))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop watching; the next process that starts continues."""
+        for task in list(self._tasks):
+            await end_task(task)
+
+    async def settle(self, record: ServiceRecord) -> bool:
+        """Check an update once, and complete it or roll it back.
+
+        Returns:
+            Whether the update needs no further checks.
+
+        Raises:
+            AenvError: The hub does not answer.
+        """
+        try:
+            current = await self._records.get(record.id)
+        except ServiceNotFound:
+            return True
+        if current.previous is None or current.revision != record.revision:
+            return True  # done, or replaced by another update
+        (state,) = await asyncio.to_thread(self._apps.states, [current])
+        if state.status is ServiceStatus.RUNNING:
+            return await self._records.replace(
+                current, current.model_copy(update={"previous": None})
+            )
+        if state.status is ServiceStatus.FAILED and not state.available_replicas:
+            return await self._roll_back(current, current.previous, state.reason)
+        return False
+
+    async def _roll_back(self, record: ServiceRecord, previous: ServiceRecord, reason: str) -> bool:
+        """Deploy the previous record; False if the service was changed in the meantime."""
+        why = f"the update to {record.reference} was rolled back: {reason}"
+        logger.warning("service %s: %s", record.id, why)
+        old = previous.model_copy(update={"updated_at": self._clock.now(), "taken_back": why})
+        if not await self._records.replace(record, old):
+            return False
+        await asyncio.to_thread(self._apps.deploy, old, wait=False)
+        return True
+
+    async def _watch(self, record: ServiceRecord) -> None:
+        while True:
+            await asyncio.sleep(_ROLLBACK_POLL_S)
+            try:
+                if await self.settle(record):
+                    return
+            except (AenvError, RuntimeError) as exc:
+                logger.warning("cannot check the update of service %s: %s", record.id, exc)
+
+
+# --- records --------------------------------------------------------------------------------------
 
 
 def _deployed_state(record: ServiceRecord) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import (
+    GONE,
     CallOutcomeUnknown,
     CatalogConflict,
     FabricUnavailable,
@@ -45,8 +46,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.services import storage as service_storage
-from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
-from aenv_ray.serve.services.sandbox import GONE, LEASE_S, ReplicaSandbox
+from aenv_ray.serve.services.sandbox import LEASE_S, OrphanSandboxes, ReplicaSandbox
 from aenv_ray.serve.services.sessions import Sessions
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -69,23 +69,15 @@ class StorageRequest(BaseModel):
         return is_wanted
 
 
-class StorageNodes(ABC):
-    """The machines and volumes that hold storages."""
+DeleteData = Callable[[StorageRecord], Awaitable[None]]
+"""Deletes the data of a storage, and returns once it is gone.
 
-    @abstractmethod
-    async def delete(self, record: StorageRecord) -> None:
-        """Delete the data of a storage; return once it is gone.
-
-        Raises:
-            FabricUnavailable: A sandbox still uses it, or its machine is not in the cluster.
-        """
+Raises FabricUnavailable if a sandbox still uses it, or its machine is not in the cluster."""
 
 
-class RayStorageNodes(StorageNodes):
-    """Storages of the Ray cluster that this process is connected to."""
-
-    async def delete(self, record: StorageRecord) -> None:  # noqa: D102
-        await asyncio.to_thread(_delete, record)
+async def delete_data(record: StorageRecord) -> None:
+    """Delete the data of a storage of the Ray cluster that this process is connected to."""
+    await asyncio.to_thread(_delete, record)
 
 
 def _delete(record: StorageRecord) -> None:
@@ -107,13 +99,13 @@ class Storages:
     Args:
         hub: Stores the records.
         clock: For times in records.
-        storage_nodes: Deletes the data.
+        delete: Deletes the data of a storage.
     """
 
-    def __init__(self, hub: Hub, clock: Clock, storage_nodes: StorageNodes) -> None:
+    def __init__(self, hub: Hub, clock: Clock, delete: DeleteData) -> None:
         self._records = StorageRecords(hub)
         self._clock = clock
-        self._storage_nodes = storage_nodes
+        self._delete_data = delete
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
     async def of_new(
@@ -203,7 +195,7 @@ class Storages:
         Raises:
             FabricUnavailable: It cannot be deleted now; a gateway tries again when it starts.
         """
-        await self._storage_nodes.delete(record)
+        await self._delete_data(record)
         await self._records.forget(record)
 
     def finish_soon(self, record: StorageRecord) -> None:

@@ -39,7 +39,6 @@ from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import Gateway
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
-from aenv_ray.serve.services.storage import StorageNodes
 from tests.contract.hub.redis_servers import emptied
 
 TOOLS = """
@@ -182,7 +181,7 @@ class FakeApps(Apps):
         )
 
 
-class FakeStorageNodes(StorageNodes):
+class FakeStorageNodes:
     """Places of storage without machines: what is deleted is noted, unless they are away."""
 
     def __init__(self) -> None:
@@ -287,7 +286,7 @@ async def a_gateway(
     apps, storage_nodes = FakeApps(), FakeStorageNodes()
     gateway = Gateway(
         hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock,
-        apps=apps, storage_nodes=storage_nodes,
+        apps=apps, delete_storage=storage_nodes.delete,
     )  # fmt: skip
     bench = Bench(gateway, hub, fabric, apps, storage_nodes)
     try:

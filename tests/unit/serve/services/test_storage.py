@@ -25,9 +25,9 @@ from aenv_ray.project.storage import (
     shown_size,
     storage_name,
 )
-from aenv_ray.serve.services import orphan_sandboxes
+from aenv_ray.serve.services import sandbox as service_sandbox
 from aenv_ray.serve.services import storage as service_storage
-from aenv_ray.serve.services.orphan_sandboxes import OrphanSandboxes
+from aenv_ray.serve.services.sandbox import OrphanSandboxes
 
 # --- names, paths, sizes -------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ async def test_only_sandboxes_of_dead_replicas_are_ended() -> None:
 async def test_a_new_replica_waits_until_the_old_one_releases_the_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orphan_sandboxes, "POLL_S", 0.001)
+    monkeypatch.setattr(service_sandbox, "_POLL_S", 0.001)
     left = Left(b="other")
     with pytest.raises(FabricUnavailable, match="b has the storage"):
         await left.sandboxes.end_all(_Hasty(), 3.0)
