@@ -46,7 +46,7 @@ _LONGEST_PAUSE_S: Final = 10.0
 _SHOWN_CHARACTERS: Final = 200
 """Limit for quoting a response body that is not a gateway's."""
 _REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before any byte of the request was sent."""
 _LOST: Final = (
     httpx.NetworkError, httpx.RemoteProtocolError, FabricUnavailable, CallOutcomeUnknown,
@@ -102,7 +102,8 @@ class GatewayPolicy:
         self, url: str, token: str | None, *, timeout_s: float = 30.0, attempts: int = ATTEMPTS
     ) -> None:
         self.url = parse_url(url)
-        self.is_secure = self.url.startswith("https:")
+        self.verify = self.url.startswith("https:")
+        """Reading the machine's certificates takes 20 ms, which plain HTTP does not need."""
         self.is_direct = not is_proxied(self.url)
         self.timeout_s = timeout_s
         self.attempts = attempts
@@ -121,15 +122,6 @@ class GatewayPolicy:
             "follow_redirects": False,  # the token is sent to the configured address only
         }
 
-    def transport_options(self) -> dict[str, Any]:
-        """Return the arguments of a transport that uses no proxy."""
-        # Reading the machine's certificates takes 20 ms, which plain HTTP does not need.
-        return {"verify": self.is_secure}
-
-    def is_repeatable(self, method: str) -> bool:
-        """Return whether sending a request with this method twice has the effect of once."""
-        return method in _REPEATABLE_METHODS
-
     def pause_before_retry(
         self, error: Exception, *, attempt: int, repeatable: bool, attempts: int | None = None
     ) -> float | None:
@@ -146,21 +138,29 @@ class GatewayPolicy:
             return None
         if isinstance(error, RateLimited):  # refused before it had any effect
             return error.retry_after_s if error.retry_after_s <= _LONGEST_PAUSE_S else None
-        if isinstance(error, _NOT_SENT) or (repeatable and isinstance(error, _LOST)):
+        if isinstance(error, NOT_SENT) or (repeatable and isinstance(error, _LOST)):
             return min(_FIRST_PAUSE_S * 4.0 ** (attempt - 1), _LONGEST_PAUSE_S)
         return None
 
     @contextmanager
-    def translated(self, what: str, *, repeatable: bool) -> Iterator[None]:
+    def translated(self, method: str, path: str, repeatable: bool | None = None) -> Iterator[bool]:
         """Raise errors of ours in place of httpx's that leave the block.
 
         Args:
-            what: The request, for messages.
+            method: The request's HTTP method.
+            path: Its path, for messages.
             repeatable: As for `pause_before_retry`; a lost response is then no unknown outcome.
+                None: depends on the method.
+
+        Yields:
+            Whether the request is repeatable.
         """
+        what = f"{method} {path}"
+        if repeatable is None:
+            repeatable = method in _REPEATABLE_METHODS
         try:
-            yield
-        except _NOT_SENT as exc:
+            yield repeatable
+        except NOT_SENT as exc:
             raise self.unreachable(exc) from exc
         except httpx.TimeoutException as exc:
             raise DeadlineExceeded(f"{what}: the gateway at {self.url} did not answer in time",
@@ -215,7 +215,7 @@ class GatewayHttp:
         self._sleep = sleep
         with boundary(ConfigError, f"gateway {self.url}"):
             if transport is None and self.policy.is_direct:
-                transport = httpx.HTTPTransport(**self.policy.transport_options())
+                transport = httpx.HTTPTransport(verify=self.policy.verify)
             self._http = httpx.Client(transport=transport, **self.policy.client_options())
 
     def close(self) -> None:
@@ -265,8 +265,7 @@ class GatewayHttp:
             response = self._http.send(self._http.build_request(method, path, **_full(request)))
             return read_envelope(response), response.headers
 
-        again = self.policy.is_repeatable(method) if repeatable is None else repeatable
-        with self.policy.translated(f"{method} {path}", repeatable=again):
+        with self.policy.translated(method, path, repeatable) as again:
             return self._repeat(once, again, attempts)
 
     @contextmanager
@@ -297,8 +296,7 @@ class GatewayHttp:
                 raise
             return response
 
-        again = self.policy.is_repeatable(method)
-        with self.policy.translated(f"{method} {path}", repeatable=again):
+        with self.policy.translated(method, path) as again:
             response = self._repeat(once, again, None)
             try:
                 yield response
@@ -338,7 +336,7 @@ class AsyncGatewayHttp:
         self._sleep = sleep
         with boundary(ConfigError, f"gateway {self.url}"):
             if transport is None and self.policy.is_direct:
-                transport = httpx.AsyncHTTPTransport(**self.policy.transport_options())
+                transport = httpx.AsyncHTTPTransport(verify=self.policy.verify)
             self._http = httpx.AsyncClient(transport=transport, **self.policy.client_options())
 
     async def close(self) -> None:
@@ -360,8 +358,7 @@ class AsyncGatewayHttp:
             built = self._http.build_request(method, path, **_full(request))
             return read_envelope(await self._http.send(built))
 
-        again = self.policy.is_repeatable(method) if repeatable is None else repeatable
-        with self.policy.translated(f"{method} {path}", repeatable=again):
+        with self.policy.translated(method, path, repeatable) as again:
             return await self.repeat(once, again, attempts)
 
     @asynccontextmanager
@@ -382,8 +379,7 @@ class AsyncGatewayHttp:
                 raise
             return response
 
-        again = self.policy.is_repeatable(method)
-        with self.policy.translated(f"{method} {path}", repeatable=again):
+        with self.policy.translated(method, path) as again:
             response = await self.repeat(once, again)
             try:
                 yield response

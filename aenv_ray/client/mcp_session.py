@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from aenv_ray.client.gateway_http import retry_after_s
+from aenv_ray.client.gateway_http import NOT_SENT, retry_after_s
 from aenv_ray.client.post_transport import PostResponse, PostTransport
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable, RateLimited
 from aenv_ray.runtime.public import mcp_messages
@@ -25,9 +25,6 @@ from aenv_ray.runtime.public.mcp_messages import ACCEPT, SESSION
 
 FAREWELL_S: Final = 2.0
 """Time limit for notifying the server of a cancellation or of the end of the session."""
-NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Failures before any byte of the request was sent."""
-
 JSON: Final = {"content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"
 _NOT_SENT_BARE: Final = frozenset({"accept", "accept-encoding", "connection"})

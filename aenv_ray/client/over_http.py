@@ -24,8 +24,8 @@ from urllib.parse import quote
 import httpx
 
 from aenv_ray.actors.calls.parameters import object_of
-from aenv_ray.client.gateway_http import SERVER_PORTS, parse_url, retry_after_s
-from aenv_ray.client.mcp_session import NOT_SENT, McpSession, RpcError
+from aenv_ray.client.gateway_http import NOT_SENT, SERVER_PORTS, parse_url, retry_after_s
+from aenv_ray.client.mcp_session import McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.client.waiting import Wait, until_healthy
 from aenv_ray.errors import (
@@ -344,15 +344,7 @@ class HttpInstance:
     async def wait_healthy(
         self, deadline_s: float = 300.0, wait: Wait | None = None
     ) -> dict[str, Any]:
-        """Wait until the environment is healthy and return the health check's response.
-
-        A wait of more than a few seconds is logged. `wait` continues one that the caller began.
-
-        Raises:
-            DeadlineExceeded: It was not healthy within `deadline_s`; the message has the last
-                response.
-            SandboxStartFailed: Its code does not load, so waiting longer is useless.
-        """
+        """See `until_healthy`; `wait` continues a wait that the caller began."""
         return await until_healthy(
             lambda timeout_s: self.check_health(timeout_s=timeout_s),
             self.url,

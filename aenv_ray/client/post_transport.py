@@ -52,7 +52,9 @@ class PostTransport(httpx.AsyncBaseTransport):
         response = await self._send(
             str(request.url), request.headers.multi_items(), await request.aread()
         )
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+        return httpx.Response(
+            response.status, headers=response.raw_headers, stream=PostResponse(response)
+        )
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -102,7 +104,7 @@ class PostTransport(httpx.AsyncBaseTransport):
         await self._others.aclose()
 
 
-class PostResponse:
+class PostResponse(httpx.AsyncByteStream):
     """A response to `PostTransport.stream`, with the part of `httpx.Response` that is needed."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -117,24 +119,17 @@ class PostResponse:
         with _translated():
             return await self._response.read()
 
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        with _translated():
-            async for piece in self._response.content.iter_any():
-                yield piece
-
-
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with _translated():
             async for piece in self._response.content.iter_any():
                 yield piece
 
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        return aiter(self)
+
     async def aclose(self) -> None:
-        # A response that was read to its end has returned its connection already.
+        """Close the connection, unless the response was read to its end."""
         self._response.close()
 
 
