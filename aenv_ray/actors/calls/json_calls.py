@@ -107,35 +107,22 @@ class JsonCalls(Protocol):
         ...
 
 
-class InstanceLookup(Protocol):
-    """Finds instances by id."""
-
-    async def handle(self, instance_id: str) -> EnvHandle:
-        """Return a handle to an instance.
-
-        Raises:
-            InstanceNotFound: No host knows the instance.
-            FabricUnavailable: The fabric does not answer.
-        """
-        ...
-
-    def forget(self, instance_id: str) -> None:
-        """Look the instance up again next time, because its host is gone."""
-        ...
-
-
 class InstanceCalls:
     """Calls to instances.
 
-    Args:
-        instances: Finds their hosts.
-
     Every call has an id, so Ray may send it again after the death of a host without running a tool
     twice.
+
+    Args:
+        find: Returns a handle to an instance; raises InstanceNotFound if no host knows it.
+        forget: Makes `find` look an instance up again, because its host is gone.
     """
 
-    def __init__(self, instances: InstanceLookup) -> None:
-        self._instances = instances
+    def __init__(
+        self, find: Callable[[str], Awaitable[EnvHandle]], forget: Callable[[str], None]
+    ) -> None:
+        self._find = find
+        self._forget = forget
         # Calls of an evicted client still end as usual.
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
@@ -172,12 +159,12 @@ class InstanceCalls:
 
     async def cancel(self, target: str, name: str) -> None:
         """See `JsonCalls.cancel`."""
-        host = host_of(await self._instances.handle(target))
+        host = host_of(await self._find(target))
         with ray_api.translated("cancelling a call", instance_id=target):
             await host.exchange.remote([], [], [name])
 
     async def _client(self, instance_id: str) -> BatchClient:
-        host = host_of(await self._instances.handle(instance_id))
+        host = host_of(await self._find(instance_id))
         client = self._clients.get(host)
         if client is None:
             client = BatchClient(host.exchange.remote)
@@ -203,7 +190,7 @@ class InstanceCalls:
             raise
         except (SandboxLost, InstanceNotFound) as exc:
             if isinstance(exc, InstanceNotFound) or ray_api.is_from_ray(exc):
-                self._instances.forget(call.target)  # an answer from a live host keeps the handle
+                self._forget(call.target)  # an answer from a live host keeps the handle
             raise
 
 

@@ -24,19 +24,15 @@ MOST_BUNDLES: Final = 64
 
 @dataclass(frozen=True)
 class Ticket:
-    """A waiting create.
-
-    Attributes:
-        ids: Ids of the instances to create.
-        owner: Owners take turns.
-        job_id: The Ray job that the instances end with; None for none.
-        since: Arrival, in seconds of a monotonic clock.
-    """
+    """A waiting create."""
 
     ids: tuple[InstanceId, ...]
+    """Of the instances to create."""
     owner: str
     job_id: str | None
+    """The Ray job that the instances end with; None: they outlive it."""
     since: float
+    """Arrival, in seconds of a monotonic clock."""
 
 
 class Grant(NamedTuple):
@@ -140,15 +136,15 @@ def explain_wait(
     demanded_for_s: float,
     has_autoscaler: bool,
 ) -> str:
-    """Return why the waiting creates wait, for people.
+    """Return why creates wait, in words.
 
     Args:
         queue: The waiting creates.
         free: Free places of all hosts.
-        capacity: All places of all hosts.
+        capacity: Free and used places of all hosts.
         hosts: Number of hosts.
         demanded_slots: Slots that Ray's autoscaler was asked for.
-        demanded_for_s: For how long no node has joined since.
+        demanded_for_s: Seconds since the request, in which no node has joined.
         has_autoscaler: Whether an autoscaler runs in this cluster.
     """
     text = (

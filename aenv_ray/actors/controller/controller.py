@@ -14,15 +14,13 @@ from typing import Any, Final
 
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
-from aenv_ray.actors.controller.instance_listing import list_instances_on
-from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
-from aenv_ray.actors.controller.placement import (
-    SHARED_PREFIX,
-    HostLoad,
-    emptiest,
-    usable,
+from aenv_ray.actors.controller.host_queries import (
+    count_pools,
+    count_processes,
+    list_instances_on,
 )
-from aenv_ray.actors.controller.sandbox_counts import count_pools, count_processes
+from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
+from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, emptiest, usable
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
@@ -154,9 +152,7 @@ class Controller:
     async def _dedicated_host(self, instance_id: InstanceId, node: str | None) -> None:
         """Start a host actor for one instance, named after it.
 
-        Args:
-            instance_id: The instance.
-            node: Where its place was reserved; None: on the node with the fewest hosts.
+        It runs on `node`, where its place was reserved; None: on the node with the fewest hosts.
 
         Raises:
             FabricUnavailable: No node starts a host.

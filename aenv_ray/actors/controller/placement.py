@@ -146,12 +146,12 @@ def spread(count: int, hosts: Sequence[HostLoad]) -> dict[str, int]:
         )
     load = {host.name: host.instances for host in hosts}
     room = {host.name: host.free for host in hosts}
-    given: dict[str, int] = {}
+    given: Counter[str] = Counter()
     if len(hosts) == 1:
         return {hosts[0].name: count} if count else {}
     for _ in range(count):
         name = min((n for n in load if room[n] > 0), key=lambda n: (load[n], n))
         load[name] += 1
         room[name] -= 1
-        given[name] = given.get(name, 0) + 1
-    return given
+        given[name] += 1
+    return dict(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -31,10 +30,18 @@ class CreatedInstance(NamedTuple):
     info: InstanceInfo
 
 
-class AsyncFabric(ABC):
-    """The fabric for an event loop. No method occupies a thread while a sandbox starts."""
+class AsyncFabric:
+    """The fabric for an event loop. No method occupies a thread while a sandbox starts.
 
-    @abstractmethod
+    Args:
+        fabric: The connection to the Ray cluster.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._controller = fabric.controller
+        self._protocol = CreateProtocol(fabric.controller, AsyncWaits())
+        self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
+
     async def create(
         self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
     ) -> list[CreatedInstance]:
@@ -45,61 +52,6 @@ class AsyncFabric(ABC):
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
-
-    @abstractmethod
-    async def handle(self, instance_id: str) -> EnvHandle:
-        """Return a handle to an instance. Calls to an ended instance raise the cause of its end.
-
-        Raises:
-            InstanceNotFound: No host knows the instance.
-            FabricUnavailable: The fabric does not answer.
-        """
-
-    @abstractmethod
-    async def info(self, instance_id: str) -> InstanceInfo:
-        """Return the state of an instance, also for some time after its end.
-
-        Raises:
-            InstanceNotFound: No host knows the instance.
-            FabricUnavailable: The fabric does not answer.
-        """
-
-    @abstractmethod
-    def forget(self, instance_id: str) -> None:
-        """Look the instance up again next time, because its host is gone."""
-
-    @abstractmethod
-    async def release(self, instance_ids: Sequence[str]) -> None:
-        """End instances; works in every state, any number of times."""
-
-    @abstractmethod
-    async def list_instances(self) -> list[InstanceInfo]:
-        """Return all live instances of the cluster.
-
-        Raises:
-            FabricUnavailable: The fabric does not answer.
-        """
-
-    @abstractmethod
-    async def pools(self) -> dict[str, int]:
-        """Return the number of ready sandboxes in warm pools, by environment reference.
-
-        Raises:
-            FabricUnavailable: No host answers.
-        """
-
-
-class RayAsyncFabric(AsyncFabric):
-    """The fabric of the Ray cluster that this process is connected to."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._controller = fabric.controller
-        self._protocol = CreateProtocol(fabric.controller, AsyncWaits())
-        self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
-
-    async def create(  # noqa: D102
-        self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
-    ) -> list[CreatedInstance]:
         created = await self._protocol.create(source, specs, density, _QUEUE_S, may_rename=False)
         by_id = {one.spec.instance_id: one for one in created}
         made = []
@@ -110,7 +62,13 @@ class RayAsyncFabric(AsyncFabric):
             made.append(CreatedInstance(handle, one.info))
         return made
 
-    async def handle(self, instance_id: str) -> EnvHandle:  # noqa: D102
+    async def handle(self, instance_id: str) -> EnvHandle:
+        """Return a handle to an instance. Calls to an ended instance raise the cause of its end.
+
+        Raises:
+            InstanceNotFound: No host knows the instance.
+            FabricUnavailable: The fabric does not answer.
+        """
         known = self._handles.get(instance_id)
         if known is not None:
             return known
@@ -127,7 +85,13 @@ class RayAsyncFabric(AsyncFabric):
         )
         return found
 
-    async def info(self, instance_id: str) -> InstanceInfo:  # noqa: D102
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """Return the state of an instance, also for some time after its end.
+
+        Raises:
+            InstanceNotFound: No host knows the instance.
+            FabricUnavailable: The fabric does not answer.
+        """
         known = self._handles.get(instance_id)
         if known is not None:
             try:
@@ -138,19 +102,31 @@ class RayAsyncFabric(AsyncFabric):
                 return info
         return (await self._locate(instance_id))[1]
 
-    def forget(self, instance_id: str) -> None:  # noqa: D102
+    def forget(self, instance_id: str) -> None:
+        """Look the instance up again next time, because its host is gone."""
         self._handles.pop(instance_id)
 
-    async def release(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
+    async def release(self, instance_ids: Sequence[str]) -> None:
+        """End instances; works in every state, any number of times."""
         reference = self._controller.release.remote(list(instance_ids))
         for instance_id in instance_ids:
             self.forget(instance_id)
         await wait_async(reference, f"releasing {len(instance_ids)} instances", _CONTROL_S)
 
-    async def list_instances(self) -> list[InstanceInfo]:  # noqa: D102
+    async def list_instances(self) -> list[InstanceInfo]:
+        """Return all live instances of the cluster.
+
+        Raises:
+            FabricUnavailable: The fabric does not answer.
+        """
         reference = self._controller.list_instances.remote()
         return list(await wait_async(reference, "listing instances", _CONTROL_S))
 
-    async def pools(self) -> dict[str, int]:  # noqa: D102
+    async def pools(self) -> dict[str, int]:
+        """Return the number of ready sandboxes in warm pools, by environment reference.
+
+        Raises:
+            FabricUnavailable: No host answers.
+        """
         reference = self._controller.pools.remote()
         return dict(await wait_async(reference, "counting warm pools", _CONTROL_S))

@@ -47,7 +47,7 @@ def published(
 
 
 def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
-    """Return the hub; None if this machine never had one, so that none is started in vain."""
+    """Return the hub; None if this machine never had one: a new one would know no versions."""
     may_know = given.redis_url is not None or (given.data_dir / "hub").is_dir()
     if may_know:
         connect()
@@ -61,7 +61,6 @@ def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
 async def _published(
     hub: Hub, given: Settings, reference: str, otherwise: EnvironmentNotFound
 ) -> Project:
-    """Return the project of a published version."""
     store = open_artifact_store(given)
     try:
         return await Catalog(hub, store, given.data_dir)(reference)
@@ -141,10 +140,9 @@ class Catalog:
         return found
 
     async def _archive(self, digest: str) -> bytes:
-        """Return an archive from the store, or else from the store of Ray's head.
+        """Return an archive from the store, or else from the head, whose gateway wrote it.
 
-        The gateway on the head writes archives. If the store is a directory that the nodes do not
-        share, only the head has them.
+        The two differ if the store is a directory that the nodes do not share.
 
         Raises:
             ArtifactNotFound: Neither has it.

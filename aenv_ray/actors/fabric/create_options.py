@@ -23,7 +23,6 @@ _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 QUEUE_S: Final = 300.0
 """Default wait for room in a full cluster: a new node takes minutes to join."""
 
-
 _warned: set[str] = set()
 """Digests of the projects that `_warn_of_open_network` has named."""
 
@@ -74,10 +73,7 @@ class CreateOptions:
     ) -> list[InstanceSpec]:
         """Return the specs of `count` new instances of a project.
 
-        Args:
-            source: The project.
-            count: Number of instances.
-            job_id: The Ray job that they end with, unless they are detached.
+        Unless they are detached, the instances end with the Ray job `job_id`.
 
         Raises:
             ConfigError: The TTL, idle timeout or engine is invalid.
@@ -128,16 +124,11 @@ def group_size(count: Any) -> int:
     Raises:
         ConfigError: It is not an integer, or less than 1.
     """
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise ConfigError(
-            f"count {count!r} is not an integer", hint="pass the number of instances, at least 1"
-        )
-    number = operator.index(count)
-    if number < 1:
-        raise ConfigError(
-            f"count {count!r} is less than 1", hint="pass the number of instances, at least 1"
-        )
-    return number
+    is_integer = not isinstance(count, bool) and hasattr(count, "__index__")
+    if not is_integer or operator.index(count) < 1:
+        why = "is less than 1" if is_integer else "is not an integer"
+        raise ConfigError(f"count {count!r} {why}", hint="pass the number of instances, at least 1")
+    return operator.index(count)
 
 
 def _member(kind: Any, value: str, what: str) -> Any:

@@ -31,10 +31,7 @@ _REASON_S: Final = 2.0
 
 
 class Created(NamedTuple):
-    """A running instance.
-
-    Its id is ``info.id``: an instance from a warm pool has another id than its spec.
-    """
+    """A running instance. Its id is ``info.id``; one from a warm pool has another than its spec."""
 
     spec: InstanceSpec
     host: Any
@@ -188,11 +185,7 @@ class CreateProtocol:
     ) -> list[_Started]:
         """Start a group on the shared hosts.
 
-        Args:
-            source: Its project.
-            specs: The group.
-            queue_s: Longest wait for room.
-            tried: Takes the new ids of instances that are renamed; None: they keep theirs.
+        New ids of renamed instances are added to `tried`; None: instances keep their ids.
         """
         started, refusals = await self._place_and_start(source, specs, None)
         failed = {n for n, error in refusals.items() if isinstance(error, FabricUnavailable)}
@@ -285,11 +278,7 @@ class CreateProtocol:
     async def _send_project(self, source: Project, node_id: str, host: Any, mark: int) -> None:
         """Send a project to a node that lacked it, unless another create has done so since.
 
-        Args:
-            source: The project.
-            node_id: The node.
-            host: Any host of that node.
-            mark: The value of `_sends` before the node said that it lacks the project.
+        `mark` is the value of `_sends` before the node said that it lacks the project.
         """
         async with self._sending:
             key = node_id, source.digest

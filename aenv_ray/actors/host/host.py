@@ -32,12 +32,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import (
-    ActorDensity,
-    InstanceInfo,
-    InstanceRecord,
-    InstanceSpec,
-)
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
 from aenv_ray.project.storage import StorageMount
 
 logger = logging.getLogger(__name__)
@@ -293,16 +288,9 @@ class Host:
     async def _start_sandboxes(
         self, specs: Sequence[InstanceSpec], on_started: OnStarted, *, is_pooled: bool = False
     ) -> dict[InstanceId, AenvError]:
-        """Start sandboxes and wait until each answers calls or has failed.
+        """Start sandboxes; return the errors of those that do not run.
 
-        Args:
-            specs: With distinct instance ids.
-            on_started: Called with the record and the sandbox of each that runs; the record is not
-                in the store yet.
-            is_pooled: Whether they are for a warm pool.
-
-        Returns:
-            The errors of the others.
+        `on_started` is called for each that answers calls; its record is not in the store yet.
 
         Raises:
             FabricUnavailable: The node cannot make sandboxes.

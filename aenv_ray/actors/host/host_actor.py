@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec
 
 from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
-from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
@@ -27,8 +27,9 @@ from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity, InstanceInfo
-from aenv_ray.project.storage import StorageMount
+from aenv_ray.models import ActorDensity
+
+P = ParamSpec("P")
 
 
 def make_engine_factory(host_id: HostId) -> EngineFactory:
@@ -36,44 +37,32 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
     owner_pid = raylet_pid()  # asked later, it would be the adopter of orphans if the raylet died
 
     def make(name: str) -> Engine:
+        given = settings()
+        node: dict[str, Any] = {
+            "runtime_dir": given.runtime_dir,
+            "data_dir": given.data_dir,
+            "scope": ray_api.session_scope(),
+        }
         if name == "process":
             from aenv_ray.engines.process.engine import ProcessEngine
 
             return ProcessEngine(
-                host_id,
-                runtime_dir=settings().runtime_dir,
-                data_dir=settings().data_dir,
-                scope=ray_api.session_scope(),
-                owner_pid=owner_pid,
-                isolation=settings().isolation,
-                storage_dir=settings().storage_dir,
-            )
+                host_id, **node, owner_pid=owner_pid, isolation=given.isolation,
+                storage_dir=given.storage_dir,
+            )  # fmt: skip
         if name == "docker":
             from aenv_ray.engines.docker.engine import DockerEngine
 
             return DockerEngine(
-                host_id,
-                runtime_dir=settings().runtime_dir,
-                data_dir=settings().data_dir,
-                scope=ray_api.session_scope(),
-                owner_pid=owner_pid,
-                address=settings().docker_host,
-                image=settings().docker_image,
-                runtime=settings().docker_runtime,
-                docker_config=settings().docker_config,
-                storage_dir=settings().storage_dir,
-            )
+                host_id, **node, owner_pid=owner_pid, address=given.docker_host,
+                image=given.docker_image, runtime=given.docker_runtime,
+                docker_config=given.docker_config, storage_dir=given.storage_dir,
+            )  # fmt: skip
         if name == "kubernetes":
             from aenv_ray.engines.kubernetes.engine import KubernetesEngine
             from aenv_ray.engines.kubernetes.settings import PodSettings
 
-            return KubernetesEngine(
-                host_id,
-                runtime_dir=settings().runtime_dir,
-                data_dir=settings().data_dir,
-                scope=ray_api.session_scope(),
-                settings=PodSettings.of(settings()),
-            )
+            return KubernetesEngine(host_id, **node, settings=PodSettings.of(given))
         if name == "fake":
             from aenv_ray.engines.fake.engine import FakeEngine
 
@@ -84,6 +73,19 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
         )
 
     return make
+
+
+def _forwarded(
+    method: Callable[Concatenate[Host, P], Any],
+) -> Callable[Concatenate[HostShell, P], Coroutine[Any, Any, Any]]:
+    """Return an actor method that runs a method of the host."""
+
+    @functools.wraps(method)
+    async def forward(self: HostShell, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        result = method(self._host or await self._open(), *args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return forward
 
 
 class HostShell:
@@ -110,10 +112,6 @@ class HostShell:
             if self._host is None:
                 self._host = await _make_host(*self._args)
             return self._host
-
-    async def ready(self) -> str:
-        """See `Host.ready`."""
-        return await (self._host or await self._open()).ready()
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -150,72 +148,28 @@ class HostShell:
             async for piece in pieces:
                 yield piece
 
-    # --- instances --------------------------------------------------------------------------
+    # --- control --------------------------------------------------------------------------------
 
     async def start(self, specs: bytes) -> bytes:
         """See `Host.start`; specs and outcomes are encoded as in `start_messages`."""
         host = self._host or await self._open()
         return encode_outcomes(await host.start(decode_specs(specs)))
 
-    async def info(self, instance_id: InstanceId) -> InstanceInfo:
-        """See `Host.info`."""
-        return await (self._host or await self._open()).info(instance_id)
-
-    async def renew(self, instance_id: InstanceId, ttl_s: float) -> InstanceInfo:
-        """See `Host.renew`."""
-        return await (self._host or await self._open()).renew(instance_id, ttl_s)
-
-    async def release(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
-        """See `Host.release`."""
-        return await (self._host or await self._open()).release(instance_ids)
-
-    async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
-        """See `Host.release_jobs`."""
-        return await (self._host or await self._open()).release_jobs(jobs)
-
-    async def instances(self) -> list[InstanceInfo]:
-        """See `Host.instances`."""
-        return await (self._host or await self._open()).instances()
-
-    # --- capacity and pools -----------------------------------------------------------------
-
-    async def load(self) -> tuple[int, int]:
-        """See `Host.load`."""
-        return (self._host or await self._open()).load()
-
-    async def hold(self, seconds: float) -> tuple[int, int]:
-        """See `Host.hold`."""
-        return (self._host or await self._open()).hold(seconds)
-
-    async def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """See `Host.reserve`."""
-        return (self._host or await self._open()).reserve(ids, seconds)
-
-    async def warm(self, request: WarmRequest, wait_s: float | None) -> int:
-        """See `Host.warm`."""
-        return await (self._host or await self._open()).warm(request, wait_s)
-
-    async def pools(self) -> dict[str, int]:
-        """See `Host.pools`."""
-        return (self._host or await self._open()).pools()
-
-    # --- the node ---------------------------------------------------------------------------
-
-    async def has_project(self, digest: str) -> bool:
-        """See `Host.has_project`."""
-        return (self._host or await self._open()).has_project(digest)
-
-    async def put_project(self, digest: str, archive: bytes) -> None:
-        """See `Host.put_project`."""
-        await (self._host or await self._open()).put_project(digest, archive)
-
-    async def delete_storage(self, engine: str, storage: StorageMount) -> None:
-        """See `Host.delete_storage`."""
-        await (self._host or await self._open()).delete_storage(engine, storage)
-
-    async def count_processes(self) -> int:
-        """See `Host.count_processes`."""
-        return await (self._host or await self._open()).count_processes()
+    ready = _forwarded(Host.ready)
+    info = _forwarded(Host.info)
+    renew = _forwarded(Host.renew)
+    release = _forwarded(Host.release)
+    release_jobs = _forwarded(Host.release_jobs)
+    instances = _forwarded(Host.instances)
+    load = _forwarded(Host.load)
+    hold = _forwarded(Host.hold)
+    reserve = _forwarded(Host.reserve)
+    warm = _forwarded(Host.warm)
+    pools = _forwarded(Host.pools)
+    has_project = _forwarded(Host.has_project)
+    put_project = _forwarded(Host.put_project)
+    delete_storage = _forwarded(Host.delete_storage)
+    count_processes = _forwarded(Host.count_processes)
 
 
 async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) -> Host:

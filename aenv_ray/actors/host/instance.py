@@ -5,18 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aenv_ray.errors import (
-    AenvError,
-    InstanceExpired,
-    InstanceReleased,
-    SandboxLost,
-)
-from aenv_ray.models import (
-    InstanceInfo,
-    InstanceRecord,
-    InstanceStatus,
-    Lifetime,
-)
+from aenv_ray.errors import AenvError, InstanceExpired, InstanceReleased, SandboxLost
+from aenv_ray.models import InstanceInfo, InstanceRecord, InstanceStatus, Lifetime
 
 
 class EndReason(StrEnum):

@@ -20,9 +20,15 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
-from aenv_ray.actors.ray_shell import main_thread_executor, ray_cleanup
 from aenv_ray.actors.ray_shell.nodes import SLOT, NodeFacts
-from aenv_ray.actors.ray_shell.ray_address import await_listener, short_directory, start_hint
+from aenv_ray.actors.ray_shell.ray_start import (
+    await_listener,
+    children,
+    end_since,
+    run_on_main_thread,
+    short_directory,
+    start_hint,
+)
 from aenv_ray.actors.ray_shell.ray_token import carry_token, use_token
 from aenv_ray.config import settings
 from aenv_ray.errors import (
@@ -84,14 +90,14 @@ def ensure_ray(address: str | None = None) -> bool:
         carry_token()
     else:
         await_listener(address)
-    before = ray_cleanup.children()
+    before = children()
     try:
-        main_thread_executor.run(lambda: _init_ray(address))
+        run_on_main_thread(lambda: _init_ray(address))
     except KeyboardInterrupt:
-        ray_cleanup.end_since(before)
+        end_since(before)
         raise
     except Exception as exc:  # Ray raises a plain Exception if its processes are slow to start
-        ray_cleanup.end_since(before)
+        end_since(before)
         if address is None:
             raise FabricUnavailable(
                 f"a local Ray cannot be started: {exc}",
@@ -331,21 +337,12 @@ def store_once(key: str, value: str) -> str:
     return kept.decode()
 
 
-def find_actor(name: str) -> Any | None:
-    """Return our actor with this name, or None."""
+def find_actor(name: str, namespace: str = NAMESPACE) -> Any | None:
+    """Return the live actor with this name, or None."""
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
+        return ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
-
-
-def is_actor_alive(name: str, namespace: str) -> bool:
-    """Whether a named actor is alive, as the GCS knows."""
-    try:
-        ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return False
-    return True
 
 
 def actor_names() -> list[str]:
@@ -423,17 +420,13 @@ async def wait_async(
         CallCancelled: The task was cancelled.
         AenvError: What the actor raised.
     """
-    late: type[AenvError] = FabricUnavailable if instance_id is None else DeadlineExceeded
+    kind: type[AenvError] = FabricUnavailable if instance_id is None else DeadlineExceeded
     where = "" if instance_id is None else f" on {instance_id}"
+    late = kind(f"{what}{where} had no answer within {deadline_s:g} s")
     try:
         with translated(what, instance_id=instance_id):
-            try:
-                async with asyncio.timeout(deadline_s):
-                    return await reference
-            except TimeoutError as exc:
-                if isinstance(exc, AenvError | ray_exceptions.RayError):
-                    raise
-                raise late(f"{what}{where} had no answer within {deadline_s:g} s") from exc
+            async with deadline(deadline_s, late):
+                return await reference
     except ray_exceptions.TaskCancelledError:
         raise CallCancelled(f"{what}{where}: the call was cancelled") from None
 

@@ -157,4 +157,4 @@ def is_replica_alive(name: str) -> bool:
     """Whether a replica of that actor name is alive, as the GCS knows."""
     from ray.serve._private.constants import SERVE_NAMESPACE
 
-    return ray_api.is_actor_alive(name, SERVE_NAMESPACE)
+    return ray_api.find_actor(name, SERVE_NAMESPACE) is not None

@@ -8,7 +8,7 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.publishing import publish
@@ -38,7 +38,7 @@ async def gateway_app(
     projects_dir = process.data_dir / "projects"
     gateway = Gateway(
         hub,
-        RayAsyncFabric(fabric),
+        AsyncFabric(fabric),
         store,
         Catalog(hub, store, process.data_dir),
         partial(publish, hub=hub, store=store, projects_dir=projects_dir),

@@ -18,7 +18,7 @@ from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.actors.calls.wire import decode_json
 from aenv_ray.actors.fabric import driver_api
-from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric.fabric import Fabric
@@ -71,8 +71,8 @@ class ServiceReplica:
     async def __init__(self, record: dict[str, Any], artifacts_url: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
         self._record = ServiceRecord.model_validate(record)
         self._fabric, hub = await asyncio.to_thread(_connected)
-        self._instances = RayAsyncFabric(self._fabric)
-        self._calls = InstanceCalls(self._instances)
+        self._instances = AsyncFabric(self._fabric)
+        self._calls = InstanceCalls(self._instances.handle, self._instances.forget)
         self._sessions = Sessions(hub, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
         self._storages = StorageRecords(hub)

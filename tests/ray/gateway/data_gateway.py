@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from aenv_ray import ids
 from aenv_ray.actors.calls.handle import EnvHandle
-from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import EnvironmentNotFound
@@ -53,7 +53,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         clock = SystemClock()
         self.hub = HubCore(self._redis.connect(), clock, where="test")
-        fabric = RayAsyncFabric(init())
+        fabric = AsyncFabric(init())
         nothing: Any = None  # publishing has tests of its own
         self.gateway = Gateway(
             self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock

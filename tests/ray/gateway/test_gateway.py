@@ -18,7 +18,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray.actors.fabric import driver_api
-from aenv_ray.actors.fabric.async_fabric import RayAsyncFabric
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.client import Environment
@@ -282,7 +282,7 @@ def test_a_port_that_is_in_use_is_an_error(door: Door) -> None:
 
 async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
-    hub, fabric, clock = hub_actor.ensure_hub(), RayAsyncFabric(driver_api.init()), SystemClock()
+    hub, fabric, clock = hub_actor.ensure_hub(), AsyncFabric(driver_api.init()), SystemClock()
     replicas = Replicas(hub, clock, "test", 1.0)
     creator = Creator(hub, fabric, project.resolve, clock, replicas, lambda *_: None)
     await Sweep(hub, fabric, creator, clock, replicas, 1.0, lambda _: None, lambda _: None).once()

@@ -27,7 +27,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     A request whose headers name an instance goes to that instance, whatever its path: environments
     choose the endpoints of their functions.
     """
-    targets, calls = Targets(deps), InstanceCalls(deps.fabric)
+    targets, calls = Targets(deps), InstanceCalls(deps.fabric.handle, deps.fabric.forget)
     limit = deps.settings.max_body_bytes
     addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
     functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)

@@ -35,7 +35,9 @@ def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
     functions = door_app(FunctionDoor(targets.of_request, calls).serve, limit)
-    ports = PortDoor(targets.sandbox_of_request, InstanceCalls(deps.fabric), deps)
+    ports = PortDoor(
+        targets.sandbox_of_request, InstanceCalls(deps.fabric.handle, deps.fabric.forget), deps
+    )
     return [
         *port_routes("/services/{id}", ports),
         Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import ray
 
-from aenv_ray.actors.ray_shell import ray_address, ray_api
+from aenv_ray.actors.ray_shell import ray_api, ray_start
 from aenv_ray.errors import FabricUnavailable
 
 
@@ -43,9 +43,9 @@ def test_a_ray_that_does_not_come_up_is_typed(
 
 def test_a_full_disk_is_named_as_what_a_local_ray_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/proc/self")  # a filesystem without room
-    assert ray_address.start_hint().startswith("/proc/self has only 0 KiB left: ")
+    assert ray_start.start_hint().startswith("/proc/self has only 0 KiB left: ")
     monkeypatch.setenv("RAY_TMPDIR", "/no/such/place")
-    assert ray_address.start_hint().endswith("/no/such/place/ray/session_latest/logs")
+    assert ray_start.start_hint().endswith("/no/such/place/ray/session_latest/logs")
 
 
 HOMES = ("/proc/no-home", "writable")
@@ -92,16 +92,16 @@ def test_a_user_who_cannot_keep_a_token_carries_one(
 def test_a_named_ray_where_nothing_listens_is_given_up_and_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        ray_address.await_listener(address)
-        ray_address.await_listener(f"ray://{address}")
+        ray_start.await_listener(address)
+        ray_start.await_listener(f"ray://{address}")
     with pytest.raises(FabricUnavailable, match=f"no Ray listened at {address}") as raised:
-        ray_address.await_listener(address, patience_s=0)
+        ray_start.await_listener(address, patience_s=0)
     assert "RAY_ADDRESS" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "nonsense", "host:name", "a:99999", ":1", ""])
 def test_only_a_host_and_a_port_are_tried(address: str) -> None:
-    ray_address.await_listener(address, patience_s=0)
+    ray_start.await_listener(address, patience_s=0)
 
 
 def test_a_long_directory_for_temporary_files_does_not_stop_a_local_ray(
@@ -110,11 +110,11 @@ def test_a_long_directory_for_temporary_files_does_not_stop_a_local_ray(
     """Its sockets lie below that directory, and their paths have a limit."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    assert ray_address.short_directory() is None
+    assert ray_start.short_directory() is None
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 60)))
-    assert ray_address.short_directory() == "/tmp/ray"
+    assert ray_start.short_directory() == "/tmp/ray"
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert ray_address.short_directory() is None
+    assert ray_start.short_directory() is None
 
 
 def test_routine_warnings_of_a_starting_ray_are_logged_as_info(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import exceptions as ray_exceptions
 
-from aenv_ray.actors.controller.instance_listing import list_instances_on
+from aenv_ray.actors.controller.host_queries import list_instances_on
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.ray_leases import changes
 from aenv_ray.hub.records import Lease

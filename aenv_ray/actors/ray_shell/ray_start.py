@@ -1,15 +1,24 @@
-"""Addresses and directories of Ray: waiting for a listener, and short paths for sockets."""
+"""How a local Ray starts and how a running one is reached: addresses, directories, processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import shutil
 import socket
 import tempfile
+import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from aenv_ray.errors import FabricUnavailable
+from aenv_ray.runtime.door.calls import kill_tree
+
+T = TypeVar("T")
 
 _PATIENCE_S: Final = 30.0
 """How long to wait for a head that is just starting."""
@@ -21,6 +30,12 @@ _SOCKET: Final = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 """Longest path that Ray appends to the temporary directory."""
 _LEAST_BYTES: Final = 16 << 20
 """Free space that a local Ray needs to start."""
+_RAYS: Final = os.fsencode(Path("ray", "core", "src", "ray"))
+"""Part of the command of Ray's own programs."""
+
+_tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+_start_lock = threading.Lock()
+_thread: threading.Thread | None = None
 
 
 def short_directory() -> str | None:
@@ -74,3 +89,55 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
                 hint="check RAY_ADDRESS, or unset it to start a local Ray",
             ) from exc
         return
+
+
+def children() -> frozenset[int]:
+    """Return the pids of this process's children; on systems other than Linux none."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+    return frozenset(found)
+
+
+def end_since(before: frozenset[int]) -> None:
+    """Kill what Ray started: its programs among the children that are not in `before`.
+
+    After a failed start Ray itself ends them only when the driver exits, some a minute later.
+    """
+    for pid in children() - before:
+        with contextlib.suppress(OSError):
+            if _RAYS in Path(f"/proc/{pid}/cmdline").read_bytes():
+                kill_tree(pid)
+
+
+def run_on_main_thread(work: Callable[[], T]) -> T:
+    """Run `work` on the main thread if this is it, else on a thread that never ends; wait for it.
+
+    Ray's processes die with the *thread* that started them (``PR_SET_PDEATHSIG``), so a Ray started
+    on a pool thread would die with that thread.
+
+    Raises:
+        BaseException: What `work` raises.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return work()
+    global _thread
+    with _start_lock:
+        if _thread is None or not _thread.is_alive():  # a fork does not inherit threads
+            # A daemon thread: any other would be joined at exit, before Ray is shut down.
+            _thread = threading.Thread(target=_run_tasks, name="aenv-ray-start", daemon=True)
+            _thread.start()
+    done: Future[T] = Future()
+    _tasks.put((work, done))
+    return done.result()
+
+
+def _run_tasks() -> None:
+    while True:
+        work, done = _tasks.get()
+        try:
+            done.set_result(work())
+        except BaseException as exc:  # noqa: BLE001  # raised on the caller's thread
+            done.set_exception(exc)
+        del work, done

@@ -1,22 +1,84 @@
-"""Counts of running and of warm sandboxes in the cluster, as reported by its hosts."""
+"""Questions to all hosts at once: their instances, running sandboxes and warm sandboxes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, shared_host_names, usable
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.models import InstanceInfo
 
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[str, str], Awaitable[Any]]
 """Runs an operation of a host, by the host's name, and returns the answer; raises AenvError."""
+
+
+@dataclass(frozen=True)
+class InstanceListing:
+    """The instances that some hosts reported."""
+
+    found: list[InstanceInfo]
+    """The live instances of the hosts that answered."""
+    unheard: frozenset[str]
+    """Names of the hosts that did not answer, dead or alive."""
+    silent: frozenset[str]
+    """Names of those among them that may be alive."""
+
+    def doubtful(self, ids: Iterable[str], where: Mapping[str, str]) -> set[str]:
+        """Return which instances were not found but may be on a silent host.
+
+        Args:
+            ids: The instances.
+            where: The host on which each was last seen, as far as known.
+        """
+        if not self.silent:
+            return set()
+        known = {info.id for info in self.found}
+        return {i for i in ids if i not in known and where.get(i) in {None, *self.silent}}
+
+    def vacant(self, names: Iterable[str]) -> set[str]:
+        """Return which of these hosts reported that they have no instances.
+
+        Dead hosts are not among them: their sandboxes may still run.
+        """
+        return set(names) - self.unheard - {info.host for info in self.found}
+
+
+async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing:
+    """Ask hosts, by name, for their instances, all at the same time."""
+    async with asyncio.TaskGroup() as group:
+        tasks = {name: group.create_task(_instances_on(ask, name)) for name in names}
+    found: list[InstanceInfo] = []
+    errors: dict[str, AenvError] = {}
+    for name, task in tasks.items():
+        answer = task.result()
+        if isinstance(answer, AenvError):
+            errors[name] = answer
+        else:
+            found += answer
+    silent = {
+        name
+        for name, error in errors.items()
+        if isinstance(error, FabricUnavailable) and not ray_api.is_of_a_dead_actor(error)
+    }
+    return InstanceListing(found, frozenset(errors), frozenset(silent))
+
+
+async def _instances_on(ask: Ask, name: str) -> list[InstanceInfo] | AenvError:
+    try:
+        found: list[InstanceInfo] = await ask(name, "instances")
+    except AenvError as exc:
+        logger.warning("the instances of host %s are not listed: %s", name, exc)
+        return exc
+    return found
 
 
 async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
