@@ -81,11 +81,8 @@ class JsonCalls(Protocol):
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """Run a call and return its result as JSON text.
 
-        Args:
-            call: The call.
-            disconnect: Happens when the client disconnects. The call is then cancelled, unless the
-                client chose its id.
-            name: By which `cancel` stops the call; "" if it cannot.
+        If the client disconnects, the call is cancelled unless the client chose its id.
+        `cancel` can stop a call that has a `name`.
 
         Raises:
             AenvError: The call failed, or its target has ended.

@@ -81,12 +81,7 @@ class AdmissionQueue:
         return [ticket for ticket in self._tickets if ticket.job_id in jobs]
 
     def grants(self, hosts: Sequence[HostLoad], now: float) -> list[Grant]:
-        """Return the places to hand out now, and remove the creates that get them.
-
-        Args:
-            hosts: All hosts that accept instances, with their load.
-            now: On the clock of the tickets.
-        """
+        """Return the places to hand out now, and remove the creates that get them."""
         loads = {host.name: host for host in hosts}
         granted: list[Grant] = []
         waiting = list(self._tickets)

@@ -63,13 +63,8 @@ class HostDirectory:
     ) -> Any:
         """Return the host with this name; start it if there is none.
 
-        Args:
-            name: Name of the host.
-            node: Id of its node.
-            density: Whether it holds one instance or many.
-            slots: Slots of the node that the host occupies and fills with instances. Ray then
-                counts them as used, so that demand for more adds nodes; the host ends when it has
-                no instances. None: it occupies none and stays.
+        A host with `slots` fills that many slots of its node with instances: Ray counts them as
+        used, so that demand for more adds nodes. It ends when it has no instances; others stay.
 
         Raises:
             FabricUnavailable: It did not start; the node is not used for `TRY_AGAIN_S`.
@@ -147,10 +142,8 @@ class HostDirectory:
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts of nodes with their load; start missing ones.
 
-        Args:
-            nodes: The nodes, by id.
-            patience_s: How long to wait for the other hosts once one has answered; those that are
-                later continue to start in the background.
+        Once one has answered, the others get `patience_s`; later ones continue to start in the
+        background.
 
         Raises:
             FabricUnavailable: No host answers; the message has the causes.

@@ -148,9 +148,7 @@ async def end_each(
 ) -> tuple[list[InstanceId], list[str]]:
     """End instances independently of each other.
 
-    Args:
-        records: The instances.
-        end: Ends one; cancelled after `END_DEADLINE_S`.
+    `end` ends one; it is cancelled after `END_DEADLINE_S`.
 
     Returns:
         The ids of the ended instances, and for each other one its id with the reason.

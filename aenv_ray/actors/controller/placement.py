@@ -74,9 +74,7 @@ def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
 def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:
     """Return the node for another dedicated host: the one with the fewest hosts, or None.
 
-    Args:
-        nodes: The usable nodes.
-        taken: The node of each host that runs or is being started.
+    `taken` is the node of each host that runs or is being started.
     """
     hosts = Counter(taken)
     return min(nodes, key=lambda node: (hosts[node], node), default=None)

@@ -31,11 +31,7 @@ class CreatedInstance(NamedTuple):
 
 
 class AsyncFabric:
-    """The fabric for an event loop. No method occupies a thread while a sandbox starts.
-
-    Args:
-        fabric: The connection to the Ray cluster.
-    """
+    """The fabric for an event loop. No method occupies a thread while a sandbox starts."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._controller = fabric.controller

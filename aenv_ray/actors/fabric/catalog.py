@@ -31,10 +31,7 @@ def published(
 ) -> Project:
     """Return the project of a published version; blocks.
 
-    Args:
-        reference: ``name`` or ``name@version``.
-        connect: Connects to the fabric.
-        otherwise: Raised if there is no hub.
+    Without a hub, `otherwise` is raised.
 
     Raises:
         AenvError: As `aenv_ray.actors.fabric.references.resolve`.
@@ -75,8 +72,6 @@ class Catalog:
     """Resolves references by name to projects on this node.
 
     Args:
-        hub: Has the published versions.
-        store: Has their archives.
         data_dir: Projects are unpacked into its subdirectory ``projects``.
     """
 

@@ -55,8 +55,6 @@ class CreateProtocol:
     """Creates instances over one connection to the fabric.
 
     Args:
-        controller: The controller actor.
-        waits: How to wait.
         notices: Logs that creates take long; None: nobody reads the log.
 
     Attributes:
@@ -86,13 +84,8 @@ class CreateProtocol:
 
         If it fails or is cancelled, what was started is released.
 
-        Args:
-            source: The project of all specs.
-            specs: At least one.
-            density: Whether each instance gets a host of its own.
-            queue_s: How long to wait for room in a full cluster; 0: not at all.
-            may_rename: Whether instances may get new ids if a host fails: the group is then started
-                again on other hosts. If not, the failure of a host fails the create.
+        It waits for room in a full cluster for `queue_s`. If a host fails, `may_rename` has the
+        group started again on other hosts under new ids; otherwise the create fails.
 
         Raises:
             AenvError: As `aenv_ray.create`.

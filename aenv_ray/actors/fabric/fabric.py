@@ -54,11 +54,7 @@ class Fabric:
     ) -> Any:
         """Return the value of a Ray reference; blocks.
 
-        Args:
-            reference: From a ``.remote(...)`` call.
-            what: Names the wait in errors.
-            deadline_s: Longest wait.
-            on_wait: Called every few seconds with the seconds waited so far.
+        The arguments are those of `Waits.result`.
 
         Raises:
             FabricUnavailable: The actor is gone, `deadline_s` passed, or `shutdown` was called.
@@ -107,8 +103,7 @@ class Fabric:
     def shared_hosts(self, wanted: int) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load; blocks.
 
-        Args:
-            wanted: Number of places needed: nodes without hosts get some, as far as needed.
+        Nodes without hosts get some, as far as `wanted` places need them.
 
         Raises:
             FabricUnavailable: No node has a host.

@@ -29,11 +29,7 @@ STARTING_S: Final = 310.0
 
 
 class QuotaClient:
-    """Asks the hub for places under quotas, for one connection to the fabric.
-
-    Args:
-        clock: For the age of the known quotas.
-    """
+    """Asks the hub for places under quotas, for one connection to the fabric."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()

@@ -36,12 +36,7 @@ class Share(NamedTuple):
 
 
 class SharedHosts:
-    """The shared hosts with their load, as last told by the controller.
-
-    Args:
-        controller: The controller actor.
-        waits: Waits for its answers.
-    """
+    """The shared hosts with their load, as last told by the controller."""
 
     def __init__(self, controller: Any, waits: Waits) -> None:
         self._controller = controller
@@ -92,8 +87,7 @@ class SharedHosts:
     async def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts with their present load.
 
-        Args:
-            wanted: Number of places needed: nodes without hosts get some, as far as needed.
+        Nodes without hosts get some, as far as `wanted` places need them.
 
         Raises:
             FabricUnavailable: No node has a host.

@@ -81,8 +81,7 @@ class AsyncWaits(Waits):
 class BlockingWaits(Waits):
     """Blocks the calling thread; for `run_blocking`.
 
-    Args:
-        wait: Called like `Waits.result`; returns the value.
+    `wait` is called like `Waits.result`, and returns the value.
     """
 
     def __init__(self, wait: Callable[[Any, str, float, OnWait | None], Any]) -> None:
@@ -128,9 +127,6 @@ class WaitNotices:
     """Logs that creates take long: one line for all of them, at most every `NOTICE_EVERY_S`.
 
     Any thread may use it.
-
-    Args:
-        clock: Seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,8 +139,7 @@ class WaitNotices:
     def waiting(self, reason: Callable[[], str]) -> Iterator[OnWait]:
         """Count a create while the block runs; yield the callback for its wait.
 
-        Args:
-            reason: Returns what the create waits for; called only for a line that is logged.
+        `reason` returns what the create waits for; it is called only for a line that is logged.
         """
         key = object()
         with self._lock:

@@ -26,11 +26,7 @@ class HostCalls:
     """Forwards calls to the sandboxes of one host.
 
     Args:
-        host_id: Named in errors.
-        table: The instances of the host, with their sandboxes.
-        engines: The engines that made the sandboxes.
         adopted: Set once the host has adopted the sandboxes of an earlier host; calls wait for it.
-        clock: For idle times.
     """
 
     def __init__(

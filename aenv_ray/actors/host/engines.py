@@ -22,11 +22,7 @@ EngineFactory = Callable[[str], Engine]
 
 
 class HostEngines:
-    """Engines by name, each created at its first use.
-
-    Args:
-        make: Creates an engine.
-    """
+    """Engines by name, each created at its first use."""
 
     def __init__(self, make: EngineFactory) -> None:
         self._make = make

@@ -49,15 +49,9 @@ class Host:
 
     Args:
         host_id: Stays the same over restarts.
-        node_id: The node that it runs on.
-        density: Whether it has one instance or many.
         slots: Capacity of a shared host on an elastic node; the host ends once its node is empty.
             None: its capacity is `HOST_CAPACITY`, and it stays.
         make_engine: Returns the engine with a given name; raises ConfigError for an unknown one.
-        store: For the records of its instances.
-        projects_dir: Where projects are unpacked.
-        clock: For deadlines.
-        count_processes: Counts the sandboxes of this node.
         on_empty: Called when the host has nothing left to do and should be ended.
         is_node_up: Returns whether the raylet of this node is alive.
         requests_path: File for requests of warm sandboxes; None: they end with this process.

@@ -17,10 +17,7 @@ class HostCapacity:
     """Decides which instances a host accepts.
 
     Args:
-        host_id: For messages.
-        capacity: Number of places.
         present: Returns the number of instances, including those that are starting.
-        clock: For reservations.
     """
 
     def __init__(

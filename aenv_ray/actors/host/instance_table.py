@@ -27,11 +27,6 @@ REMEMBERED_ENDS: Final = 20_000
 class InstanceTable:
     """The instances of one host.
 
-    Args:
-        engines: The engines of the host.
-        store: For the records.
-        clock: For deadlines.
-
     Attributes:
         lives: Live instances, and those that ended recently, by id; instances from a warm pool also
             by the id that was requested.
@@ -84,9 +79,7 @@ class InstanceTable:
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
         """Adopt an instance of an earlier host with this id.
 
-        Args:
-            record: Its record.
-            deadline: Until when to try, on the loop's clock.
+        It is tried until `deadline`, on the loop's clock.
         """
         record = record.model_copy(update={"generation": record.generation + 1})
         self._note_life(record)
@@ -109,10 +102,6 @@ class InstanceTable:
 
         An engine that does not answer does not prevent the host from opening: `end_due` and
         `will_use` ask it again.
-
-        Args:
-            records: The records of the earlier host.
-            engines: The engines that it used.
         """
         recorded = frozenset(record.id for record in records)
         self._unsearched = dict.fromkeys(engines, recorded)

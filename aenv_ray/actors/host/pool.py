@@ -184,12 +184,8 @@ class Pools:
     ) -> None:
         """Note that a group of instances was created.
 
-        Args:
-            spec: Any of them.
-            count: Size of the group.
-            now: Seconds since the epoch.
-            warm: The project's ``deployConfig.warm``.
-            is_slow: Whether starts of their engine are slow enough to be anticipated.
+        `spec` is one of them; `warm` is the project's ``deployConfig.warm``. `is_slow`: starts of
+        their engine are slow enough to be anticipated.
         """
         # The config's size is for plain instances, not for each combination of variables.
         standing = warm if is_plain(spec) or warm == 0 else None
@@ -260,10 +256,7 @@ class Pools:
     def refills(self, now: float, *, room: int, is_busy: bool) -> Counter[PoolKey]:
         """Return how many sandboxes to start for each pool; call `refilled` after each.
 
-        Args:
-            now: Seconds since the epoch.
-            room: Free places of the host.
-            is_busy: Whether a create waits for a start.
+        `room` is the number of free places of the host; `is_busy`: a create waits for a start.
         """
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
         earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
@@ -293,12 +286,8 @@ class Pools:
     ) -> None:
         """Note the result of starts.
 
-        Args:
-            key: The pool.
-            made: The new sandboxes.
-            now: Seconds since the epoch.
-            count: The number that `refills` decided.
-            has_failed: Whether one did not start; the pool then pauses.
+        `count` is the number that `refills` decided; `has_failed`: one did not start, and the pool
+        pauses.
         """
         pool = self._pools[key]
         pool.under_way -= count

@@ -18,12 +18,7 @@ _FORBIDDEN: Final = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errn
 
 
 class HostProjects:
-    """Unpacked projects by digest, in a directory that all hosts of a node share.
-
-    Args:
-        directory: Where projects are unpacked.
-        node_id: For messages.
-    """
+    """Unpacked projects by digest, in a directory that all hosts of a node share."""
 
     def __init__(self, directory: Path, node_id: str) -> None:
         self._directory = directory
@@ -53,9 +48,7 @@ class HostProjects:
     def sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
         """Return the spec of an instance's sandbox.
 
-        Args:
-            spec: The instance.
-            now: Start of its TTL, in seconds since the epoch.
+        Its TTL starts at `now`, in seconds since the epoch.
 
         Raises:
             InternalError: Its project is no longer on this node.

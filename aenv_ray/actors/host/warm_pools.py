@@ -52,12 +52,6 @@ class WarmPools:
     """The pools of one shared host.
 
     Args:
-        engines: The engines of the host.
-        projects: The projects on the node.
-        clock: For deadlines.
-        start: Starts sandboxes.
-        store: For their records.
-        requests: File of the requests.
         room: Returns how many places the pools may use.
         is_busy: Returns whether a create waits for a start now.
     """
@@ -102,9 +96,7 @@ class WarmPools:
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
         """Adopt a warm sandbox of an earlier host; one that is gone is forgotten.
 
-        Args:
-            record: Its record.
-            deadline: Until when to try, on the loop's clock.
+        It is tried until `deadline`, on the loop's clock.
         """
         try:
             sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)

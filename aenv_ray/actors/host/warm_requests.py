@@ -32,8 +32,7 @@ _REQUESTS = TypeAdapter(list[WarmRequest])
 class WarmRequestFile:
     """The requests of one host.
 
-    Args:
-        path: Its file; the directory is created if missing. None: requests end with this process.
+    Without a path, requests end with this process.
     """
 
     def __init__(self, path: Path | None) -> None:

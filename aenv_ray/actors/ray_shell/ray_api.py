@@ -376,12 +376,8 @@ def wait(
 ) -> Any:
     """Return the value of a reference; blocks.
 
-    Args:
-        reference: From a ``.remote(...)`` call.
-        what: Names the wait in errors.
-        deadline_s: Longest wait.
-        look: Called every `look_s` with the seconds waited so far; an exception ends the wait.
-        look_s: Interval of `look`.
+    `look` is called every `look_s` with the seconds waited so far; an exception from it ends the
+    wait. `what` names the wait in errors.
 
     Raises:
         FabricUnavailable: The actor behind it is gone, or `deadline_s` passed.
@@ -408,11 +404,7 @@ async def wait_async(
 ) -> T:
     """Return the value of a reference, in an event loop; cancelling leaves the task running.
 
-    Args:
-        reference: From a ``.remote(...)`` call.
-        what: Names the wait in errors.
-        deadline_s: Longest wait.
-        instance_id: The instance that is called; None for any other actor.
+    `what` names the wait in errors; `instance_id` is the called instance, None for other actors.
 
     Raises:
         FabricUnavailable: The actor is gone, or `deadline_s` passed.

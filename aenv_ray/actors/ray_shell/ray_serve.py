@@ -101,9 +101,6 @@ def app_handle(app: str) -> DeploymentHandle[Any]:
 def translated(what: str) -> Iterator[None]:
     """Turn the exceptions of Ray and Serve about a call to a replica into ours.
 
-    Args:
-        what: What was being done, for messages.
-
     Raises:
         CallOutcomeUnknown: The replica died during the call.
         CallCancelled: The call was cancelled.

@@ -13,8 +13,7 @@ _TOKEN_VARIABLE: Final = "RAY_AUTH_TOKEN"
 def use_token(*, make: bool = False) -> None:
     """Authenticate with the token of this user, as Ray does for local clusters.
 
-    Args:
-        make: Generate a token if there is none.
+    With `make`, a token is generated if there is none.
     """
     from ray import _raylet
     from ray._private.authentication import authentication_token_setup as setup

@@ -18,10 +18,7 @@ T = TypeVar("T")
 def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float) -> T:
     """Run a function on a node that accepts instances, and return its result; blocks.
 
-    Args:
-        work: A function that the node can import.
-        label: Name and value of a Ray label; nodes with it are preferred.
-        timeout_s: Longest wait.
+    `work` must be importable there. Nodes with `label`, a name and a value, are preferred.
 
     Raises:
         FabricUnavailable: Ray does not answer, the node does not exist, or the function failed.
@@ -57,11 +54,7 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
 def on_the_head(work: Callable[..., T], *arguments: Any, what: str, timeout_s: float) -> T:
     """Run a function on Ray's head and return its result; blocks. This process is connected.
 
-    Args:
-        work: A function that the head can import.
-        arguments: Its arguments.
-        what: Names the work in errors.
-        timeout_s: Longest wait.
+    `work` must be importable there; `what` names it in errors.
 
     Raises:
         FabricUnavailable: The head does not answer in time.
