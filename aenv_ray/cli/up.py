@@ -33,7 +33,7 @@ _REVOKE_S: Final = 5.0
 _RAY_ATTEMPTS: Final = 3
 
 
-class Step(Enum):
+class UpStep(Enum):
     """What ``aenv up`` has to do."""
 
     NOTHING = "it is up"
@@ -42,7 +42,7 @@ class Step(Enum):
     CLEAN = "an earlier fabric is broken and has to be removed first"
 
 
-def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) -> Step:
+def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) -> UpStep:
     """Return what has to be done.
 
     Args:
@@ -52,10 +52,10 @@ def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) 
         is_healthy: Its gateway answers.
     """
     if not known:
-        return Step.START
+        return UpStep.START
     if not ray_answers or not is_up:
-        return Step.CLEAN
-    return Step.NOTHING if is_healthy else Step.REPAIR
+        return UpStep.CLEAN
+    return UpStep.NOTHING if is_healthy else UpStep.REPAIR
 
 
 def up(
@@ -93,13 +93,13 @@ def up(
     with locked(data_dir), _quiet_stdout():
         found = local_fabric.read(data_dir)
         step = _look(found)
-        if step is Step.CLEAN and found is not None:
+        if step is UpStep.CLEAN and found is not None:
             console.say("removing a broken earlier fabric")
             take_down(found)
-            step, found = Step.START, None
+            step, found = UpStep.START, None
         if found is None:
             port, mcp_port = _free_ports(host, port, mcp_port)
-        if step is Step.NOTHING and found is not None:
+        if step is UpStep.NOTHING and found is not None:
             console.say(f"already up, started by {found.user}")
             fabric = found
         else:
@@ -109,7 +109,7 @@ def up(
     show(shown, output)
 
 
-def _look(found: LocalFabric | None) -> Step:
+def _look(found: LocalFabric | None) -> UpStep:
     from aenv_ray.local_fabric import Phase
 
     return next_step(

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from aenv_ray.client.gateway_http import GatewayHttp
 from aenv_ray.client.gateway_records import (
-    Answer,
     EnvironmentAnswer,
+    GatewayRecord,
     InstanceAnswer,
     ServiceAnswer,
     TokenAnswer,
@@ -249,7 +249,7 @@ class Gateway:
         headers = {"Accept": "application/json, text/event-stream"}
         with self.http.stream("POST", path, json=message, headers=headers) as response:
             response.read()
-            answer = Answer.read(_rpc(response.text)).shown()
+            answer = GatewayRecord.read(_rpc(response.text)).shown()
         return [dict(tool) for tool in (answer.get("result") or {}).get("tools") or []]
 
     def functions_of(self, instance_id: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import EnvironmentStatus
 
 
-class Answer(BaseModel):
+class GatewayRecord(BaseModel):
     """An object of a response."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -35,7 +35,7 @@ class Answer(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class EnvironmentAnswer(Answer):
+class EnvironmentAnswer(GatewayRecord):
     """A version of an environment: EnvHub's fields and ours."""
 
     name: str
@@ -66,7 +66,7 @@ class EnvironmentAnswer(Answer):
         return known[self.status] if 0 <= self.status < len(known) else str(self.status)
 
 
-class InstanceAnswer(Answer):
+class InstanceAnswer(GatewayRecord):
     """An instance: fields of AEnvironment's EnvInstance and ours."""
 
     id: str
@@ -87,7 +87,7 @@ class InstanceAnswer(Answer):
         return _environment(self.env)
 
 
-class ServiceAnswer(Answer):
+class ServiceAnswer(GatewayRecord):
     """A service: fields of AEnvironment's EnvService and ours."""
 
     id: str
@@ -118,7 +118,7 @@ class ServiceAnswer(Answer):
         return _environment(self.env)
 
 
-class TokenAnswer(Answer):
+class TokenAnswer(GatewayRecord):
     """A token; the response that creates it also has its secret."""
 
     id: str

@@ -40,7 +40,7 @@ class RpcError(Exception):
         self.data = data
 
 
-class _SessionUnknown(Exception):
+class _SessionGone(Exception):
     """The server does not know the session, so it did not run the request."""
 
 
@@ -87,14 +87,14 @@ class McpSession:
         headers = await self._open()
         try:
             return await self._exchange(method, params, headers)
-        except _SessionUnknown:
+        except _SessionGone:
             # The server was restarted or dropped an idle session; the request did not run.
             if self._headers is headers:
                 self._headers = None
         headers = await self._open()
         try:
             return await self._exchange(method, params, headers)
-        except _SessionUnknown as exc:
+        except _SessionGone as exc:
             raise FabricUnavailable(
                 f"{self._url} forgets its sessions: {exc}",
                 hint="behind a load balancer, enable session affinity",
@@ -192,7 +192,7 @@ class McpSession:
             return
         text = (await response.aread()).decode(errors="replace")
         if mcp_messages.forgets_session(status, text, has_session=SESSION in headers):
-            raise _SessionUnknown(text[:200])
+            raise _SessionGone(text[:200])
         try:
             error = json.loads(text)["error"]
         except (ValueError, KeyError, TypeError):

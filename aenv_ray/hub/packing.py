@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from aenv_ray.errors import ConfigError, boundary
-from aenv_ray.hub.secrets import Finding, looks_secret
+from aenv_ray.hub.secrets import SuspectedSecret, looks_secret
 from aenv_ray.project import archive as project_archive
 from aenv_ray.project import project
 from aenv_ray.project.archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
@@ -62,7 +62,7 @@ def pack(source: project.Project, *, allow: Sequence[str] = ()) -> Package:
     return Package(source, data, hashlib.sha256(data).hexdigest())
 
 
-def _refuse(findings: Sequence[Finding]) -> None:
+def _refuse(findings: Sequence[SuspectedSecret]) -> None:
     """Raise an error if there are findings.
 
     Raises:

@@ -24,7 +24,7 @@ _HEAD_BYTES: Final = 256 * 1024
 """How much of a file is searched; tokens and keys are usually in small files."""
 
 
-class Finding(NamedTuple):
+class SuspectedSecret(NamedTuple):
     """A file that looks like a secret."""
 
     path: str
@@ -48,7 +48,7 @@ _CONTENTS: Final = (
 )  # fmt: skip
 
 
-def looks_secret(path: str, content: bytes) -> Finding | None:
+def looks_secret(path: str, content: bytes) -> SuspectedSecret | None:
     """Return why a file looks like a secret, or None.
 
     Args:
@@ -61,11 +61,11 @@ def looks_secret(path: str, content: bytes) -> Finding | None:
         by_path = any(fnmatchcase(f"/{path.lower()}", f"*/{pattern}") for pattern in _PATHS)
         by_name = any(fnmatchcase(name, pattern) for pattern in _NAMES)
         if by_path or (by_name and not _is_public(name, content)):
-            return Finding(path, "files with this name contain secrets")
+            return SuspectedSecret(path, "files with this name contain secrets")
     head = content[:_HEAD_BYTES]
     for pattern, reason in _CONTENTS:
         if pattern.search(head):
-            return Finding(path, reason)
+            return SuspectedSecret(path, reason)
     return None
 
 

@@ -31,7 +31,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Registry(_Section):
+class RegistrySettings(_Section):
     """``build_config.registry``: the registry that ``aenv build`` pushes to."""
 
     host: str = "docker.io"
@@ -43,7 +43,7 @@ class Registry(_Section):
 class BuildSection(_Section):
     """``build_config``."""
 
-    registry: Registry = Field(default_factory=Registry)
+    registry: RegistrySettings = Field(default_factory=RegistrySettings)
 
 
 class HubSection(_Section):

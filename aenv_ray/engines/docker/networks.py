@@ -45,7 +45,7 @@ class ContainerNetwork:
     """Mounted over ``/etc/resolv.conf``; None keeps the daemon's."""
 
 
-class Networks:
+class DockerNetworks:
     """Creates the networks of a scope for the containers of one host.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_ray.engines.docker.networks import ContainerNetwork
-from aenv_ray.engines.images.node_images import Image
+from aenv_ray.engines.images.node_images import NodeImage
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.project.config import NetworkMode
@@ -50,7 +50,7 @@ class SidecarPlan:
     """What the sidecar of an instance is created from."""
 
     name: str
-    image: Image
+    image: NodeImage
     kit: Path
     run_directory: Path
 
@@ -64,7 +64,7 @@ class ContainerPlan:
     host_id: str
     directory: Path
     """Of the scope; a label tells it to janitors of other scopes."""
-    image: Image
+    image: NodeImage
     program: Program
     network: ContainerNetwork
     project_dir: Path

@@ -15,7 +15,7 @@ from aenv_ray.engines.docker.disk_quota import DiskQuota
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.link import has_own_kernel
 from aenv_ray.engines.docker.names import sidecar_name
-from aenv_ray.engines.docker.networks import ContainerNetwork, Networks
+from aenv_ray.engines.docker.networks import ContainerNetwork, DockerNetworks
 from aenv_ray.engines.docker.plan import (
     ContainerPlan,
     DaemonFeatures,
@@ -25,7 +25,7 @@ from aenv_ray.engines.docker.plan import (
 )
 from aenv_ray.engines.images import serving as image_serving
 from aenv_ray.engines.images.credentials import Credentials
-from aenv_ray.engines.images.node_images import DockerImages, Image, reference_of
+from aenv_ray.engines.images.node_images import DockerImages, NodeImage, reference_of
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -75,7 +75,7 @@ class ContainerPlanner:
         }
         credentials = Credentials(docker_config.expanduser())
         self._images = DockerImages(client, credentials, own_labels, cache_dir)
-        self._networks = Networks(client, files, scope)
+        self._networks = DockerNetworks(client, files, scope)
         self._disk_quota = DiskQuota(client, own_labels)
         self._features = DaemonFeatures()
         self._runtimes: dict[str, dict[str, Any]] = {}
@@ -161,7 +161,7 @@ class ContainerPlanner:
         description = self._runtimes.get(name or self._daemon_runtime)
         return OciRuntime(name, description is not None and has_own_kernel(description))
 
-    async def _program(self, spec: SandboxSpec, image: Image) -> Program:
+    async def _program(self, spec: SandboxSpec, image: NodeImage) -> Program:
         has_code = await asyncio.to_thread(image_serving.has_code, spec.project_dir)
         serving, lack = image_serving.choose(spec.config.deploy, image.content, has_code=has_code)
         if lack and has_code:

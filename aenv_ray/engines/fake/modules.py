@@ -128,7 +128,7 @@ class ModuleSpace:
             spec = PathFinder.find_spec(name, places)
         # Also subclasses: importing FastMCP's client installs beartype's before Python's own.
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(name, spec.loader.path, self)
+            spec.loader = _SpaceLoader(name, spec.loader.path, self)
         return spec
 
     def _import(
@@ -179,7 +179,7 @@ class _Finder(MetaPathFinder):
         return self._space.find(fullname, path)
 
 
-class _Loader(SourceFileLoader):
+class _SpaceLoader(SourceFileLoader):
     """Runs a module's source with the built-ins of its space."""
 
     def __init__(self, fullname: str, path: str, space: ModuleSpace) -> None:

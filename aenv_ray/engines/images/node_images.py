@@ -52,7 +52,7 @@ _COMPILE: Final = "import compileall, sys; sys.exit(not compileall.compile_dir('
 
 
 @dataclass(frozen=True)
-class Image:
+class NodeImage:
     """An image on this node."""
 
     id: str
@@ -113,10 +113,10 @@ class DockerImages:
         self._labels = own_labels
         self._cache_dir = cache_dir
         self._clock = clock or SystemClock()
-        self._known: dict[str, Image] = {}
-        self._lookups: SingleFlight[Image] = SingleFlight()
+        self._known: dict[str, NodeImage] = {}
+        self._lookups: SingleFlight[NodeImage] = SingleFlight()
 
-    async def find(self, reference: str) -> Image:
+    async def find(self, reference: str) -> NodeImage:
         """Return an image; pulls it if it is missing, once for all callers on this node.
 
         A reference keeps the image that it was resolved to until `forget`.
@@ -135,7 +135,7 @@ class DockerImages:
         """Resolve every reference again: an image was removed from the node."""
         self._known.clear()
 
-    async def _resolve(self, reference: str) -> Image:
+    async def _resolve(self, reference: str) -> NodeImage:
         details = await self._details(reference)
         config = details.get("Config") or {}
         variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
@@ -156,7 +156,7 @@ class DockerImages:
             command=tuple(words),
             ports=frozenset(config.get("ExposedPorts") or ()),
         )
-        return Image(
+        return NodeImage(
             details["Id"], config.get("User") or "", variables.get("PATH", ""),
             config.get("WorkingDir") or "", python, content,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class DockerImages:
 
     # --- inspection -------------------------------------------------------------------------
 
-    async def kit(self, image: Image) -> Path | None:
+    async def kit(self, image: NodeImage) -> Path | None:
         """Return the kit for an image's own Python; None if the image carries the same runtime.
 
         Raises:
@@ -253,7 +253,7 @@ class DockerImages:
             for source, target in (mounts or {}).items()
         ]
         body = {
-            "Image": image_id,
+            "NodeImage": image_id,
             "Entrypoint": command,
             "Cmd": [],
             "User": user,

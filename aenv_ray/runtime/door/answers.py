@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.api.results import RESULT_LIMIT_BYTES, error_result, to_json, tool_result
-from aenv_ray.runtime.door.calls import Call
+from aenv_ray.runtime.door.calls import RunningCall
 from aenv_ray.runtime.faults import Fault
 
 Outcome = bytes
@@ -117,7 +117,7 @@ def _trace(exc: BaseException) -> str:
         return words(exc)
 
 
-def stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
+def stopped(call: RunningCall, entry: Registered, timeout_s: float | None) -> Outcome:
     """Return the outcome for a function that was stopped while it ran."""
     if call.stop_reason == "timeout":
         after = f" after {timeout_s:g} s" if timeout_s else ""
@@ -129,7 +129,7 @@ def stopped(call: Call, entry: Registered, timeout_s: float | None) -> Outcome:
     )
 
 
-def never_ran(call: Call) -> Fault:
+def never_ran(call: RunningCall) -> Fault:
     """Return the fault of a call whose deadline passed while it waited for a thread."""
     return Fault(
         "tool_timeout",

@@ -33,7 +33,9 @@ _INTERRUPT_RETRY_S: Final = 0.01
 DEFAULT_TIMEOUT_S: Final = 60.0
 """AEnvironment's documented default for a call."""
 
-_current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("aenv_call", default=None)
+_current: contextvars.ContextVar[RunningCall | None] = contextvars.ContextVar(
+    "aenv_call", default=None
+)
 
 
 class CallInterrupted(BaseException):
@@ -43,7 +45,7 @@ class CallInterrupted(BaseException):
     """
 
 
-class Call:
+class RunningCall:
     """One call, from its arrival to its outcome.
 
     Args:
@@ -206,12 +208,12 @@ class Call:
                 _reap(pid)
 
 
-def current_call() -> Call:
+def current_call() -> RunningCall:
     """Return the call that runs the current code, for `Call.progress` and `Call.is_cancelled`.
 
     Outside of a call, for example in a unit test, this is a call without a deadline.
     """
-    return _current.get() or Call("none", "none", float("inf"))
+    return _current.get() or RunningCall("none", "none", float("inf"))
 
 
 def retry_lost_interrupts() -> None:
@@ -321,16 +323,18 @@ class Watchdog:
     """
 
     def __init__(
-        self, on_expired: Callable[[Call], None], sweep: Callable[[], float] = lambda: math.inf
+        self,
+        on_expired: Callable[[RunningCall], None],
+        sweep: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._on_expired = on_expired
         self._sweep = sweep
         self._condition = threading.Condition()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RunningCall] = {}
         self._wakes_at = math.inf
         self._has_thread = False
 
-    def add(self, call: Call) -> None:
+    def add(self, call: RunningCall) -> None:
         """Watch `call` until `remove`."""
         self._calls[id(call)] = call
         if call.deadline < self._wakes_at:
@@ -341,7 +345,7 @@ class Watchdog:
                     start_thread(self._run)
                 self._condition.notify()
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: RunningCall) -> None:
         """Stop watching `call`."""
         self._calls.pop(id(call), None)
 

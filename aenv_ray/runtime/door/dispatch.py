@@ -30,7 +30,7 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, Call, CallInterrupted, Watchdog
+from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, CallInterrupted, RunningCall, Watchdog
 from aenv_ray.runtime.door.outcomes import Outcomes
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 
@@ -69,7 +69,7 @@ class Dispatcher:
         self.load_error = load_error
         self._outcomes = Outcomes()
         self._watchdog = Watchdog(self._expire, self._outcomes.expire)
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, RunningCall] = {}
         self._batches: dict[str, _Batch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
@@ -135,7 +135,7 @@ class Dispatcher:
             self._outcomes.finish(call_id, fault_outcome(fault))
             return None
         name = str(params.get("name") or method)
-        call = Call(call_id, name, time.monotonic() + timeout_s, waiting=True)
+        call = RunningCall(call_id, name, time.monotonic() + timeout_s, waiting=True)
         self._calls[call_id] = call
         self._watchdog.add(call)
 
@@ -260,7 +260,7 @@ class Dispatcher:
         arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
         timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
         deadline = min(time.monotonic() + timeout_s, latest_deadline)
-        call = Call(call_id, entry.name, deadline, on_progress)
+        call = RunningCall(call_id, entry.name, deadline, on_progress)
         self._calls[call_id] = call
         self._watchdog.add(call)
         if entry.is_async:
@@ -284,7 +284,7 @@ class Dispatcher:
 
     def _run_on_loop(
         self,
-        call: Call,
+        call: RunningCall,
         entry: Registered,
         function: Callable[..., Any],
         arguments: dict[str, Any],
@@ -318,11 +318,11 @@ class Dispatcher:
                 ).start()
             return self._loop
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: RunningCall) -> None:
         self._watchdog.remove(call)
         self._calls.pop(call.call_id, None)
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: RunningCall) -> None:
         """Answer a call whose deadline has passed, and tell its function to stop."""
         if call.stop_waiting("timeout"):
             self._outcomes.finish(call.call_id, fault_outcome(never_ran(call)))
@@ -422,7 +422,7 @@ class _Batch:
         items = params.get("calls")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
-        self.call = Call(call_id, "call_tools", time.monotonic() + timeout_s)
+        self.call = RunningCall(call_id, "call_tools", time.monotonic() + timeout_s)
         self.items = items
         self.is_parallel = bool(params.get("parallel"))
         self.timeout_s = timeout_s

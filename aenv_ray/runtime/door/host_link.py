@@ -17,7 +17,7 @@ OnAnswer = Callable[[dict[str, Any]], object]
 """Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 
 
-class Peer(Protocol):
+class HostConnection(Protocol):
     """A connection to a host."""
 
     def send(self, line: bytes) -> None:
@@ -31,7 +31,7 @@ class HostLink:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._pending: dict[str, tuple[bytes, OnAnswer]] = {}
-        self._peer: Peer | None = None
+        self._peer: HostConnection | None = None
         self._was_open = False
 
     @property
@@ -39,7 +39,7 @@ class HostLink:
         """Whether a host was ever connected: not while the project's code is imported."""
         return self._was_open
 
-    def attach(self, peer: Peer) -> None:
+    def attach(self, peer: HostConnection) -> None:
         """Use this host from now on; first send it the requests without an answer."""
         with self._lock:
             self._peer, self._was_open = peer, True
@@ -47,7 +47,7 @@ class HostLink:
         if lines:
             peer.send(b"".join(lines))
 
-    def detach(self, peer: Peer) -> None:
+    def detach(self, peer: HostConnection) -> None:
         """Forget a host that is gone; pending requests wait for the next one."""
         with self._lock:
             if self._peer is peer:

@@ -33,7 +33,7 @@ _STALLED_S: Final = 60.0
 
 
 @dataclass
-class _Connection:
+class _PortConnection:
     sock: socket.socket
     used_at: float = field(default_factory=time.monotonic)
 
@@ -43,7 +43,7 @@ class Ports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _PortConnection] = {}
         self._ids = itertools.count(1)
 
     def open(self, port: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Ports:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = f"{os.getpid()}-{next(self._ids)}"
         with self._lock:
-            self._connections[name] = _Connection(sock)
+            self._connections[name] = _PortConnection(sock)
         return {"connection": name}
 
     def read(self, connection: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Ports:
             _hang_up(found.sock)
         return {"closed": found is not None}
 
-    def _find(self, connection: str) -> _Connection:
+    def _find(self, connection: str) -> _PortConnection:
         with self._lock:
             found = self._connections.get(connection)
         if found is None:

@@ -36,7 +36,7 @@ from aenv_ray.runtime.fork.jail_spec import (
     StorageUnavailable,
     limits_processes,
 )
-from aenv_ray.runtime.fork.namespaces import Networks, close_high
+from aenv_ray.runtime.fork.namespaces import NetworkNamespaces, close_high
 from aenv_ray.runtime.system import linux
 
 _BOX: Final = "/.box"
@@ -245,7 +245,7 @@ def _namespaces(spec: JailSpec) -> int:
     return flags | linux.CLONE_NEWNET if spec.network == "none" else flags
 
 
-def build(spec: JailSpec, networks: Networks) -> int:
+def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
     """Create the namespaces and mounts of the next instance in this template process.
 
     The template does this because a forked process copies every page that it writes to, which costs

@@ -14,7 +14,7 @@ from aenv_ray.runtime.fork.jail_spec import JailSpec, JailUnavailable
 from aenv_ray.runtime.system import linux
 
 
-class Networks:
+class NetworkNamespaces:
     """The network namespaces of a template's instances, which are reused.
 
     Creating one costs 0.4 ms, and removing it costs the kernel more; joining one costs 3 µs. An

@@ -52,7 +52,7 @@ from aenv_ray.runtime.fork.jail_spec import (
     StorageUnavailable,
     facts,
 )
-from aenv_ray.runtime.fork.namespaces import Networks, TemplateNamespaces
+from aenv_ray.runtime.fork.namespaces import NetworkNamespaces, TemplateNamespaces
 from aenv_ray.runtime.fork.preload import preload, variables_read
 from aenv_ray.runtime.fork.spare import PACKET_BYTES, FirstCall, Spare, receive
 from aenv_ray.runtime.system import linux
@@ -87,7 +87,7 @@ class Template:
         """Spares that the launcher has ordered and that are not forked yet."""
         self._prefaults = True
         self._namespaces: TemplateNamespaces | None = None
-        self._networks = Networks()
+        self._networks = NetworkNamespaces()
         self._first_call = FirstCall()  # before the project, which may change modules
         self._on_child_signal: Callable[..., object] = lambda *_: None
         self._wake_read, self._wake_write = os.pipe()

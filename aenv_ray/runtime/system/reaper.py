@@ -19,7 +19,7 @@ LISTS_CHILDREN: Final = (
 """Whether the kernel lists the children of a thread; gVisor's does not."""
 
 
-class Listener(Protocol):
+class ListeningSocket(Protocol):
     """A listening socket, or an object that is used like one."""
 
     def fileno(self) -> int:
@@ -65,7 +65,7 @@ class Acceptor:
         ValueError: This is not the main thread.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ListeningSocket) -> None:
         self._listener = listener
         self._woken, wakes = os.pipe()
         for fd in (self._woken, wakes):

@@ -37,7 +37,7 @@ from aenv_ray.serve.services.storage import DeleteData, delete_data
 logger = logging.getLogger(__name__)
 
 
-class Gateway:
+class GatewayApp:
     """One replica of the gateway: `app` serves both ports.
 
     Args:

@@ -15,7 +15,7 @@ from aenv_ray.actors.fabric.publishing import publish
 from aenv_ray.config import settings as process_settings
 from aenv_ray.hub.artifacts import open_artifact_store
 from aenv_ray.hub.client import HubClient
-from aenv_ray.serve.gateway.app import Gateway
+from aenv_ray.serve.gateway.app import GatewayApp
 from aenv_ray.serve.gateway.metrics import ExportedMetrics
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
@@ -36,7 +36,7 @@ async def gateway_app(
     url = artifacts_url or process.artifacts_url
     store = open_artifact_store(process.model_copy(update={"artifacts_url": url}))
     projects_dir = process.data_dir / "projects"
-    gateway = Gateway(
+    gateway = GatewayApp(
         hub,
         AsyncFabric(fabric),
         store,

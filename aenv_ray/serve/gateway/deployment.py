@@ -16,7 +16,7 @@ from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.hub_actor import ensure_hub
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
 APP_NAME: Final = "aenv-gateway"
@@ -122,7 +122,9 @@ class GatewayReplica:
         parsed = GatewaySettings.model_validate(settings)
         fabric, hub = driver_api.init(), ensure_hub()
         sockets = [listen(parsed.host, port) for port in {parsed.port, parsed.mcp_port}]
-        self._listener = Listener(lambda: gateway_app(parsed, fabric, hub, artifacts_url), sockets)
+        self._listener = GatewayListener(
+            lambda: gateway_app(parsed, fabric, hub, artifacts_url), sockets
+        )
         try:
             self._listener.start(_START_S)
         except AenvError:

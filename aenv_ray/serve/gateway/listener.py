@@ -57,7 +57,7 @@ def listen(host: str, port: int, *, shared: bool = True) -> socket.socket:
     return sock
 
 
-class Listener:
+class GatewayListener:
     """Serves an application on sockets until it is stopped.
 
     Args:

@@ -20,7 +20,7 @@ _KEY_TTL_S: Final = 10 * 365 * 86_400.0
 _KEY_NAME: Final = "gateway:signing-key"
 
 
-class Signature(BaseModel):
+class UrlSignature(BaseModel):
     """The query of a signed URL."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,7 +49,7 @@ class Signer:
         signature = await self._signature(method, path, owner, expires)
         return f"{path}?expires={expires}&owner={quote(owner, safe='')}&signature={signature}"
 
-    async def check(self, method: str, path: str, given: Signature) -> None:
+    async def check(self, method: str, path: str, given: UrlSignature) -> None:
         """Check the signature of a request.
 
         Raises:

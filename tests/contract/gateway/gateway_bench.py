@@ -36,7 +36,7 @@ from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
-from aenv_ray.serve.gateway.app import Gateway
+from aenv_ray.serve.gateway.app import GatewayApp
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
 from tests.contract.hub.redis_servers import emptied
@@ -199,7 +199,7 @@ class Bench:
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: GatewayApp,
         hub: HubCore,
         fabric: LocalInstances,
         apps: FakeApps,
@@ -284,7 +284,7 @@ async def a_gateway(
         )  # fmt: skip
 
     apps, storage_nodes = FakeApps(), FakeStorageNodes()
-    gateway = Gateway(
+    gateway = GatewayApp(
         hub, fabric, artifacts, resolve, publish, settings or GatewaySettings(), clock=clock,
         apps=apps, delete_storage=storage_nodes.delete,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
 
@@ -47,7 +47,7 @@ class Served:
         self._root = root
         self.bench: Bench
         self.sock = listen("127.0.0.1", 0)
-        self._listener = Listener(self._app, [self.sock])
+        self._listener = GatewayListener(self._app, [self.sock])
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         self.secret = ""
 

@@ -26,8 +26,8 @@ from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
-from aenv_ray.serve.gateway.app import Gateway
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.app import GatewayApp
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.ray.faults import PROBE
 
@@ -45,7 +45,7 @@ class Replica:
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         self._redis = redis
         self._projects = projects
-        self._listener = Listener(self._open, [sock])
+        self._listener = GatewayListener(self._open, [sock])
         self._listener.start(UP_S)
 
     @asynccontextmanager
@@ -55,7 +55,7 @@ class Replica:
         self.hub = HubCore(self._redis.connect(), clock, where="test")
         fabric = AsyncFabric(init())
         nothing: Any = None  # publishing has tests of its own
-        self.gateway = Gateway(
+        self.gateway = GatewayApp(
             self.hub, fabric, nothing, self._resolve, nothing, GatewaySettings(), clock=clock
         )
         yield await self.gateway.open()

@@ -20,7 +20,7 @@ from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway.connections import gateway_app
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.conftest import require
 from tests.fixtures.published_client import PublishedClient, published_client
@@ -39,7 +39,7 @@ def host(cluster: Cluster) -> Iterator[str]:
     settings = GatewaySettings(host=address)
     fabric, hub = init(), ensure_hub()
     sockets = [listen(address, port) for port in (settings.port, settings.mcp_port)]
-    listener = Listener(lambda: gateway_app(settings, fabric, hub), sockets)
+    listener = GatewayListener(lambda: gateway_app(settings, fabric, hub), sockets)
     listener.start(START_S)
     yield address
     listener.stop()

@@ -13,7 +13,7 @@ from aenv_ray import local_fabric
 from aenv_ray.cli.main import main
 from aenv_ray.cli.sample import load_policy
 from aenv_ray.cli.terminal import config_file, options
-from aenv_ray.cli.up import Step, next_step
+from aenv_ray.cli.up import UpStep, next_step
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.local_fabric import LocalFabric, Phase
@@ -34,12 +34,12 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("known", "ray_answers", "is_up", "is_healthy", "step"),
     [
-        (False, False, False, False, Step.START),
-        (True, True, True, True, Step.NOTHING),
-        (True, True, True, False, Step.REPAIR),
-        (True, False, True, False, Step.CLEAN),  # the machine was restarted
-        (True, True, False, False, Step.CLEAN),  # an `aenv up` was killed half-way
-        (True, False, False, False, Step.CLEAN),
+        (False, False, False, False, UpStep.START),
+        (True, True, True, True, UpStep.NOTHING),
+        (True, True, True, False, UpStep.REPAIR),
+        (True, False, True, False, UpStep.CLEAN),  # the machine was restarted
+        (True, True, False, False, UpStep.CLEAN),  # an `aenv up` was killed half-way
+        (True, False, False, False, UpStep.CLEAN),
     ],
 )
 def test_what_up_does_next(known, ray_answers, is_up, is_healthy, step):

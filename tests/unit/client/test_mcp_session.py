@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aenv_ray.client.mcp_session import McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.errors import CallOutcomeUnknown
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 
 UP_S = 60.0
 RESULT = {"text": "grüße\u2028"}
@@ -30,7 +30,7 @@ class Server:
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}/mcp"
         self.requests: list[tuple[dict[str, Any], httpx.Headers]] = []
         self.cookie = ""
-        self.listener = Listener(self._app, [sock])
+        self.listener = GatewayListener(self._app, [sock])
         self.listener.start(UP_S)
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ _STREAM_HEADERS: Final = {
 }
 
 
-class EventStream:
+class AnswerStream:
     """The event stream of an answer; opened by the first event, if the client accepts one."""
 
     def __init__(self, send: Send, *, is_wanted: bool) -> None:

@@ -22,7 +22,7 @@ from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.event_stream import EventStream
+from aenv_ray.serve.gateway.data.event_stream import AnswerStream
 from aenv_ray.serve.gateway.data.http import JSON, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
@@ -87,7 +87,7 @@ class McpDoor:
             return own.response()
         async with watched_disconnect(request.receive) as disconnect:
             accepts = request.headers.get("accept", "")
-            stream = EventStream(send, is_wanted="text/event-stream" in accepts)
+            stream = AnswerStream(send, is_wanted="text/event-stream" in accepts)
             return await self._call(target, rpc, disconnect, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
@@ -100,7 +100,7 @@ class McpDoor:
     # --- calls ------------------------------------------------------------------------------
 
     async def _call(
-        self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: EventStream
+        self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: AnswerStream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
         call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
@@ -122,7 +122,7 @@ class McpDoor:
         return None
 
     async def _followed(
-        self, call: JsonCall, rpc: Rpc, name: str, disconnect: Disconnect, stream: EventStream
+        self, call: JsonCall, rpc: Rpc, name: str, disconnect: Disconnect, stream: AnswerStream
     ) -> bytes:
         """Run a call, send its progress, and return the result as JSON text."""
         async with contextlib.aclosing(self._calls.follow(call, name, disconnect)) as rounds:

@@ -53,7 +53,7 @@ _LOADED: Final[set[str]] = set()
 
 
 @dataclass(frozen=True)
-class Answer:
+class RpcAnswer:
     """The HTTP answer to one message."""
 
     body: bytes
@@ -96,7 +96,7 @@ class Rpc:
         """Return the name by which a request can be cancelled; "" outside a session."""
         return f"{instance_id}\n{self.session}\n{request_id!r}" if self.session else ""
 
-    def own_answer(self) -> Answer | None:
+    def own_answer(self) -> RpcAnswer | None:
         """Return the answer that is the same for all instances; None if the instance must answer.
 
         Methods that neither the gateway nor an instance knows are refused here.
@@ -106,9 +106,11 @@ class Rpc:
         result = self._own_result()
         if result is None:
             error = {"code": METHOD_NOT_FOUND, "message": "Method not found", "data": self.method}
-            return Answer(self._error(error), _NOT_FOUND if self.is_modern else _OK, self.session)
+            return RpcAnswer(
+                self._error(error), _NOT_FOUND if self.is_modern else _OK, self.session
+            )
         is_new = self.method == "initialize"
-        return Answer(
+        return RpcAnswer(
             self._result(to_json(result)), session=secrets.token_hex(16) if is_new else self.session
         )
 
@@ -134,7 +136,7 @@ class Rpc:
             }
         return None if self.is_modern else _EMPTY.get(self.method)
 
-    def answer(self, result: bytes) -> Answer:
+    def answer(self, result: bytes) -> RpcAnswer:
         """Return the answer with an instance's result, in the client's protocol version.
 
         Args:
@@ -145,9 +147,9 @@ class Rpc:
             if self.method == "tools/list":
                 extra += b',"ttlMs":0,"cacheScope":"private"'
             result = extra + (b"}" if result == b"{}" else b"," + result[1:])
-        return Answer(self._result(result), session=self.session)
+        return RpcAnswer(self._result(result), session=self.session)
 
-    def failure(self, error: AenvError) -> Answer:
+    def failure(self, error: AenvError) -> RpcAnswer:
         """Return the answer to a request that failed.
 
         An error that a model can act on becomes a result with ``isError``; any other becomes a
@@ -158,7 +160,7 @@ class Rpc:
         if self.method == "tools/call" and fault.code in FOR_THE_MODEL:
             return self.answer(to_json(fault_result(fault)))
         status = _OK if self.session else error.http_status
-        return Answer(self._error(fault.rpc_error()), status, self.session)
+        return RpcAnswer(self._error(fault.rpc_error()), status, self.session)
 
     def progress(self, report: tuple[float, float | None, str | None]) -> bytes:
         """Return the notification for one progress report."""

@@ -46,7 +46,7 @@ from aenv_ray.serve.gateway.routes.schemas import (
     PublishRequest,
     SignStyle,
 )
-from aenv_ray.serve.gateway.signing import Signature
+from aenv_ray.serve.gateway.signing import UrlSignature
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ async def put_signed(
     request: Request,
     name: str,
     version: str,
-    query: Annotated[Signature, Query()],
+    query: Annotated[UrlSignature, Query()],
 ) -> ArtifactObject:
     """Upload by a signed URL."""
     await control.signer.check("PUT", request.url.path, query)
@@ -313,7 +313,7 @@ async def get_signed(
     request: Request,
     name: str,
     version: str,
-    query: Annotated[Signature, Query()],
+    query: Annotated[UrlSignature, Query()],
 ) -> Response:
     """Download by a signed URL."""
     await control.signer.check("GET", request.url.path, query)

@@ -28,7 +28,7 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-class _Answer(BaseModel):
+class _Reply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
@@ -47,7 +47,7 @@ class _Query(BaseModel):
 # --- environments --------------------------------------------------------------------------------
 
 
-class EnvironmentObject(_Answer):
+class EnvironmentObject(_Reply):
     """An environment version as AEnvironment's EnvHub writes it, with our own fields."""
 
     id: str
@@ -124,14 +124,14 @@ class EnvironmentFilter(_Query):
     cursor: str | None = None
 
 
-class ExistsObject(_Answer):
+class ExistsObject(_Reply):
     """Whether a version exists."""
 
     exists: bool
     status: int | None = None
 
 
-class StatusObject(_Answer):
+class StatusObject(_Reply):
     """The status of a version."""
 
     status: str
@@ -151,7 +151,7 @@ class PublishRequest(_Request):
     """Files, or patterns, to publish although they look like secrets."""
 
 
-class ArtifactObject(_Answer):
+class ArtifactObject(_Reply):
     """A stored artifact."""
 
     digest: str
@@ -167,7 +167,7 @@ class SignStyle(_Query):
 # --- instances -----------------------------------------------------------------------------------
 
 
-class InstanceObject(_Answer):
+class InstanceObject(_Reply):
     """An instance as AEnvironment's api-service writes it, with our own fields."""
 
     id: str
@@ -274,7 +274,7 @@ class ExecRequest(_Request):
     timeout: float = Field(default=60, gt=0, le=86_400)
 
 
-class ExecObject(_Answer):
+class ExecObject(_Reply):
     """The result of a command."""
 
     exit_code: int
@@ -325,7 +325,7 @@ class QuotaRequest(_Request):
     max_instances: int = Field(ge=0)
 
 
-class QuotaObject(_Answer):
+class QuotaObject(_Reply):
     """A quota and its use."""
 
     subject: str
@@ -340,7 +340,7 @@ class PoolRequest(_Request):
     count: int = Field(ge=0, le=4096)
 
 
-class PoolObject(_Answer):
+class PoolObject(_Reply):
     """The sandboxes that are kept ready for an environment."""
 
     environment: str

@@ -16,13 +16,13 @@ from aenv_ray.serve.services.service import masked
 _Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 
-class _Request(BaseModel):
+class _ServiceRequest(BaseModel):
     """Unknown fields are ignored, as in AEnvironment's server."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class _Resources(_Request):
+class _Resources(_ServiceRequest):
     """What a service overrides of its environment."""
 
     image: str | None = Field(default=None, max_length=500)

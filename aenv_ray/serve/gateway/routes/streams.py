@@ -40,7 +40,7 @@ _FINAL: Final = frozenset({InstanceStatus.FAILED, InstanceStatus.TERMINATED})
 _ENDED: Final = (InstanceExpired, InstanceReleased, SandboxLost)
 
 
-class EventStream(StreamingResponse):
+class EventStreamResponse(StreamingResponse):
     """Server-sent events."""
 
     media_type = "text/event-stream"
@@ -72,13 +72,13 @@ async def _until_ended(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
 
 @router.get(
     "/instances/{id}/events",
-    response_class=EventStream,
+    response_class=EventStreamResponse,
     responses=failures(InstanceNotFound),
 )
 async def events(control: GatewayControl, caller: Caller, request: Request, id: str) -> Response:
     """Stream server-sent events: the instance whenever its status or deadline changes."""
     lease = await control.owned(caller, id)
-    return EventStream(
+    return EventStreamResponse(
         _changes(control, request, lease),
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

@@ -19,7 +19,7 @@ from aenv_ray.engines.docker.plan import (
 )
 from aenv_ray.engines.docker.spec import container_body, sidecar_body
 from aenv_ray.engines.images import runtime_kit
-from aenv_ray.engines.images.node_images import Image, reference_of
+from aenv_ray.engines.images.node_images import NodeImage, reference_of
 from aenv_ray.engines.images.reference import split_tag
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
@@ -31,13 +31,13 @@ from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
 
 
-def image(**fields: Any) -> Image:
+def image(**fields: Any) -> NodeImage:
     content = ImageContent("x:1", (3, 12), True, True, False, False, (), frozenset())
     usual: dict[str, Any] = {
         "id": "sha256:1", "user": "", "path": "/opt/bin:/bin", "directory": "", "python": None,
         "content": content,
     }  # fmt: skip
-    return Image(**{**usual, **fields})
+    return NodeImage(**{**usual, **fields})
 
 
 def plan(**fields: Any) -> ContainerPlan:

@@ -19,7 +19,7 @@ from aenv_ray.engines.docker.firewall import Bridge
 from aenv_ray.engines.docker.instances import SIDECAR, DockerInstance, await_boot
 from aenv_ray.engines.docker.link import SocketLink
 from aenv_ray.engines.docker.locks import START_SLOTS
-from aenv_ray.engines.docker.networks import Networks
+from aenv_ray.engines.docker.networks import DockerNetworks
 from aenv_ray.engines.node import docker_client
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
@@ -216,7 +216,7 @@ async def test_slots_that_are_never_given_back_block_nobody_for_ever(
 async def test_cancelling_the_wait_for_a_network_leaves_it_removable(files: DockerFiles) -> None:
     """Invariant 11: the janitor removes only networks that no host uses."""
     bridge = Bridge("scope", ("1.2.3.4",))
-    networks = Networks(_Scripted(), files, "scope")
+    networks = DockerNetworks(_Scripted(), files, "scope")
 
     async def join() -> None:
         async with networks.joined(NetworkMode.ALLOWLIST, bridge.allow):

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door.calls import (
-    Call,
     CallInterrupted,
+    RunningCall,
     Watchdog,
     current_call,
     retry_lost_interrupts,
@@ -32,8 +32,8 @@ def catching(monkeypatch: pytest.MonkeyPatch) -> None:
     retry_lost_interrupts()
 
 
-def call(deadline_s: float = 60.0, **options: Any) -> Call:
-    return Call("id", "tool", time.monotonic() + deadline_s, **options)
+def call(deadline_s: float = 60.0, **options: Any) -> RunningCall:
+    return RunningCall("id", "tool", time.monotonic() + deadline_s, **options)
 
 
 def spin(began: threading.Event) -> None:
@@ -42,7 +42,9 @@ def spin(began: threading.Event) -> None:
         threading.Event().wait(0.001)
 
 
-def in_thread(one: Call, function: Any, **arguments: Any) -> tuple[threading.Thread, list[Any]]:
+def in_thread(
+    one: RunningCall, function: Any, **arguments: Any
+) -> tuple[threading.Thread, list[Any]]:
     ended: list[Any] = []
 
     def run() -> None:
@@ -146,7 +148,7 @@ def test_a_stop_that_races_with_the_end_hits_only_its_own_call() -> None:
             go.set()
             return "done"
 
-        def stopper(one: Call = one, go: threading.Event = go) -> None:
+        def stopper(one: RunningCall = one, go: threading.Event = go) -> None:
             go.wait(10.0)
             one.stop("timeout")
 
@@ -179,7 +181,7 @@ async def test_an_async_call_is_stopped_by_the_bound_function() -> None:
     one.bind_stop(lambda: stopped.append("late"))
     assert stopped == ["now", "late"]
 
-    async def inside() -> Call:
+    async def inside() -> RunningCall:
         await asyncio.sleep(0)
         return current_call()
 
@@ -193,10 +195,10 @@ async def test_an_async_call_is_stopped_by_the_bound_function() -> None:
 def expired() -> Any:
     class Expired:
         def __init__(self) -> None:
-            self.calls: list[Call] = []
+            self.calls: list[RunningCall] = []
             self.some = threading.Semaphore(0)
 
-        def __call__(self, one: Call) -> None:
+        def __call__(self, one: RunningCall) -> None:
             self.calls.append(one)
             self.some.release()
 
@@ -263,6 +265,6 @@ def test_the_watchdog_calls_sweep_at_the_requested_times() -> None:
         return next(times)
 
     watchdog = Watchdog(lambda _: None, sweep)
-    watchdog.add(Call("a", "a", time.monotonic()))
+    watchdog.add(RunningCall("a", "a", time.monotonic()))
     for _ in range(3):
         assert swept.acquire(timeout=10)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door import calls
-from aenv_ray.runtime.door.calls import Call, CallInterrupted
+from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall
 from aenv_ray.runtime.system import child_tracking
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -112,7 +112,7 @@ def test_stopping_a_call_kills_only_the_children_of_that_call(
     older_child: subprocess.Popen[bytes],
 ) -> None:
     """Invariant 3: not what was there before, nor what another call started meanwhile."""
-    one = Call("id", "tool", time.monotonic() + 60.0)
+    one = RunningCall("id", "tool", time.monotonic() + 60.0)
     ended: list[Any] = []
 
     def run() -> None:

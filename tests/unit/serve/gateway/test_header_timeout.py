@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 from aenv_ray.runtime.public import requests as public_requests
 from aenv_ray.runtime.public.requests import BodyLimit
 from aenv_ray.serve.gateway import header_timeout, requests
-from aenv_ray.serve.gateway.listener import Listener, listen
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
 
 LONG_S = 120.0
 """For things that happen soon."""
@@ -36,7 +36,7 @@ class Server:
         self._sock = listen("127.0.0.1", 0, shared=False)
         self._began = threading.Event()
         """Set by an answer since the last connection of `told`."""
-        self._listener = Listener(self._app, [self._sock])
+        self._listener = GatewayListener(self._app, [self._sock])
         self._listener.start(LONG_S)
 
     @asynccontextmanager
