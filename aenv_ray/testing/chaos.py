@@ -25,12 +25,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aenv_ray
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.testing.chaos_node import GONE_S, ChaosNode, OwnDaemon, await_empty, kill, say
+from aenv_ray.testing.chaos_node import GONE_S, ChaosNode, await_empty, kill, say
 
 if TYPE_CHECKING:
     from aenv_ray.actors.calls.handle import EnvHandle
@@ -58,6 +58,18 @@ MEMORY_LIMIT_BYTES: Final = 1 << 30
 """Limits of the tools that exhaust their sandbox, if nothing else stops them."""
 
 
+class Daemon(Protocol):
+    """A Docker daemon that chaos may kill."""
+
+    address: str
+
+    def kill(self) -> None:
+        """Kill it."""
+
+    def start(self) -> None:
+        """Start it again, and return when it answers."""
+
+
 @dataclass(frozen=True)
 class Attack:
     """One round, for the function that kills its victim."""
@@ -66,8 +78,8 @@ class Attack:
     handles: list[EnvHandle]
     """The round's instances."""
     random: random.Random
-    daemon: OwnDaemon | None
-    """The Docker daemon, if chaos started it."""
+    daemon: Daemon | None
+    """The Docker daemon, if it may be killed."""
 
 
 def _kill_host(attack: Attack) -> None:
@@ -130,7 +142,7 @@ TOOLS: Final[Mapping[str, tuple[str, dict[str, int]]]] = {
 """Tools, with their arguments, that exhaust their sandbox from inside."""
 
 
-def victims(engine: str, *, owns_daemon: bool) -> list[str]:
+def victims(engine: str, *, may_kill_daemon: bool) -> list[str]:
     """Return the names of the victims that exist with an engine."""
     found = [DRIVER, "host", "controller"]
     if engine != "fake":  # its sandboxes are threads without limits, and cannot be killed
@@ -139,7 +151,7 @@ def victims(engine: str, *, owns_daemon: bool) -> list[str]:
         found.append("launcher")
     if engine == "docker":
         found += ["janitor", "container"]
-    return [*found, "dockerd"] if owns_daemon else found
+    return [*found, "dockerd"] if may_kill_daemon else found
 
 
 @dataclass
@@ -203,7 +215,7 @@ class Round:
         number: int,
         seed: int,
         tally: Tally,
-        daemon: OwnDaemon | None,
+        daemon: Daemon | None,
     ) -> None:
         self._node = node
         self._tally = tally
@@ -333,7 +345,7 @@ def _shuffled(names: Sequence[str], seed: int) -> Iterator[str]:
 
 
 def run(
-    rounds: int, engine: str, seed: int, *, image: str | None = None, own_daemon: bool = False
+    rounds: int, engine: str, seed: int, *, image: str | None = None, daemon: Daemon | None = None
 ) -> Tally:
     """Run some rounds on a local Ray, and stop everything.
 
@@ -342,25 +354,21 @@ def run(
         engine: ``process``, ``docker`` or ``fake``.
         seed: Determines the victims and all other random choices.
         image: For docker: the image of the containers, with Python 3.11 or newer.
-        own_daemon: Start a Docker daemon for this run, which may be killed too; needs root.
+        daemon: For docker: a daemon that has the image and may be killed. None: ``DOCKER_HOST``.
 
     Raises:
         ConfigError: The docker engine without an image.
-        FabricUnavailable: Ray or the daemon does not start.
+        FabricUnavailable: Ray does not start.
     """
     if engine == "docker" and not image:
         raise ConfigError("the docker engine needs an image", hint="set --image")
     tally = Tally()
     with contextlib.ExitStack() as stack:
-        daemon = None
-        if own_daemon and image:
-            daemon = OwnDaemon(image)
-            stack.callback(daemon.end)
         docker_host = daemon.address if daemon is not None else settings().docker_host
         node = ChaosNode(engine, docker_host if engine == "docker" else None, image)
         stack.callback(lambda: tally.leak(node.close()))
         node.open()
-        names = victims(engine, owns_daemon=daemon is not None)
+        names = victims(engine, may_kill_daemon=daemon is not None)
         for number, victim in enumerate(itertools.islice(_shuffled(names, seed), rounds)):
             tally.victims.append(victim)
             Round(node, victim, number, seed, tally, daemon).run()
@@ -368,8 +376,12 @@ def run(
     return tally
 
 
-def main() -> int:
-    """Run the command; return its exit code."""
+def main(make_daemon: Callable[[str], Daemon] | None = None) -> int:
+    """Run the command; return its exit code.
+
+    Args:
+        make_daemon: For docker: returns a daemon that has an image and may be killed.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m aenv_ray.testing.chaos",
         description=__doc__,
@@ -384,15 +396,13 @@ def main() -> int:
         default=settings().docker_image,
         help="image of the containers; default: AENV_DOCKER_IMAGE",
     )
-    parser.add_argument(
-        "--own-daemon",
-        action="store_true",
-        help="start a Docker daemon that may be killed too; needs root",
-    )
     options = parser.parse_args()
     try:
-        tally = run(options.rounds, options.engine, options.seed, image=options.image,
-                    own_daemon=options.own_daemon and options.engine == "docker")  # fmt: skip
+        is_docker = options.engine == "docker" and options.image
+        daemon = make_daemon(options.image) if make_daemon is not None and is_docker else None
+        tally = run(
+            options.rounds, options.engine, options.seed, image=options.image, daemon=daemon
+        )
     except AenvError as exc:
         say(f"error: {exc}")
         return 1

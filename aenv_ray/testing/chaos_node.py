@@ -1,11 +1,10 @@
-"""What chaos runs on: a local Ray and, if wanted, a Docker daemon; and what is left of both."""
+"""What chaos runs on: a local Ray, and what is left of it and of a Docker daemon."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +26,6 @@ END_S: Final = 30.0
 """How long everything may take to end after Ray was stopped."""
 _ASK_S: Final = 120.0
 _POLL_S: Final = 0.1
-_DAEMON_START_S: Final = 60.0
-_DAEMON_END_S: Final = 60.0
 
 
 class ChaosNode:
@@ -152,77 +149,6 @@ class ChaosNode:
             raise FabricUnavailable(f"there is no actor {name}")
         reference = actor.__ray_call__.remote(lambda _: os.getpid())
         return int(aenv_ray.init().wait(reference, f"the pid of {name}", _ASK_S))
-
-
-class OwnDaemon:
-    """A Docker daemon for chaos alone, which it may kill; needs root. It has no bridge.
-
-    Args:
-        image: Copied into it from the machine's daemon.
-
-    Raises:
-        FabricUnavailable: It does not start.
-    """
-
-    def __init__(self, image: str) -> None:
-        self._root = Path(tempfile.mkdtemp(prefix="aenv-d", dir="/tmp"))
-        self.address = f"unix://{self._root}/d.sock"
-        # As of now, because processes with the node's directories in their environment count as its
-        # left-overs.
-        self._environment = dict(os.environ)
-        # A separate containerd, as with systemd: containers outlive a daemon that is killed.
-        self._containerd = self._spawn(
-            "containerd", "--address", self._path("c.sock"), "--config", os.devnull,
-            "--root", self._path("croot"), "--state", self._path("cstate"),
-        )  # fmt: skip
-        self.start()
-        command = f"docker save {image} | docker --host {self.address} load"
-        subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True, capture_output=True)
-
-    def _path(self, name: str) -> str:
-        return str(self._root / name)
-
-    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
-        with (self._root / "log").open("ab") as log:
-            return subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    def start(self) -> None:
-        """Start the daemon, and wait until it answers."""
-        self._process = self._spawn(
-            # In its own network namespace, because a daemon without a bridge deletes any that
-            # exists.
-            "unshare", "--net", "--", "dockerd", "--host", self.address,
-            "--containerd", self._path("c.sock"), "--data-root", self._path("data"),
-            "--exec-root", self._path("exec"), "--pidfile", self._path("pid"),
-            "--bridge=none", "--iptables=false", "--ip-masq=false",
-        )  # fmt: skip
-        ends = time.monotonic() + _DAEMON_START_S
-        ask = ["docker", "--host", self.address, "version"]
-        while subprocess.run(
-            ask, capture_output=True, check=False, timeout=_DAEMON_START_S
-        ).returncode:
-            if self._process.poll() is not None or time.monotonic() > ends:
-                output = (self._root / "log").read_text(errors="replace")[-1000:]
-                raise FabricUnavailable(f"the Docker daemon did not start: {output}")
-            time.sleep(_POLL_S)
-
-    def kill(self) -> None:
-        """Kill the daemon."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(_DAEMON_END_S)
-
-    def end(self) -> None:
-        """Stop the daemon and delete its directories."""
-        for process in (self._process, self._containerd):
-            process.terminate()
-            process.wait(_DAEMON_END_S)
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-        for target in sorted((line.split()[1] for line in mounts), reverse=True):
-            if target.startswith(str(self._root)):
-                subprocess.run(["umount", "--lazy", target], check=False)
-        shutil.rmtree(self._root, ignore_errors=True)
 
 
 def kill(pid: int) -> None:

@@ -23,11 +23,13 @@ class OwnDaemon:
 
     Args:
         root: Its directories; None for new ones.
+        image: Copied into it from the machine's daemon.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, image: str | None = None) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
         self.address = f"unix://{self.root}/d.sock"
+        self._environment = dict(os.environ)  # chaos finds its own processes by their environment
         # As with systemd: containerd outlives the daemon, and containers outlive both.
         with (self.root / "containerd.log").open("ab") as log:
             self.containerd = subprocess.Popen(
@@ -35,13 +37,18 @@ class OwnDaemon:
                     "containerd", "--address", str(self.root / "c.sock"), "--config", os.devnull,
                     "--root", str(self.root / "croot"), "--state", str(self.root / "cstate"),
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        self.process = self._start()
+        self.start()
+        if image is not None:
+            command = f"docker save {image} | docker --host {self.address} load"
+            subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command], check=True, capture_output=True
+            )
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
         with (self.root / "log").open("ab") as log:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [
                     # In its own network: a daemon without a bridge deletes the one that it finds.
                     "unshare", "--net", "--", "dockerd", "--host", self.address,
@@ -50,31 +57,23 @@ class OwnDaemon:
                     "--exec-root", str(self.root / "exec"), "--pidfile", str(self.root / "pid"),
                     "--bridge=none", "--iptables=false", "--ip-masq=false",
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         begun = time.monotonic()
         while (looked := time.monotonic()) and self.run("version", check=False).returncode:
             words = (self.root / "log").read_text()[-2000:]
-            assert process.poll() is None, words
+            assert self.process.poll() is None, words
             now = time.monotonic()
             assert now - begun < _UP_S, words
             time.sleep(pause_s(now - begun, now - looked))
-        return process
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         command = ["docker", "--host", self.address, *arguments]
         return subprocess.run(command, capture_output=True, check=check, timeout=120)
 
-    def load(self, image: str) -> None:
-        command = f"docker save {image} | docker --host {self.address} load"
-        subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True, capture_output=True)
-
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
-
-    def start_again(self) -> None:
-        self.process = self._start()
 
     def end(self) -> None:
         names = self.run("ps", "--all", "--quiet", check=False).stdout.decode().split()

@@ -28,8 +28,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
 def daemon() -> Iterator[OwnDaemon]:
     require("docker", os.geteuid() == 0, "a daemon of the test's own needs root")
     require("docker", shutil.which("dockerd") is not None, "dockerd is not installed")
-    daemon = OwnDaemon()
-    daemon.load(small_image())
+    daemon = OwnDaemon(image=small_image())
     yield daemon
     daemon.end()
 
@@ -47,7 +46,7 @@ async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Pa
     assert await value_of(sandbox, "count", key="k") == 2
     with pytest.raises(FabricUnavailable, match=r"d\.sock does not answer"):
         await bench.start()
-    daemon.start_again()
+    daemon.start()
     # Without --live-restore a daemon ends what it finds.
     await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost", 60.0)
     away = "the Docker daemon was killed or unreachable, and meanwhile or on its return its main"

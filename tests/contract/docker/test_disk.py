@@ -135,8 +135,7 @@ def quota_daemon() -> Iterator[OwnDaemon]:
     except BaseException:
         shutil.rmtree(root)
         raise
-    daemon = OwnDaemon(root)
-    daemon.load(base_image())
+    daemon = OwnDaemon(root, base_image())
     yield daemon
     daemon.end()
 

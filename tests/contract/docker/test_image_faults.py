@@ -18,10 +18,10 @@ from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.node_images import DockerImages
 from aenv_ray.engines.node.docker_client import DockerClient
 from aenv_ray.errors import SandboxStartFailed
-from aenv_ray.testing.chaos_node import OwnDaemon
 from aenv_ray.testing.contract_bench import write_project
 from tests.conftest import require
 from tests.contract.docker.docker_node import shell_image
+from tests.contract.docker.own_daemon import OwnDaemon
 from tests.contract.docker.registry import PROGRAM, Registry, push_new
 
 pytestmark = pytest.mark.docker
@@ -33,7 +33,7 @@ class SmallDaemon(OwnDaemon):
     """A daemon with a small disk."""
 
     def start(self) -> None:
-        data = self._root / "data"
+        data = self.root / "data"
         if not data.exists():
             data.mkdir()
             options = ["-o", f"size={_DISK_BYTES}"]
@@ -43,13 +43,13 @@ class SmallDaemon(OwnDaemon):
     @property
     def pid(self) -> int:
         """Pid of a process in its network."""
-        return self._process.pid
+        return self.process.pid
 
 
 @pytest.fixture
 def daemon() -> Iterator[SmallDaemon]:
     require("docker", os.geteuid() == 0, "a daemon of its own needs root")
-    daemon = SmallDaemon(shell_image())
+    daemon = SmallDaemon(image=shell_image())
     yield daemon
     daemon.end()
 
