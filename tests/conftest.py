@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-pytest.register_assert_rewrite("aenv_ray.testing")  # before any of it is imported
+pytest.register_assert_rewrite("aenv_ray.testing", "tests.contract")  # before any of it is imported
 
 from tests.groups import GroupScheduling, group_of  # noqa: E402
 from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402

@@ -30,20 +30,17 @@ import pytest_asyncio
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench
-from aenv_ray.testing.contract_calls import CallTests, ResultTests
+from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_isolation import IsolationTests, SharedIsolationTests
 from aenv_ray.testing.contract_life import LifeTests
 from aenv_ray.testing.contract_logs import LogTests, SharedLogTests
-from aenv_ray.testing.contract_ports import PortTests
 from aenv_ray.testing.contract_shared import MakeEngine, SharedSandboxes, end_engine
 from aenv_ray.testing.contract_start import StartTests
-from aenv_ray.testing.contract_workspace import WorkspaceTests
 
 
 @pytest.mark.asyncio(loop_scope="class")
 class EngineContract(
-    StartTests, LifeTests, LogTests, IsolationTests,
-    SharedLogTests, SharedIsolationTests, WorkspaceTests, ResultTests, CallTests, PortTests,
+    StartTests, LifeTests, LogTests, IsolationTests, SharedLogTests, SharedIsolationTests, CallTests
 ):  # fmt: skip
     """Tests of every guarantee of the engine contract; subclass it for an engine."""
 

@@ -11,12 +11,12 @@ from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import eventually
-from aenv_ray.testing.engine_contract import EngineContract
 from tests.contract.docker.docker_node import DockerNode, docker
 from tests.contract.process.node import Node
+from tests.contract.runtime_contract import RuntimeContract
 
 
-class TestFakeEngine(EngineContract):
+class TestFakeEngine(RuntimeContract):
     large_mib: ClassVar[int] = 5
     known_gaps: ClassVar[dict[str, str]] = {
         "test_variables_arguments_and_labels_reach_it": "threads share os.environ and sys.argv",
@@ -46,7 +46,7 @@ class TestFakeEngine(EngineContract):
         await eventually(lambda: sandbox.end_cause is not None, "its end is known")
 
 
-class ProcessContract(EngineContract):
+class ProcessContract(RuntimeContract):
     """What the process engine's tests share, with and without namespaces."""
 
     @pytest.fixture
@@ -88,7 +88,7 @@ class TestProcessEngineWithoutNamespaces(ProcessContract):
 
 
 @pytest.mark.docker
-class TestDockerEngine(EngineContract):
+class TestDockerEngine(RuntimeContract):
     many: ClassVar[int] = 8
     starts_in_s: ClassVar[float] = 6.0
 

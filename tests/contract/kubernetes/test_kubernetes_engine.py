@@ -10,8 +10,8 @@ import pytest
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.ids import HostId
-from aenv_ray.testing.engine_contract import EngineContract
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
+from tests.contract.runtime_contract import RuntimeContract
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def cluster_node() -> Iterator[KubernetesNode]:
 
 
 @pytest.mark.namespaces
-class TestKubernetesEngine(EngineContract):
+class TestKubernetesEngine(RuntimeContract):
     many: ClassVar[int] = 8
     starts_in_s: ClassVar[float] = 20.0
     known_gaps: ClassVar[dict[str, str]] = {

@@ -1,8 +1,9 @@
-"""Tests of the engine contract: connections to servers inside a sandbox."""
+"""Connections to servers inside a sandbox, the same on every engine."""
 
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,9 +15,10 @@ from websockets.uri import parse_uri
 
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import PortUnreachable
-from aenv_ray.testing.contract_bench import request, value_of
+from aenv_ray.testing.contract_bench import evaluate, request, value_of
 
 _LARGE: Final = bytes(range(256)) * 4096
+_SERVER: Final = (Path(__file__).parents[1] / "fixtures" / "port_server.py").read_text()
 _PIECE_BYTES: Final = 256 * 1024
 
 
@@ -58,12 +60,18 @@ class _Connection:
         return await request(self._sandbox, f"aenv/port_{what}", params)
 
 
+async def _serve(sandbox: Sandbox, address: str) -> int:
+    """Start the server inside the sandbox, and return its port."""
+    port: int = await evaluate(sandbox, f"{_SERVER}\nresult = serve({address!r})\n")
+    return port
+
+
 class PortTests:
     """Servers inside a sandbox whose network cannot be reached from outside."""
 
     @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
     async def test_http_reaches_a_server_inside(self, shared: Sandbox, address: str) -> None:
-        port = await value_of(shared, "serve", address=address)
+        port = await _serve(shared, address)
         http = h11.Connection(h11.CLIENT)
         headers = [("host", "inside"), ("content-length", str(len(_LARGE)))]
         asked = h11.Request(method="POST", target="/a?b=c%20d", headers=headers)
@@ -81,7 +89,7 @@ class PortTests:
         assert (status, path, body) == (201, b"/a?b=c%20d", _LARGE[::-1])
 
     async def test_websockets_reach_a_server_inside(self, shared: Sandbox) -> None:
-        port = await value_of(shared, "serve", address="127.0.0.1")
+        port = await _serve(shared, "127.0.0.1")
         client = ClientProtocol(parse_uri("ws://inside/"), max_size=None)
         client.send_request(client.connect())
         frames: list[Frame] = []

@@ -1,4 +1,4 @@
-"""The engine contract on commands and files."""
+"""Commands and files of a sandbox, the same on every engine."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class WorkspaceTests:
     """Commands and files."""
 
     large_mib: ClassVar[int] = 50
-    """Size of the file that must come back as it went, MiB; an engine that shares another's
-    way may take less."""
+    """Size in MiB of the file that is written and read back; less where this is slow."""
 
     # --- commands -----------------------------------------------------------------------------
 
