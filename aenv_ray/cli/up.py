@@ -290,14 +290,7 @@ def _leased(hub: Any) -> list[Any]:
     from aenv_ray.hub.records import LeaseQuery
 
     async def all_of_them() -> list[Any]:
-        found: list[Any] = []
-        cursor: str | None = None
-        while True:
-            page = await hub.leases(LeaseQuery(limit=1000, cursor=cursor))
-            found += [lease.id for lease in page.items]
-            cursor = page.cursor
-            if cursor is None:
-                return found
+        return [lease.id async for lease in hub.all_leases(LeaseQuery())]
 
     return asyncio.run(all_of_them())
 

@@ -6,10 +6,14 @@ Both raise the same errors. A write that returned survives the death of the hub 
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
 
+from aenv_ray.clock import Clock
+from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import (
     EnvironmentQuery,
     EnvironmentStatus,
@@ -23,6 +27,11 @@ from aenv_ray.hub.records import (
 )
 from aenv_ray.models import InstanceStatus
 
+SECRET_PREFIX: Final = "aenv_"
+"""Makes a token recognizable to people and to secret scanners."""
+_SECRET_BYTES: Final = 32
+_PAGE: Final = 1000
+
 
 class Hub(ABC):
     """Versions, leases, tokens and quotas.
@@ -30,6 +39,8 @@ class Hub(ABC):
     Every method may raise FabricUnavailable if the hub or its Redis does not answer. It may then be
     repeated: no method takes effect twice.
     """
+
+    _clock: Clock
 
     # --- environments -----------------------------------------------------------------------
 
@@ -54,13 +65,26 @@ class Hub(ABC):
             EnvironmentNotFound: It does not exist; the hint names existing versions.
         """
 
-    @abstractmethod
     async def versions(self, name: str) -> tuple[EnvironmentVersion, ...]:
         """Return all versions of a name, highest first; empty if it was never published."""
+        found = self.all_environments(EnvironmentQuery(name=name))
+        return tuple([entry async for entry in found])
 
     @abstractmethod
     async def environments(self, query: EnvironmentQuery) -> Page[EnvironmentVersion]:
         """Return the matching versions, sorted by name and then highest version first."""
+
+    async def all_environments(self, query: EnvironmentQuery) -> AsyncIterator[EnvironmentVersion]:
+        """Yield all matching versions, page by page."""
+        cursor: str | None = None
+        while True:
+            wanted = query.model_copy(update={"limit": _PAGE, "cursor": cursor})
+            page = await self.environments(wanted)
+            for entry in page.items:
+                yield entry
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     @abstractmethod
     async def set_status(
@@ -112,6 +136,17 @@ class Hub(ABC):
     async def leases(self, query: LeaseQuery) -> Page[Lease]:
         """Return the matching leases, newest first."""
 
+    async def all_leases(self, query: LeaseQuery) -> AsyncIterator[Lease]:
+        """Yield all matching leases, page by page."""
+        cursor: str | None = None
+        while True:
+            page = await self.leases(query.model_copy(update={"limit": _PAGE, "cursor": cursor}))
+            for lease in page.items:
+                yield lease
+            cursor = page.cursor
+            if cursor is None:
+                return
+
     @abstractmethod
     async def update_lease(
         self,
@@ -126,6 +161,13 @@ class Hub(ABC):
 
         Raises:
             InstanceNotFound: It does not exist.
+        """
+
+    @abstractmethod
+    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
+        """Replace leases by others without checking quotas again.
+
+        For instances that got other ids than those that were admitted.
         """
 
     @abstractmethod
@@ -147,7 +189,11 @@ class Hub(ABC):
 
     @abstractmethod
     async def set_quota(self, quota: Quota) -> None:
-        """Set the quota of a subject."""
+        """Set the quota of a subject.
+
+        Raises:
+            ConfigError: The subject is invalid; so for `delete_quota`.
+        """
 
     @abstractmethod
     async def delete_quota(self, subject: str) -> None:
@@ -157,7 +203,6 @@ class Hub(ABC):
     async def quotas(self) -> dict[str, tuple[int, int]]:
         """Return the number of instances and the limit of each subject with a quota."""
 
-    @abstractmethod
     async def create_token(
         self,
         role: Role,
@@ -166,16 +211,53 @@ class Hub(ABC):
         instance_id: str | None = None,
         ttl_s: float | None = None,
         note: str = "",
+        secret: str | None = None,
     ) -> tuple[str, TokenRecord]:
         """Create a token; return its secret, which cannot be read again, and its record.
 
-        Raises:
-            ConfigError: A token of role agent without an instance, or another one with one.
-        """
+        Args:
+            role: What it may do.
+            owner: Whose token it is.
+            instance_id: For role agent, and only for it: the instance.
+            ttl_s: None: it does not expire.
+            note: For people.
+            secret: None: a new one. The secret does not leave this process; the hub stores a hash.
 
-    @abstractmethod
+        Raises:
+            ConfigError: A token of role agent without an instance, another one with one, or a TTL
+                that is not positive.
+        """
+        if (role is Role.AGENT) != (instance_id is not None):
+            raise ConfigError(
+                "a token is for one instance if and only if its role is agent",
+                hint="pass an instance id for role agent, and none for other roles",
+            )
+        if ttl_s is not None and not ttl_s > 0:
+            raise ConfigError(
+                f"the TTL of a token must be positive, not {ttl_s:g} s",
+                hint="leave it out for a token that does not expire",
+            )
+        now = self._clock.now()
+        record = TokenRecord(
+            id=secrets.token_hex(8), role=role, owner=owner, instance_id=instance_id, note=note,
+            created_at=now, expires_at=None if ttl_s is None else now + ttl_s,
+        )  # fmt: skip
+        secret = secret or SECRET_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+        # Generated here: a retry after a lost answer stores the same token.
+        await self.keep_token(_secret_hash(secret), record)
+        return secret, record
+
     async def check_token(self, secret: str) -> TokenRecord | None:
         """Return the token of a secret; None if it is unknown, expired or revoked."""
+        return await self.check_hash(_secret_hash(secret))
+
+    @abstractmethod
+    async def keep_token(self, hashed: str, record: TokenRecord) -> None:
+        """Store a token under the hash of its secret."""
+
+    @abstractmethod
+    async def check_hash(self, hashed: str) -> TokenRecord | None:
+        """Return the token whose secret has this hash; None if there is no valid one."""
 
     @abstractmethod
     async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:
@@ -214,3 +296,8 @@ class Hub(ABC):
     @abstractmethod
     async def status(self) -> dict[str, Any]:
         """Return facts for people: the version, persistence, sizes and uptime of Redis."""
+
+
+def _secret_hash(secret: str) -> str:
+    """Return the stored hash of a secret, which is random and long, so that no salt is needed."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

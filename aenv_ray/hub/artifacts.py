@@ -19,9 +19,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
+from typing import IO, Final, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from aenv_ray.clock import Clock, SystemClock
@@ -60,9 +61,6 @@ R = TypeVar("R")
 
 class ArtifactStore:
     """Artifacts by digest.
-
-    Args:
-        files: The underlying files.
 
     Each method may raise FabricUnavailable (the store cannot be reached; try again),
     ArtifactStoreDenied, ArtifactStoreFull, and ConfigError for an invalid digest. Methods may run
@@ -251,41 +249,62 @@ def _check_limit(size_bytes: int, limit_bytes: int) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-class Upload(ABC):
-    """A file that is being written. Thread-safe: `abort` may be called during `write`."""
+class Upload:
+    """A file that is being written. Thread-safe: `abort` may be called during `write`.
 
-    def __init__(self) -> None:
+    Args:
+        file: Open for writing; a commit or an abort closes it.
+        finish: Closes the complete file and gives it the name of its digest.
+        delete: Deletes the unfinished file; idempotent.
+        translated: Translates the errors of the store.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        finish: Callable[[str], None],
+        delete: Callable[[], None],
+        translated: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._file = file
+        self._finish = finish
+        self._delete = delete
+        self._translated = translated
         self._lock = threading.Lock()
         self._is_over = False
 
     def write(self, piece: bytes) -> None:
         """Append to the file; does nothing after `abort`."""
-        with self._lock:
+        with self._lock, self._translated():
             if not self._is_over:
-                self._write(piece)
+                self._file.write(piece)
 
     def commit(self, digest: str) -> None:
         """Give the complete file its name; does nothing after `abort`."""
         with self._lock:
-            if not self._is_over:
-                self._is_over = True
-                self._commit(digest)
+            if self._is_over:
+                return
+            self._is_over = True
+            try:
+                with self._translated():
+                    self._finish(digest)
+            except AenvError:
+                self._discard()
+                raise
 
     def abort(self) -> None:
         """Delete the file; does nothing after `commit`."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
-                self._abort()
+                self._discard()
 
-    @abstractmethod
-    def _write(self, piece: bytes) -> None: ...
-
-    @abstractmethod
-    def _commit(self, digest: str) -> None: ...
-
-    @abstractmethod
-    def _abort(self) -> None: ...
+    def _discard(self) -> None:
+        with self._translated():
+            try:
+                self._file.close()
+            finally:
+                self._delete()
 
 
 class ArtifactFiles(ABC):
@@ -377,8 +396,21 @@ class DirectoryFiles(ArtifactFiles):
             unfinished = self._directory / "unfinished"
             unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep(unfinished)
-            fd, path = tempfile.mkstemp(dir=unfinished)
-            return _FileUpload(self, os.fdopen(fd, "wb"), Path(path))
+            fd, name = tempfile.mkstemp(dir=unfinished)
+            file, path = os.fdopen(fd, "wb"), Path(name)
+
+        def finish(digest: str) -> None:
+            target = self.path(digest)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            os.replace(path, target)
+            _sync(target.parent)
+            _sync(target.parent.parent)
+
+        delete = partial(path.unlink, missing_ok=True)
+        return Upload(file, finish, delete, partial(_translated, self.name))
 
     def _sweep(self, unfinished: Path) -> None:
         oldest = self._clock.now() - PARTIAL_AGE_S
@@ -411,40 +443,6 @@ class DirectoryFiles(ArtifactFiles):
             self.path(digest).unlink(missing_ok=True)
 
 
-class _FileUpload(Upload):
-    def __init__(self, files: DirectoryFiles, file: BinaryIO, path: Path) -> None:
-        super().__init__()
-        self._files = files
-        self._file = file
-        self._path = path
-
-    def _write(self, piece: bytes) -> None:
-        with _translated(self._files.name):
-            self._file.write(piece)
-
-    def _commit(self, digest: str) -> None:
-        target = self._files.path(digest)
-        try:
-            with _translated(self._files.name):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                target.parent.mkdir(mode=0o700, exist_ok=True)
-                os.replace(self._path, target)
-                _sync(target.parent)
-                _sync(target.parent.parent)
-        except AenvError:
-            self._abort()
-            raise
-
-    def _abort(self) -> None:
-        with _translated(self._files.name):
-            try:
-                self._file.close()
-            finally:
-                self._path.unlink(missing_ok=True)
-
-
 def _sync(directory: Path) -> None:
     """Make the entries of a directory survive a loss of power."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -473,7 +471,7 @@ class UrlFiles(ArtifactFiles):
         self._secret = parts.netloc.rpartition("@")[0]
         import fsspec
 
-        with self.translated():
+        with self._translated():
             try:
                 self._fs, self._root = fsspec.core.url_to_fs(url)
             except (ImportError, ValueError, TypeError) as exc:
@@ -493,19 +491,31 @@ class UrlFiles(ArtifactFiles):
 
     def begin(self) -> Upload:  # noqa: D102
         path = self._path("unfinished", uuid.uuid4().hex)
-        with self.translated():
+        with self._translated():
             self._fs.makedirs(self._path("unfinished"), exist_ok=True)
-            return _UrlUpload(self, self._fs, self._fs.open(path, "wb"), path)
+            file = self._fs.open(path, "wb")
+
+        def finish(digest: str) -> None:
+            target = self.path(digest)
+            file.close()
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._fs.mv(path, target)
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+
+        return Upload(file, finish, delete, self._translated)
 
     def read(self, digest: str, start: int, length: int) -> bytes:  # noqa: D102
-        with self.translated():
+        with self._translated():
             try:
                 return bytes(self._fs.cat_file(self.path(digest), start, start + length))
             except FileNotFoundError:
                 raise missing(self.name, digest) from None
 
     def size(self, digest: str) -> int | None:  # noqa: D102
-        with self.translated():
+        with self._translated():
             # fsspec caches listings, and others may have written or deleted the file.
             self._fs.invalidate_cache()
             try:
@@ -514,44 +524,11 @@ class UrlFiles(ArtifactFiles):
                 return None
 
     def delete(self, digest: str) -> None:  # noqa: D102
-        with self.translated(), contextlib.suppress(FileNotFoundError):
+        with self._translated(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self.path(digest))
 
-    def translated(self) -> contextlib.AbstractContextManager[None]:
-        """Translate the errors of the block."""
+    def _translated(self) -> AbstractContextManager[None]:
         return _translated(self.name, self._secret)
-
-
-class _UrlUpload(Upload):
-    def __init__(self, files: UrlFiles, fs: Any, file: Any, path: str) -> None:
-        super().__init__()
-        self._files = files
-        self._fs = fs
-        self._file = file
-        self._path = path
-
-    def _write(self, piece: bytes) -> None:
-        with self._files.translated():
-            self._file.write(piece)
-
-    def _commit(self, digest: str) -> None:
-        target = self._files.path(digest)
-        try:
-            with self._files.translated():
-                self._file.close()
-                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-                self._fs.mv(self._path, target)
-        except AenvError:
-            self._abort()
-            raise
-
-    def _abort(self) -> None:
-        with self._files.translated():
-            try:
-                self._file.close()
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.rm_file(self._path)
 
 
 # --- the configured store -------------------------------------------------------------------------

@@ -149,13 +149,3 @@ def search_words(entry: EnvironmentVersion) -> list[str]:
     """Return the words by which a search finds an entry."""
     text = " ".join((entry.name, *entry.tags, entry.description))
     return words_of(text)[:MAX_ENTRY_WORDS]
-
-
-def is_found(entry: EnvironmentVersion, text: str) -> bool:
-    """Return whether a search finds an entry: each word must begin one of the entry's words.
-
-    The specification of the search that `HubCore` runs over sorted sets.
-    """
-    known = search_words(entry)
-    wanted = words_of(text)[:MAX_SEARCH_WORDS]
-    return all(any(word.startswith(want) for word in known) for want in wanted)

@@ -7,27 +7,15 @@ actor or its Redis does not answer, for up to `PATIENCE_S`; then it raises Fabri
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import (
-    EnvironmentQuery,
-    EnvironmentStatus,
-    EnvironmentVersion,
-    Lease,
-    LeaseQuery,
-    Page,
-    Quota,
-    Role,
-    TokenRecord,
-)
-from aenv_ray.hub.tokens import new_token, secret_hash
-from aenv_ray.models import InstanceStatus
 
 COMPARE_PATIENCE_S: Final = 60.0
 """Patience for `compare`, which waits for hosts that do not answer."""
@@ -36,17 +24,24 @@ PATIENCE_S: Final = 20.0
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Result = TypeVar("Result")
 
 
-class HubClient(Hub):
-    """`Hub` through the hub actor; picklable, and usable in any event loop.
+def _forwarded(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a method of `HubClient` that has the hub actor run this one."""
+    name = method.__name__
 
-    Args:
-        actor: The hub actor.
-        find: Returns the current hub actor, or None.
-        clock: For the times of tokens.
-    """
+    @functools.wraps(method)
+    async def ask(self: HubClient, *arguments: Any, **options: Any) -> Any:
+        return await self._ask(name, *arguments, **options)
+
+    return cast("Callable[P, R]", ask)
+
+
+class HubClient(Hub):
+    """`Hub` through the hub actor; picklable, and usable in any event loop."""
 
     def __init__(
         self, actor: Any, find: Callable[[], Any | None], clock: Clock | None = None
@@ -97,26 +92,32 @@ class HubClient(Hub):
             self._actor = await asyncio.to_thread(self._find) or self._actor
             raise
 
-    # --- environments -----------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------
 
-    async def push(self, entry: EnvironmentVersion) -> EnvironmentVersion:  # noqa: D102
-        return _typed(await self._ask("push", entry), EnvironmentVersion)
-
-    async def environment(  # noqa: D102
-        self, name: str, version: str | None = None
-    ) -> EnvironmentVersion:
-        return _typed(await self._ask("environment", name, version), EnvironmentVersion)
-
-    async def versions(self, name: str) -> tuple[EnvironmentVersion, ...]:  # noqa: D102
-        return tuple(await self._ask("versions", name))
-
-    async def environments(self, query: EnvironmentQuery) -> Page[EnvironmentVersion]:  # noqa: D102
-        return _typed(await self._ask("environments", query), Page)
-
-    async def set_status(  # noqa: D102
-        self, name: str, version: str, status: EnvironmentStatus
-    ) -> EnvironmentVersion:
-        return _typed(await self._ask("set_status", name, version, status), EnvironmentVersion)
+    push = _forwarded(Hub.push)
+    environment = _forwarded(Hub.environment)
+    environments = _forwarded(Hub.environments)
+    set_status = _forwarded(Hub.set_status)
+    admit = _forwarded(Hub.admit)
+    lease = _forwarded(Hub.lease)
+    lease_of_capability = _forwarded(Hub.lease_of_capability)
+    leases = _forwarded(Hub.leases)
+    update_lease = _forwarded(Hub.update_lease)
+    exchange = _forwarded(Hub.exchange)
+    end_leases = _forwarded(Hub.end_leases)
+    remember_all = _forwarded(Hub.remember_all)
+    set_quota = _forwarded(Hub.set_quota)
+    delete_quota = _forwarded(Hub.delete_quota)
+    quotas = _forwarded(Hub.quotas)
+    keep_token = _forwarded(Hub.keep_token)
+    check_hash = _forwarded(Hub.check_hash)
+    tokens = _forwarded(Hub.tokens)
+    revoke_token = _forwarded(Hub.revoke_token)
+    put_document = _forwarded(Hub.put_document)
+    replace_document = _forwarded(Hub.replace_document)
+    documents = _forwarded(Hub.documents)
+    delete_document = _forwarded(Hub.delete_document)
+    status = _forwarded(Hub.status)
 
     async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
         await self.environment(name, version)
@@ -125,124 +126,9 @@ class HubClient(Hub):
         except EnvironmentNotFound:
             return  # it existed a moment ago: an answer was lost, or somebody else deleted it
 
-    # --- leases -----------------------------------------------------------------------------
-
-    async def admit(self, leases: Sequence[Lease]) -> None:  # noqa: D102
-        await self._ask("admit", list(leases))
-
-    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
-        """Replace leases by others; see `Leases.exchange`."""
-        await self._ask("exchange", list(instance_ids), list(leases))
-
     async def compare(self) -> None:
         """Have the hub compare the leases of Ray code with the running instances now."""
         await self._ask("compare", patience_s=COMPARE_PATIENCE_S)
-
-    async def lease(self, instance_id: str) -> Lease:  # noqa: D102
-        return _typed(await self._ask("lease", instance_id), Lease)
-
-    async def lease_of_capability(self, capability: str) -> Lease:  # noqa: D102
-        return _typed(await self._ask("lease_of_capability", capability), Lease)
-
-    async def leases(self, query: LeaseQuery) -> Page[Lease]:  # noqa: D102
-        return _typed(await self._ask("leases", query), Page)
-
-    async def update_lease(  # noqa: D102
-        self,
-        instance_id: str,
-        *,
-        status: InstanceStatus | None = None,
-        deadline: float | None = None,
-        reason: str | None = None,
-        engine: str | None = None,
-    ) -> Lease:
-        changed = await self._ask(
-            "update_lease", instance_id,
-            status=status, deadline=deadline, reason=reason, engine=engine,
-        )  # fmt: skip
-        return _typed(changed, Lease)
-
-    async def end_leases(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
-        await self._ask("end_leases", list(instance_ids))
-
-    async def remember_all(  # noqa: D102
-        self, values: Mapping[str, str], ttl_s: float
-    ) -> dict[str, str]:
-        return dict(await self._ask("remember_all", dict(values), ttl_s))
-
-    # --- quotas and tokens ------------------------------------------------------------------
-
-    async def set_quota(self, quota: Quota) -> None:  # noqa: D102
-        await self._ask("set_quota", quota)
-
-    async def delete_quota(self, subject: str) -> None:  # noqa: D102
-        await self._ask("delete_quota", subject)
-
-    async def quotas(self) -> dict[str, tuple[int, int]]:  # noqa: D102
-        return dict(await self._ask("quotas"))
-
-    async def create_token(  # noqa: D102
-        self,
-        role: Role,
-        owner: str,
-        *,
-        instance_id: str | None = None,
-        ttl_s: float | None = None,
-        note: str = "",
-    ) -> tuple[str, TokenRecord]:
-        # Generated here: a retry after a lost answer sends the same token, and the secret does
-        # not pass through an actor.
-        secret, record = new_token(
-            role, owner, now=self._clock.now(), instance_id=instance_id, ttl_s=ttl_s, note=note
-        )
-        await self._ask("keep_token", secret_hash(secret), record)
-        return secret, record
-
-    async def adopt_token(self, secret: str, role: Role, owner: str, *, note: str = "") -> None:
-        """Store a token whose secret was generated elsewhere, for example by an operator.
-
-        Raises:
-            ConfigError: The role is agent.
-            FabricUnavailable: The hub does not answer.
-        """
-        _, record = new_token(role, owner, now=self._clock.now(), note=note)
-        await self._ask("keep_token", secret_hash(secret), record)
-
-    async def check_token(self, secret: str) -> TokenRecord | None:  # noqa: D102
-        record = await self._ask("check_hash", secret_hash(secret))
-        return None if record is None else _typed(record, TokenRecord)
-
-    async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:  # noqa: D102
-        return tuple(await self._ask("tokens", owner))
-
-    async def revoke_token(self, token_id: str) -> None:  # noqa: D102
-        await self._ask("revoke_token", token_id)
-
-    # --- the rest ---------------------------------------------------------------------------
-
-    async def put_document(  # noqa: D102
-        self, kind: str, name: str, document: dict[str, Any]
-    ) -> None:
-        await self._ask("put_document", kind, name, document)
-
-    async def replace_document(  # noqa: D102
-        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
-    ) -> bool:
-        return bool(await self._ask("replace_document", kind, name, old, new))
-
-    async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
-        return dict(await self._ask("documents", kind))
-
-    async def delete_document(self, kind: str, name: str) -> None:  # noqa: D102
-        await self._ask("delete_document", kind, name)
-
-    async def status(self) -> dict[str, Any]:  # noqa: D102
-        return dict(await self._ask("status"))
-
-
-def _typed(value: Any, kind: type[Result]) -> Result:
-    assert isinstance(value, kind)
-    return value
 
 
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:

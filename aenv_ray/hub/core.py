@@ -1,18 +1,128 @@
-"""The hub over Redis, for the hub actor and for tests without Ray."""
+"""The hub over Redis: tokens, idempotency keys and documents; for the hub actor and for tests."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
+from aenv_ray.errors import ConfigError
+from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import Environments
 from aenv_ray.hub.leases import Leases
-from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery
-from aenv_ray.hub.tokens import Tokens
+from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, TokenRecord
+
+KEEP_TOKEN: Final = """
+local root = KEYS[1]
+local id, hash, record, instance, expires_at = unpack(ARGV)
+redis.call('HSET', root..'token:hashes', hash, id)
+redis.call('HSET', root..'token:secrets', id, hash)
+redis.call('HSET', root..'token:records', id, record)
+if instance ~= '' then redis.call('SADD', root..'token:of:'..instance, id) end
+if expires_at ~= '' then redis.call('ZADD', root..'token:expiry', expires_at, id) end
+return 1
+"""
+"""Arguments: token id, hash of its secret, its record, its instance or "", its expiry or ""."""
+
+FIND_TOKEN: Final = """
+local id = redis.call('HGET', KEYS[1]..'token:hashes', ARGV[1])
+return id and redis.call('HGET', KEYS[1]..'token:records', id)
+"""
+"""Argument: hash of a secret. Returns the record, or nothing."""
+
+REVOKE_TOKEN: Final = """
+local root, id, instance = KEYS[1], ARGV[1], ARGV[2]
+local hash = redis.call('HGET', root..'token:secrets', id)
+if hash then redis.call('HDEL', root..'token:hashes', hash) end
+redis.call('HDEL', root..'token:records', id)
+redis.call('HDEL', root..'token:secrets', id)
+redis.call('ZREM', root..'token:expiry', id)
+if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
+return 1
+"""
+"""Arguments: token id, its instance or ""."""
+
+REMEMBER: Final = """
+local stored = {}
+for i = 2, #ARGV, 2 do
+  local key = KEYS[1]..'once:'..ARGV[i]
+  redis.call('SET', key, ARGV[i + 1], 'NX', 'PX', ARGV[1])
+  stored[#stored + 1] = redis.call('GET', key)
+end
+return stored
+"""
+"""Arguments: milliseconds, then key and value alternating. Returns the stored values."""
+
+REPLACE_DOCUMENT: Final = """
+local key = KEYS[1]..'doc:'..ARGV[1]
+local kept = redis.call('HGET', key, ARGV[2])
+if kept == ARGV[4] then return 1 end
+if kept ~= ARGV[3] then return 0 end
+redis.call('HSET', key, ARGV[2], ARGV[4])
+return 1
+"""
+"""Arguments: kind, name, the old document, the new one. Returns whether the new one is stored, also
+when repeated after a lost answer."""
 
 
-class HubCore(Environments, Leases, Tokens):
+class HubCore(Environments, Leases):
     """`Hub` over Redis 6.2 or newer, or Valkey; any number may share one Redis."""
+
+    async def keep_token(self, hashed: str, record: TokenRecord) -> None:  # noqa: D102
+        await self._run(
+            KEEP_TOKEN,
+            record.id,
+            hashed,
+            record.model_dump_json(),
+            record.instance_id or "",
+            "" if record.expires_at is None else record.expires_at,
+        )
+
+    async def check_hash(self, hashed: str) -> TokenRecord | None:  # noqa: D102
+        text = await self._run(FIND_TOKEN, hashed)
+        record = TokenRecord.model_validate_json(text) if text else None
+        return record if record is not None and self._is_valid(record) else None
+
+    def _is_valid(self, record: TokenRecord) -> bool:
+        return record.expires_at is None or self._clock.now() < record.expires_at
+
+    async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:  # noqa: D102
+        texts = await self._ask("hvals", self._keys.token_records)
+        records = [TokenRecord.model_validate_json(text) for text in texts]
+        mine = [r for r in records if owner in (None, r.owner) and self._is_valid(r)]
+        return tuple(sorted(mine, key=lambda r: (-r.created_at, r.id)))
+
+    async def revoke_token(self, token_id: str) -> None:  # noqa: D102
+        text = await self._ask("hget", self._keys.token_records, token_id)
+        instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
+        await self._run(REVOKE_TOKEN, token_id, instance_id or "")
+
+    async def remember_all(  # noqa: D102
+        self, values: Mapping[str, str], ttl_s: float
+    ) -> dict[str, str]:
+        if not ttl_s > 0:
+            raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
+        pairs = [text for pair in values.items() for text in pair]
+        stored = await self._run(REMEMBER, str(max(1, int(ttl_s * 1000))), *pairs)
+        return dict(zip(values, map(str, stored), strict=True))
+
+    async def put_document(  # noqa: D102
+        self, kind: str, name: str, document: dict[str, Any]
+    ) -> None:
+        await self._ask("hset", self._keys.documents + kind, name, to_json(document))
+
+    async def replace_document(  # noqa: D102
+        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+    ) -> bool:
+        return bool(await self._run(REPLACE_DOCUMENT, kind, name, to_json(old), to_json(new)))
+
+    async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
+        rows = await self._ask("hgetall", self._keys.documents + kind)
+        return {name: json.loads(text) for name, text in sorted(rows.items())}
+
+    async def delete_document(self, kind: str, name: str) -> None:  # noqa: D102
+        await self._ask("hdel", self._keys.documents + kind, name)
 
     async def ping(self) -> None:
         """Check that Redis answers.

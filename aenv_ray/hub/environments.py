@@ -158,18 +158,6 @@ class Environments(HubBase, ABC):
             raise await self._not_found(name, version)
         return found
 
-    async def versions(self, name: str) -> tuple[EnvironmentVersion, ...]:  # noqa: D102
-        ids.check_environment_name(name)
-        found: list[EnvironmentVersion] = []
-        cursor: str | None = None
-        while True:
-            query = EnvironmentQuery(name=name, limit=1000, cursor=cursor)
-            page = await self.environments(query)
-            found += page.items
-            cursor = page.cursor
-            if cursor is None:
-                return tuple(found)
-
     async def environments(self, query: EnvironmentQuery) -> Page[EnvironmentVersion]:  # noqa: D102
         if query.name is not None:
             ids.check_environment_name(query.name)

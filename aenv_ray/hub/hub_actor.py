@@ -28,7 +28,7 @@ from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import DEFAULT_PREFIX
 from aenv_ray.hub.leases import SWEEP_AT_ONCE
 from aenv_ray.hub.ray_leases import MADE_BY_RAY, changes
-from aenv_ray.hub.records import Lease, LeaseQuery
+from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
 
@@ -94,15 +94,8 @@ class HubActor:
         Raises:
             FabricUnavailable: Redis or the controller does not answer; no lease was ended.
         """
-        leases: list[Lease] = []
-        cursor: str | None = None
-        while True:
-            query = LeaseQuery(label=MADE_BY_RAY, limit=1000, cursor=cursor)
-            page = await self.call("leases", query)
-            leases += page.items
-            cursor = page.cursor
-            if cursor is None:
-                break
+        hub = await self._ready()
+        leases = [lease async for lease in hub.all_leases(LeaseQuery(label=MADE_BY_RAY))]
         if not any(lease.status is InstanceStatus.RUNNING for lease in leases):
             return
         controller = await asyncio.to_thread(ray_api.find_actor, ray_api.CONTROLLER_NAME)

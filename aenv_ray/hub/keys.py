@@ -3,79 +3,71 @@
 ``P`` stands for the prefix in braces, ``{aenv}`` by default: a Redis Cluster then keeps all keys
 on one node, where one script may change several at once.
 
+Keys of an environment version live until it is deleted, keys of a lease until `end_leases` or some
+time after its end, unless noted.
+
 ``P:env:entries``
-    hash: ``name@version`` -> the entry as JSON, without status. Lives: until deleted. For:
-    written once, never changed (invariant 6).
+    hash: ``name@version`` -> the entry as JSON, without status; written once (invariant 6).
 ``P:env:states``
-    hash: ``name@version`` -> ``status updated_at``. Lives: as the entry. For: what of a version
-    does change.
+    hash: ``name@version`` -> ``status updated_at``, the mutable part of a version.
 ``P:env:contents``
-    hash: ``name@version`` -> SHA-256 of the content. Lives: for ever. For: a deleted version's
-    name takes no other content.
+    hash: ``name@version`` -> SHA-256 of the content. Kept forever: a deleted version cannot be
+    published again with different content.
 ``P:env:in:all``
-    sorted set: members that sort by name, then highest version. Lives: as the entry. For:
-    listings page through it.
+    sorted set: versions, sorted by name and then highest version first; listings page through it.
 ``P:env:in:latest``
-    sorted set: of each name the highest version that is not Failed. Lives: as the entry. For:
-    ``name`` alone; listings.
+    sorted set: the highest version of each name that is not Failed.
 ``P:env:in:status:<status>``
-    sorted set: the same members, by status. Lives: as the entry. For: filter.
+    sorted set: versions by status.
 ``P:env:in:tag:<tag>``
-    sorted set: the same members, by tag. Lives: as the entry. For: filter.
+    sorted set: versions by tag.
 ``P:env:in:word:<word>``
-    sorted set: the same members, by lower-case word. Lives: as the entry. For: search.
+    sorted set: versions by lower-case word, for searches.
 ``P:env:words``
-    sorted set: the words that have members. Lives: as the entry. For: search for beginnings of
-    words.
+    sorted set: the words that have versions, for searches by the beginning of a word.
 ``P:lease:one:<id>``
     hash: ``record`` and ``names`` (JSON), ``status``, ``deadline``, ``reason``, ``engine``.
-    Lives: until `end_leases`, or some time after its end. For: what an instance is accounted
-    as.
 ``P:lease:in:all``
-    sorted set: members that sort newest first. Lives: as the lease. For: listings page through
-    it.
+    sorted set: leases, newest first; listings page through it.
 ``P:lease:in:env:<name>``
-    sorted set: the same members, by environment. Lives: as the lease. For: filter.
+    sorted set: leases by environment.
 ``P:lease:in:ref:<name@version>``
-    sorted set: the same members, by version. Lives: as the lease. For: filter.
+    sorted set: leases by version.
 ``P:lease:in:status:<status>``
-    sorted set: the same members, by status. Lives: as the lease. For: filter.
+    sorted set: leases by status.
 ``P:lease:in:<subject>``
-    sorted set: the same members, by ``owner:…`` and ``label:…=…``. Lives: as the lease. For:
-    filter.
+    sorted set: leases by ``owner:…`` and ``label:…=…``.
 ``P:lease:live:<subject>``
-    set: ids of leases that are Pending or Running. Lives: while they are. For: its size is what
-    a quota counts: no counter can drift.
+    set: ids of leases that are Pending or Running. Quotas count its members, so no counter can
+    drift.
 ``P:lease:live-ref:<name@version>``
-    set: the same ids, by version. Lives: while they are. For: a version in use is not deleted.
+    set: the same ids by version; a version in use cannot be deleted.
 ``P:lease:capabilities``
-    hash: capability -> lease id. Lives: as the lease. For: routes without a token.
+    hash: capability -> lease id, for routes without a token.
 ``P:lease:deadlines``
-    sorted set: ids of the live leases, score: deadline. Lives: while they are. For: the sweep
-    ends them.
+    sorted set: ids of live leases by deadline; the sweep ends overdue ones.
 ``P:lease:ended``
-    sorted set: ids of the others, score: when to forget them. Lives: until then. For: the sweep
-    forgets them.
+    sorted set: ids of ended leases by the time when the sweep deletes them.
 ``P:quota:limits``
-    hash: subject -> instances at once. Lives: until deleted. For: quotas.
+    hash: subject -> number of concurrent instances. Lives until deleted.
 ``P:quota:waiting:<subject>``
-    hash: owner -> ``since until places``. Lives: swept at the next refusal. For: owners that
-    were refused come before those that ask later.
+    hash: owner -> ``since until places`` of refused requests, which precede later ones. Expired
+    entries are removed at the next refusal.
 ``P:token:records``
-    hash: token id -> its record as JSON, without secret. Lives: until revoked or expired. For:
-    listings.
+    hash: token id -> record as JSON, without secret. Keys of a token live until it is revoked or
+    expires.
 ``P:token:hashes``
-    hash: SHA-256 of the secret -> token id. Lives: as the record. For: one look-up a request.
+    hash: SHA-256 of the secret -> token id.
 ``P:token:secrets``
-    hash: token id -> SHA-256 of the secret. Lives: as the record. For: to revoke by id.
+    hash: token id -> SHA-256 of the secret, to revoke a token by its id.
 ``P:token:expiry``
-    sorted set: token id, score: when it ends. Lives: as the record. For: the sweep.
+    sorted set: token ids by expiry, for the sweep.
 ``P:token:of:<instance id>``
-    set: ids of the agent tokens of an instance. Lives: as the lease. For: they end with it.
+    set: ids of the agent tokens of an instance, which end with its lease.
 ``P:once:<key>``
-    string: what was first kept under the key. Lives: the caller's TTL. For: idempotency keys.
+    string: the first value stored under an idempotency key. Lives for the caller's TTL.
 ``P:doc:<kind>``
-    hash: name -> JSON document. Lives: until deleted. For: services and their storage.
+    hash: name -> JSON document, such as a service. Lives until deleted.
 """
 
 from __future__ import annotations
@@ -86,11 +78,7 @@ DEFAULT_PREFIX: Final = "aenv"
 
 
 class Keys:
-    """The names of the keys that are used outside of scripts, and the root of all.
-
-    Args:
-        prefix: Tells hubs that share a Redis from each other.
-    """
+    """The names of the keys that are used outside of scripts, and the root of all."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.root = "{" + prefix + "}:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC
 from collections.abc import Sequence
 from typing import Any, Final
@@ -285,19 +286,14 @@ class Leases(HubBase, ABC):
                 hint="end unused instances, or try again",
             )
 
-    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
-        """Replace leases by others without checking quotas again.
-
-        For instances that got other ids than those that were admitted.
-        """
+    async def exchange(  # noqa: D102
+        self, instance_ids: Sequence[str], leases: Sequence[Lease]
+    ) -> None:
         wire = to_json([_wire(lease) for lease in leases])
         await self._run(EXCHANGE, to_json(list(instance_ids)), wire)
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
-        return await self._lease(instance_id, InstanceNotFound(
-            f"there is no instance {instance_id}", instance_id=instance_id,
-            hint="it ended some time ago, or never was",
-        ))  # fmt: skip
+        return await self._lease(instance_id, _unknown_instance(instance_id))
 
     async def lease_of_capability(self, capability: str) -> Lease:  # noqa: D102
         # The capability is a credential, so no error repeats it.
@@ -339,11 +335,7 @@ class Leases(HubBase, ABC):
         forget_at = self._clock.now() + KEPT_S
         row = await self._run(UPDATE, instance_id, to_json(change), forget_at)
         if not row:
-            raise InstanceNotFound(
-                f"there is no instance {instance_id}",
-                instance_id=instance_id,
-                hint="it ended some time ago, or never was",
-            )
+            raise _unknown_instance(instance_id)
         return _lease(row)
 
     async def end_leases(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
@@ -360,14 +352,11 @@ class Leases(HubBase, ABC):
         return int(await self._run(SWEEP, now, now - OVERDUE_S, now + KEPT_S, str(SWEEP_AT_ONCE)))
 
     async def set_quota(self, quota: Quota) -> None:  # noqa: D102
-        kind, colon, rest = quota.subject.partition(":")
-        if not colon or not rest or kind not in ("owner", "label"):
-            raise _bad_subject(quota.subject)
-        if kind == "label" and (not rest.partition("=")[0] or "=" not in rest):
-            raise _bad_subject(quota.subject)
+        _check_subject(quota.subject)
         await self._ask("hset", self._keys.limits, quota.subject, str(quota.max_instances))
 
     async def delete_quota(self, subject: str) -> None:  # noqa: D102
+        _check_subject(subject)
         await self._ask("hdel", self._keys.limits, subject)
 
     async def quotas(self) -> dict[str, tuple[int, int]]:  # noqa: D102
@@ -388,10 +377,19 @@ class Leases(HubBase, ABC):
         return [_lease(row) for row in rows if row[0]]
 
 
-def _bad_subject(subject: str) -> ConfigError:
-    return ConfigError(
-        f"invalid quota subject {subject[:80]!r}",
-        hint="use owner:NAME or label:KEY=VALUE, for example label:experiment=a",
+def _check_subject(subject: str) -> None:
+    if not re.fullmatch(r"owner:.+|label:[^=]+=.*", subject, re.DOTALL):
+        raise ConfigError(
+            f"invalid quota subject {subject[:80]!r}",
+            hint="use owner:NAME or label:KEY=VALUE, for example label:experiment=a",
+        )
+
+
+def _unknown_instance(instance_id: str) -> InstanceNotFound:
+    return InstanceNotFound(
+        f"there is no instance {instance_id}",
+        instance_id=instance_id,
+        hint="it ended some time ago, or never existed",
     )
 
 

@@ -121,11 +121,7 @@ def check_name(name: str) -> str:
 
 
 class ServiceRecords:
-    """The records of all services.
-
-    Args:
-        hub: Stores them.
-    """
+    """The records of all services."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub

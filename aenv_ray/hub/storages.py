@@ -62,9 +62,6 @@ def medium_of(engine: str) -> Medium:
 class StorageRecords:
     """The records of all storages.
 
-    Args:
-        hub: Stores them.
-
     Methods raise FabricUnavailable if the hub does not answer.
     """
 

@@ -1,8 +1,6 @@
 """Instance records, from which a restarted host finds its instances again.
 
 `InstanceStore` is the contract; `tests.contract.hub.store_contract` checks any implementation.
-`MemoryInstanceStore` serves tests and engines whose sandboxes end with their host, and
-`FileInstanceStore` stores the records of a node in a directory.
 """
 
 from __future__ import annotations
@@ -68,43 +66,8 @@ class InstanceStore(ABC):
         """
 
 
-class MemoryInstanceStore(InstanceStore):
-    """Records in the memory of this process."""
-
-    def __init__(self) -> None:
-        self._records: dict[InstanceId, InstanceRecord] = {}
-        self._engines: dict[HostId, frozenset[str]] = {}
-
-    def put(self, records: Sequence[InstanceRecord]) -> None:  # noqa: D102
-        self._records |= {record.id: record for record in records}
-
-    def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102
-        return self._records.get(instance_id)
-
-    def delete(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
-        for instance_id in instance_ids:
-            self._records.pop(instance_id, None)
-
-    def list(self, host_id: HostId | None = None) -> list[InstanceRecord]:  # noqa: D102
-        found = [r for r in self._records.values() if host_id in (None, r.host_id)]
-        return sorted(found, key=lambda r: r.created_at)
-
-    def note_engine(self, host_id: HostId, engine: str) -> None:  # noqa: D102
-        self._engines[host_id] = self._engines.get(host_id, frozenset()) | {engine}
-
-    def engines_used(self) -> dict[HostId, frozenset[str]]:  # noqa: D102
-        return dict(self._engines)
-
-    def forget_host(self, host_id: HostId) -> None:  # noqa: D102
-        self._engines.pop(host_id, None)
-
-
 class FileInstanceStore(InstanceStore):
-    """Records of one node: a JSON file for each instance, and one for the engines of each host.
-
-    Args:
-        directory: Created if missing.
-    """
+    """Records of one node: a JSON file for each instance, and one for the engines of each host."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

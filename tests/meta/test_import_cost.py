@@ -43,7 +43,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import aenv_ray.runtime.api.loader", HEAVY | {"typer", "rich"}),
         # Before anything is installed; see scripts/bootstrap.py.
         ("import aenv_ray.engines.node.installer", HEAVY | {"pydantic", "typer", "rich"}),
-        ("import aenv_ray.serve.gateway.connections", {"mcp", "mcp_types", "fastmcp"}),
+        ("import aenv_ray.serve.gateway.app", {"mcp", "mcp_types", "fastmcp"}),
     ],
 )
 def test_a_fresh_interpreter_loads_none_of_the_heavy_packages(statement, forbidden):

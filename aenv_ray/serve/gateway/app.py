@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
+from aenv_ray.actors.fabric.catalog import Catalog
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.publishing import publish
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.records import Lease
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate
 from aenv_ray.serve.gateway.creation import Creator
@@ -23,7 +29,7 @@ from aenv_ray.serve.gateway.data.routes import data_routes
 from aenv_ray.serve.gateway.data.services import service_routes
 from aenv_ray.serve.gateway.deps import Deps, Resolver
 from aenv_ray.serve.gateway.membership import Replicas
-from aenv_ray.serve.gateway.metrics import Metrics
+from aenv_ray.serve.gateway.metrics import ExportedMetrics, Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
 from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish
 from aenv_ray.serve.gateway.routes.control_api import ControlApi
@@ -38,20 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class GatewayApp:
-    """One replica of the gateway: `app` serves both ports.
-
-    Args:
-        hub: Stores everything that outlives a request.
-        fabric: Creates instances.
-        artifacts: Stores source archives.
-        resolve: Finds projects.
-        publish: Publishes source archives.
-        settings: The operator's.
-        clock: For deadlines.
-        metrics: Of this replica; None: new ones, which only ``/metrics`` shows.
-        apps: Runs services; None: Ray Serve.
-        delete_storage: Deletes the data of a service's storage.
-    """
+    """One replica of the gateway: `app` serves both ports."""
 
     def __init__(
         self,
@@ -134,3 +127,28 @@ class GatewayApp:
     def _note_live(self, leases: Collection[Lease]) -> None:
         self.metrics.flush()
         self.metrics.live(leases)
+
+
+@asynccontextmanager
+async def gateway_app(
+    settings: GatewaySettings, fabric: Fabric, hub: Hub, artifacts_url: str | None = None
+) -> AsyncIterator[ASGIApp]:
+    """Run the gateway of a replica in the event loop that serves it."""
+    process = process_settings()
+    url = artifacts_url or process.artifacts_url
+    store = open_artifact_store(process.model_copy(update={"artifacts_url": url}))
+    projects_dir = process.data_dir / "projects"
+    gateway = GatewayApp(
+        hub,
+        AsyncFabric(fabric),
+        store,
+        Catalog(hub, store, process.data_dir),
+        partial(publish, hub=hub, store=store, projects_dir=projects_dir),
+        settings,
+        metrics=ExportedMetrics(),
+    )
+    try:
+        yield await gateway.open()
+    finally:
+        await gateway.close()
+        store.close()

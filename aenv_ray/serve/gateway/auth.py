@@ -90,14 +90,7 @@ class Principal:
 
 
 class HubAuthenticator:
-    """Looks tokens up in the hub; concurrent requests with one token cause one lookup.
-
-    Args:
-        hub: Knows the tokens.
-        clock: For the expiry of tokens and of cached answers.
-        cache_s: How long an answer is cached, "unknown" included. A revoked token may work for
-            this long.
-    """
+    """Looks tokens up in the hub; concurrent requests with one token cause one lookup."""
 
     def __init__(self, hub: Hub, clock: Clock, cache_s: float) -> None:
         self._hub = hub
@@ -175,11 +168,6 @@ class RequestRate:
     """Limits the request rate of each token with a token bucket.
 
     Each replica has its own buckets: together, replicas allow at most their number times as much.
-
-    Args:
-        per_s: Requests added to each bucket per second.
-        burst: Size of a bucket.
-        clock: For the time between requests.
     """
 
     def __init__(self, per_s: float, burst: int, clock: Clock) -> None:

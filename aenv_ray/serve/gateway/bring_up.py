@@ -35,11 +35,7 @@ _NAME: Final = "gateway"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the hub and the gateway, with retries; return the exit code.
-
-    Args:
-        arguments: Of the command line; None: this process's.
-    """
+    """Start the hub and the gateway, with retries; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m aenv_ray.serve.gateway.bring_up", description=__doc__
     )
@@ -150,7 +146,7 @@ async def keep_token(hub: HubClient, secret: str) -> None:
             hint="use another token, or revoke this one",
         )
     if known is None:
-        await hub.adopt_token(secret, Role.ADMIN, _OWNER, note="of the cluster")
+        await hub.create_token(Role.ADMIN, _OWNER, note="of the cluster", secret=secret)
 
 
 def _await_port(port: int) -> None:

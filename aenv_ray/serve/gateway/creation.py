@@ -64,16 +64,7 @@ class Creation:
 
 
 class Creator:
-    """Creates instances with leases.
-
-    Args:
-        hub: Stores the leases.
-        fabric: Starts the instances.
-        resolve: Finds projects.
-        clock: For deadlines.
-        replicas: This replica, whose name marks its leases, and the others.
-        note_phase: Called after each phase.
-    """
+    """Creates instances with leases."""
 
     def __init__(
         self,
@@ -144,11 +135,6 @@ class Creator:
 
     async def create_once(self, creation: Creation, key: str, wait_s: float) -> list[Lease]:
         """Create instances, or return those of an earlier create with the same key.
-
-        Args:
-            creation: The same as in the earlier create.
-            key: Of the client; keys of different owners are independent.
-            wait_s: As for `create`.
 
         Raises:
             ConfigError: The key was used for another create.

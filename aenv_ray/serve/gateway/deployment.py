@@ -34,9 +34,6 @@ def deploy(settings: GatewaySettings | None = None) -> None:
 
     Joins or starts Ray first if needed. Returns once the gateway answers on this node.
 
-    Args:
-        settings: None: the defaults.
-
     Raises:
         ConfigError: A port is in use, or the address is not of this node.
         FabricUnavailable: Ray, the hub or the gateway does not start.
@@ -115,7 +112,7 @@ class GatewayReplica:
     """
 
     def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:
-        from aenv_ray.serve.gateway.connections import gateway_app
+        from aenv_ray.serve.gateway.app import gateway_app
         from aenv_ray.serve.gateway.middleware import write_to_stderr
 
         write_to_stderr()

@@ -30,13 +30,7 @@ _RETRY_S = 1
 def success(
     data: Any = None, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a successful answer.
-
-    Args:
-        data: Anything that `pydantic_core.to_json` writes: models, times, plain data.
-        status: HTTP status.
-        headers: Added to the answer.
-    """
+    """Return a successful answer."""
     body = {"success": True, "code": 0, "message": "", "data": data}
     return _json(body, status, headers)
 

@@ -77,13 +77,7 @@ class Claim:
 
 
 class IdempotencyKeys:
-    """The idempotency keys of creates, as one replica sees them.
-
-    Args:
-        hub: Remembers them.
-        clock: For the age of claims.
-        replicas: To notice that the replica of a claim died.
-    """
+    """The idempotency keys of creates, as one replica sees them."""
 
     def __init__(self, hub: Hub, clock: Clock, replicas: Replicas) -> None:
         self._hub = hub

@@ -18,14 +18,7 @@ _FORGET_AFTER: Final = 100
 
 
 class Replicas:
-    """The replicas of a gateway, as one of them sees them.
-
-    Args:
-        hub: Stores the heartbeats.
-        clock: For their age.
-        name: This replica.
-        every_s: Seconds between two of its heartbeats.
-    """
+    """The replicas of a gateway, as one of them sees them."""
 
     def __init__(self, hub: Hub, clock: Clock, name: str, every_s: float) -> None:
         self.name = name

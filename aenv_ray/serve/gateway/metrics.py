@@ -71,14 +71,7 @@ class Metrics:
         self._in_progress += 1
 
     def request_ended(self, route: str, status: int, seconds: float, error: str | None) -> None:
-        """Note how a request ended.
-
-        Args:
-            route: Method and path template.
-            status: HTTP status.
-            seconds: Its duration.
-            error: Code of the error that it was answered with.
-        """
+        """Note how a request ended."""
         self._in_progress -= 1
         self._requests[route, status] += 1
         self._seconds[route].append(seconds)
@@ -116,11 +109,7 @@ class Metrics:
         self._set_by_environment("aenv_gateway_instances", Counts(names))
 
     def pools(self, ready: Mapping[str, int]) -> None:
-        """Set the number of ready sandboxes of each environment.
-
-        Args:
-            ready: By environment reference.
-        """
+        """Set the number of ready sandboxes of each environment."""
         counts: Counts[str] = Counts()
         for reference, count in ready.items():
             counts[reference.partition("@")[0]] += count

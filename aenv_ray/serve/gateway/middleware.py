@@ -61,9 +61,6 @@ class AccessLog:
 
     A line says who, what and how it ended; it holds no body, no header and no query. Lines are
     written in batches: one write each would cost more than the rest of a small request.
-
-    Args:
-        metrics: Of this replica.
     """
 
     def __init__(self, metrics: Metrics) -> None:

@@ -31,12 +31,7 @@ class UrlSignature(BaseModel):
 
 
 class Signer:
-    """Signs URLs and checks signatures, with a key that all replicas share.
-
-    Args:
-        hub: Stores the key.
-        clock: For the expiry of signatures.
-    """
+    """Signs URLs and checks signatures, with a key that all replicas share."""
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
         self._hub = hub

@@ -22,16 +22,6 @@ class Sweep:
     """Ends leases without an instance, and instances whose replica died while creating them.
 
     All replicas run it; the hub elects one of them for each round.
-
-    Args:
-        hub: Stores the leases.
-        fabric: Lists the instances.
-        creator: Undoes creates; the sweep skips those in progress.
-        clock: For the number of a round.
-        replicas: This replica and the others.
-        every_s: Seconds between rounds.
-        note_live: Called with the running leases after each round of this replica.
-        note_pools: Called with the number of ready sandboxes of each environment.
     """
 
     def __init__(
@@ -87,7 +77,8 @@ class Sweep:
         Raises:
             FabricUnavailable: The hub or the fabric does not answer; no instance ends for that.
         """
-        leases = await self._leases()  # before the instances: a lease is older than its instance
+        # Before the instances: a lease is older than its instance.
+        leases = [lease async for lease in self._hub.all_leases(LeaseQuery())]
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}
         alive = await self._replicas.alive()
@@ -106,16 +97,6 @@ class Sweep:
                 await self._check_unlisted(lease)
         self._note_live(running)
         self._note_pools(await self._fabric.pools())
-
-    async def _leases(self) -> list[Lease]:
-        found: list[Lease] = []
-        cursor = None
-        while True:
-            page = await self._hub.leases(LeaseQuery(limit=1000, cursor=cursor))
-            found += page.items
-            cursor = page.cursor
-            if cursor is None:
-                return found
 
     async def _check_pending(self, lease: Lease, alive: set[str]) -> None:
         is_own = lease.made_by == self._replicas.name

@@ -31,7 +31,6 @@ from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.hub.storages import StorageRecord
-from aenv_ray.hub.store import MemoryInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import project
@@ -39,6 +38,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import GatewayApp
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.hub.redis_servers import emptied
 
 TOOLS = """

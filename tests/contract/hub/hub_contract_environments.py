@@ -15,6 +15,7 @@ from aenv_ray.errors import (
     EnvironmentNotFound,
     VersionConflict,
 )
+from aenv_ray.hub import catalog
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     EnvironmentQuery,
@@ -251,3 +252,13 @@ class EnvironmentsContract(ABC):
         await hub.delete_environment("weather", "1.0.0")
         with pytest.raises(EnvironmentNotFound):
             await hub.environment("weather", "1.0.0")
+
+
+def is_found(entry: EnvironmentVersion, text: str) -> bool:
+    """Return whether a search finds an entry: each word must begin one of the entry's words.
+
+    The specification of the search that `HubCore` runs over sorted sets.
+    """
+    known = catalog.search_words(entry)
+    wanted = catalog.words_of(text)[: catalog.MAX_SEARCH_WORDS]
+    return all(any(word.startswith(want) for word in known) for want in wanted)

@@ -26,6 +26,7 @@ from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from tests.conftest import redis_refusal, require
 from tests.contract.hub.hub_contract import HubContract, entry, lease
+from tests.contract.hub.hub_contract_environments import is_found
 from tests.contract.hub.redis_servers import emptied, running
 
 pytestmark = pytest.mark.redis
@@ -155,7 +156,7 @@ class TestHubCore(HubContract):
                 if query.name in (None, e.name)
                 and (query.tag is None or query.tag in e.tags)
                 and query.status in (None, e.status)
-                and catalog.is_found(e, query.text or "")
+                and is_found(e, query.text or "")
             ]
             assert await everything(hub, query) == wanted, query
 

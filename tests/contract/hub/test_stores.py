@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.hub.store import FileInstanceStore, InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import FileInstanceStore, InstanceStore
 from aenv_ray.ids import InstanceId
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.hub.store_contract import InstanceStoreContract, record
 
 

@@ -19,7 +19,7 @@ import pytest
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.hub.hub_actor import ensure_hub
 from aenv_ray.hub.records import Role
-from aenv_ray.serve.gateway.connections import gateway_app
+from aenv_ray.serve.gateway.app import gateway_app
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.conftest import require

@@ -17,6 +17,7 @@ from aenv_ray.hub import catalog
 from aenv_ray.hub.base import from_cursor, to_cursor
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
 from tests.contract.hub.hub_contract import entry
+from tests.contract.hub.hub_contract_environments import is_found
 
 
 def is_version(text: str) -> bool:
@@ -155,10 +156,10 @@ TEXT = st.text(max_size=30)
 def test_every_beginning_of_its_words_finds_an_entry(description: str, more: str) -> None:
     found: EnvironmentVersion = entry(description=f"{description} {more}")
     for word in catalog.words_of(description)[: catalog.MAX_SEARCH_WORDS]:
-        assert catalog.is_found(found, word[:1])
-        assert catalog.is_found(found, f"  {word}!! WEATHER")
-    assert catalog.is_found(found, "")
-    assert not catalog.is_found(entry(), "eather")
+        assert is_found(found, word[:1])
+        assert is_found(found, f"  {word}!! WEATHER")
+    assert is_found(found, "")
+    assert not is_found(entry(), "eather")
 
 
 @given(st.text(min_size=1, max_size=40))

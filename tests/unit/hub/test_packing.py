@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.hub.packing import pack, unpack_any
-from aenv_ray.hub.secrets import looks_secret
+from aenv_ray.hub.packing import looks_secret, pack, unpack_any
 from aenv_ray.project import archive as project_archive
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import write_project

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.hub.store import FileInstanceStore, InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import FileInstanceStore, InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import (
     ActorDensity,
@@ -15,6 +15,7 @@ from aenv_ray.models import (
     InstanceSpec,
     Isolation,
 )
+from tests.contract.hub.memory_store import MemoryInstanceStore
 
 ODD_IDS = ["../../etc/passwd", "/etc/passwd", "", "a/b", "ä", "x" * 5000, "\0", ".", "a\nb"]
 

@@ -15,6 +15,7 @@ import pydantic_core
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import Send
 
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.bounded_cache import BoundedCache
@@ -62,25 +63,21 @@ class _Offer:
 
 
 class FunctionDoor:
-    """Answers all requests except ``/mcp``.
-
-    Args:
-        find: Returns the target of a request, and rejects callers without access.
-        calls: Forwards calls to targets.
-    """
+    """Answers all requests except ``/mcp``."""
 
     def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: JsonCalls) -> None:
         self._find = find
         self._calls = calls
         self._offers: BoundedCache[str, _Offer] = BoundedCache(MAX_OFFERS)
 
-    async def serve(self, request: Request) -> Response:
+    async def serve(self, request: Request, send: Send) -> Response:
         """Return the answer to a request.
 
         Raises:
             AenvError: The request names no instance, or the call failed.
             BadRequest: The body does not hold valid arguments.
         """
+        del send
         target = await self._find(request)
         target.check_not_agent()
         path, method = request.url.path, request.method

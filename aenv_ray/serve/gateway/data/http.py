@@ -49,26 +49,31 @@ def door_failure(error: AenvError) -> Response:
     return Response(to_json(body), error.http_status, headers=error_headers(error), media_type=JSON)
 
 
-Serve = Callable[[Request], Awaitable[Response]]
+Serve = Callable[[Request, Send], Awaitable[Response | None]]
+"""Returns the answer to a request; None if it has sent the answer."""
 
 
-def door_app(serve: Serve, limit_bytes: int) -> ASGIApp:
-    """Return an ASGI application that answers, and reports errors, as the public door does.
+def door_app(
+    serve: Serve, limit_bytes: int, refusal: Callable[[AenvError], Response] = door_failure
+) -> ASGIApp:
+    """Return an ASGI application that answers as the public door does.
 
     Args:
-        serve: Answers a request; it checks the caller's access before it reads the body.
+        serve: Checks the caller's access before it reads the body.
         limit_bytes: Largest body; a larger one gets status 413.
+        refusal: Returns the answer to a request that raised an error.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await serve(Request(scope, receive))
+            response = await serve(Request(scope, receive), send)
         except BadRequest as exc:
             response = exc.response()
         except ClientDisconnect:
             response = Response(status_code=499)
         except AenvError as exc:
-            response = door_failure(exc)
-        await response(scope, receive, send)
+            response = refusal(exc)
+        if response is not None:
+            await response(scope, receive, send)
 
     return BodyLimit(answer, limit_bytes)

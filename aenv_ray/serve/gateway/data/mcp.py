@@ -11,19 +11,18 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Send
 
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.errors import AenvError, ConfigError, InternalError
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
-from aenv_ray.runtime.public.requests import BadRequest
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.event_stream import AnswerStream
-from aenv_ray.serve.gateway.data.http import JSON, watched_disconnect
+from aenv_ray.serve.gateway.data.http import JSON, door_app, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
@@ -34,34 +33,19 @@ _METHODS: Final = "POST, DELETE"
 
 
 class McpDoor:
-    """The ASGI application.
-
-    Args:
-        find: Returns the target of a request, and rejects callers without access.
-        calls: Forwards calls to targets.
-    """
+    """Answers MCP requests."""
 
     def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
         self._find = find
         self._calls = calls
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
-        request = Request(scope, receive)
-        try:
-            response = await self._serve(request, send)
-        except Refused as exc:
-            response = Response(exc.body, exc.status, media_type=JSON)
-        except BadRequest as exc:
-            response = exc.response()
-        except ClientDisconnect:
-            response = Response(status_code=499)
-        except AenvError as exc:
-            response = _refusal(exc)
-        if response is not None:
-            await response(scope, receive, send)
+    async def serve(self, request: Request, send: Send) -> Response | None:
+        """Return the answer; None if it was already sent.
 
-    async def _serve(self, request: Request, send: Send) -> Response | None:
-        """Return the answer; None if it was already sent."""
+        Raises:
+            Refused: The body is not a valid message.
+            AenvError: The request names no instance that the caller may use.
+        """
         in_session = mcp_wire.SESSION_HEADER in request.headers
         try:
             target = await self._find(request)
@@ -137,6 +121,18 @@ async def _message(request: Request) -> Rpc:
     """Return the message of a POST; raises `Refused` if it is invalid."""
     await mcp_wire.load(request.headers)
     return mcp_wire.parse(await request.body(), request.headers)
+
+
+def mcp_app(door: McpDoor, limit_bytes: int) -> ASGIApp:
+    """Return the ASGI application of a door; see `door_app`."""
+
+    async def serve(request: Request, send: Send) -> Response | None:
+        try:
+            return await door.serve(request, send)
+        except Refused as exc:
+            return Response(exc.body, exc.status, media_type=JSON)
+
+    return door_app(serve, limit_bytes, _refusal)
 
 
 def _refusal(error: AenvError) -> Response:

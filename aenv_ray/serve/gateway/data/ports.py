@@ -56,12 +56,7 @@ register_url_convertor("port", PortConvertor())
 
 
 class PortStream:
-    """A connection to a port inside an instance.
-
-    Args:
-        calls: Forwards calls to instances.
-        instance_id: The instance.
-    """
+    """A connection to a port inside an instance."""
 
     def __init__(self, calls: InstanceCalls, instance_id: str) -> None:
         self._calls = calls
@@ -108,13 +103,7 @@ class PortStream:
 
 
 class PortDoor:
-    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike.
-
-    Args:
-        find: Returns the target of a request, and rejects callers without access.
-        calls: Forwards calls to instances.
-        deps: Finds the ports that an environment declares.
-    """
+    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike."""
 
     def __init__(
         self,

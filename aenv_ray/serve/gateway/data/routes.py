@@ -8,10 +8,9 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from aenv_ray.actors.calls.json_calls import InstanceCalls
-from aenv_ray.runtime.public.requests import BodyLimit
 from aenv_ray.serve.gateway.data.functions import FunctionDoor
 from aenv_ray.serve.gateway.data.http import door_app
-from aenv_ray.serve.gateway.data.mcp import McpDoor
+from aenv_ray.serve.gateway.data.mcp import McpDoor, mcp_app
 from aenv_ray.serve.gateway.data.ports import PortDoor
 from aenv_ray.serve.gateway.data.sandbox import SandboxDoor
 from aenv_ray.serve.gateway.data.sockets import port_routes
@@ -29,7 +28,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     """
     targets, calls = Targets(deps), InstanceCalls(deps.fabric.handle, deps.fabric.forget)
     limit = deps.settings.max_body_bytes
-    addressed_mcp = BodyLimit(McpDoor(targets.of_headers, calls), limit)
+    addressed_mcp = mcp_app(McpDoor(targets.of_headers, calls), limit)
     functions = door_app(FunctionDoor(targets.of_headers, calls).serve, limit)
     sandbox = SandboxDoor(targets.of_path, deps.fabric, limit)
     ports = PortDoor(targets.of_path, calls, deps)
@@ -37,7 +36,7 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     return [
         _AddressedRoute("/mcp", addressed_mcp),
         _AddressedRoute("/{path:path}", functions),
-        Route(f"{instance}/mcp", BodyLimit(McpDoor(targets.of_path, calls), limit)),
+        Route(f"{instance}/mcp", mcp_app(McpDoor(targets.of_path, calls), limit)),
         Route(f"{instance}/info", sandbox.info, methods=["GET"]),
         Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),

@@ -23,13 +23,7 @@ _MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
 
 
 class SandboxDoor:
-    """Answers requests for the info and the files of an instance.
-
-    Args:
-        find: Returns the target of a request, and rejects callers without access.
-        fabric: Finds the instance's host.
-        limit_bytes: Largest file that one request can write.
-    """
+    """Answers requests for the info and the files of an instance."""
 
     def __init__(
         self,

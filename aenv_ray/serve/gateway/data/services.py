@@ -11,12 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.errors import CatalogConflict
 from aenv_ray.hub.services import ServiceRecord, not_found
-from aenv_ray.runtime.public.requests import BodyLimit
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.functions import FunctionDoor
 from aenv_ray.serve.gateway.data.http import door_app
-from aenv_ray.serve.gateway.data.mcp import McpDoor
+from aenv_ray.serve.gateway.data.mcp import McpDoor, mcp_app
 from aenv_ray.serve.gateway.data.ports import PortDoor
 from aenv_ray.serve.gateway.data.sockets import port_routes
 from aenv_ray.serve.gateway.data.targets import Target
@@ -40,19 +39,13 @@ def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     )
     return [
         *port_routes("/services/{id}", ports),
-        Route("/services/{id}/mcp", BodyLimit(McpDoor(targets.of_request, calls), limit)),
+        Route("/services/{id}/mcp", mcp_app(McpDoor(targets.of_request, calls), limit)),
         Route("/services/{id}/{path:path}", _Below(functions)),
     ]
 
 
 class ServiceTargets:
-    """Finds the service of a request, and checks that the sender may use it.
-
-    Args:
-        services: The records.
-        deps: Authenticates the sender.
-        calls: Find a service's sandboxes.
-    """
+    """Finds the service of a request, and checks that the sender may use it."""
 
     def __init__(self, services: Services, deps: Deps, calls: ServiceCalls) -> None:
         self._services = services

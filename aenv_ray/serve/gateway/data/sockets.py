@@ -26,11 +26,7 @@ _NOT_SENT: Final = frozenset({1005, 1006, 1015})
 
 
 class SocketDoor:
-    """Answers WebSockets at ``/instances/{id}/ports/{port}/{path}``, and the same for services.
-
-    Args:
-        door: Opens connections to ports, and rejects callers without access.
-    """
+    """Answers WebSockets at ``/instances/{id}/ports/{port}/{path}``, and the same for services."""
 
     def __init__(self, door: PortDoor) -> None:
         self._door = door

@@ -53,11 +53,7 @@ class Target:
 
 
 class Targets:
-    """Finds the instance of a request.
-
-    Args:
-        deps: Authenticates callers and finds leases.
-    """
+    """Finds the instance of a request."""
 
     def __init__(self, deps: Deps) -> None:
         self._deps = deps

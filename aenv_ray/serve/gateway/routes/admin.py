@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.actors.fabric.warm_api import warm
-from aenv_ray.errors import CapacityExceeded, ConfigError, EnvironmentNotFound
+from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
 from aenv_ray.hub.records import Quota, TokenRecord
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.routes.control import Control
@@ -81,32 +81,15 @@ async def list_quotas(control: GatewayControl, caller: Caller) -> list[QuotaObje
 @quotas.put("/quotas/{subject:path}", dependencies=[ADMIN_ONLY])
 async def set_quota(control: GatewayControl, subject: str, body: QuotaRequest) -> bool:
     """Set the quota of owner:NAME or label:KEY=VALUE."""
-    quota = Quota(subject=_check_subject(subject), max_instances=body.max_instances)
-    await control.deps.hub.set_quota(quota)
+    await control.deps.hub.set_quota(Quota(subject=subject, max_instances=body.max_instances))
     return True
 
 
 @quotas.delete("/quotas/{subject:path}", dependencies=[ADMIN_ONLY])
 async def delete_quota(control: GatewayControl, subject: str) -> bool:
     """Delete a quota."""
-    await control.deps.hub.delete_quota(_check_subject(subject))
+    await control.deps.hub.delete_quota(subject)
     return True
-
-
-def _check_subject(text: str) -> str:
-    """Return a quota's subject.
-
-    Raises:
-        ConfigError: It is malformed.
-    """
-    kind, colon, rest = text.partition(":")
-    is_owner = kind == "owner" and rest
-    is_label = kind == "label" and rest.partition("=")[0] and "=" in rest
-    if not colon or not (is_owner or is_label):
-        raise ConfigError(
-            f"invalid quota subject {text!r}", hint="write owner:NAME or label:KEY=VALUE"
-        )
-    return text
 
 
 @pools.get("/pools", dependencies=[OWNERS])

@@ -254,14 +254,10 @@ async def _drop(deps: Deps, digest: str, archive: bytes) -> None:
 
 
 async def _is_published(hub: Hub, digest: str) -> bool:
-    cursor: str | None = None
-    while True:
-        page = await hub.environments(EnvironmentQuery(limit=1000, cursor=cursor))
-        if any(digest == entry.archive for entry in page.items):
+    async for entry in hub.all_environments(EnvironmentQuery()):
+        if digest == entry.archive:
             return True
-        cursor = page.cursor
-        if cursor is None:
-            return False
+    return False
 
 
 # --- signed URLs ---------------------------------------------------------------------------------

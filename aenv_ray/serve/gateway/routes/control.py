@@ -55,12 +55,7 @@ class Publish(Protocol):
 
 
 class EnvironmentCache:
-    """Environment versions by reference, cached because every answer about an instance has one.
-
-    Args:
-        hub: Knows the versions.
-        clock: For their age.
-    """
+    """Environment versions by reference, cached because every answer about an instance has one."""
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
         self._hub = hub
@@ -199,12 +194,7 @@ class Control:
 
 
 def page_answer(page: Page[Any], items: Sequence[BaseModel]) -> Response:
-    """Return one page of a list, with the total and the next cursor in headers.
-
-    Args:
-        page: From the hub.
-        items: The page's items as clients see them.
-    """
+    """Return one page of a list, with the total and the next cursor in headers."""
     headers = {"X-Total-Count": str(page.total)}
     if page.cursor is not None:
         headers["X-Next-Cursor"] = page.cursor

@@ -48,11 +48,7 @@ _DESCRIPTION: Final = (
 
 
 class ControlApi(FastAPI):
-    """Serves the control routes.
-
-    Args:
-        control: What the handlers work with.
-    """
+    """Serves the control routes."""
 
     def __init__(self, control: Control) -> None:
         self._documented = control_routes()

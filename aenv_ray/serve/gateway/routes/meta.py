@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import pydantic_core
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -16,16 +16,15 @@ from aenv_ray.serve.gateway.routes.routing import (
     GatewayControl,
     control_router,
 )
+from aenv_ray.serve.gateway.routes.schemas import NoQuery
 
 router = control_router("gateway")
 DATA_SOURCES: Final = "data:"
 """Prefix of the kind of the hub's documents that ``/data`` reads; the scenario follows."""
 
 
-class DataQuery(BaseModel):
+class DataQuery(NoQuery):
     """The entry of a data set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     scenario: str = ""
     instance: str = ""

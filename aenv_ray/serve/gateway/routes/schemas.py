@@ -32,13 +32,13 @@ class _Reply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class _Request(BaseModel):
+class RequestBody(BaseModel):
     """Unknown fields are ignored, as in AEnvironment's server."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class _Query(BaseModel):
+class NoQuery(BaseModel):
     """Unknown parameters are refused: a filter without an effect would mislead."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -109,7 +109,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class EnvironmentFilter(_Query):
+class EnvironmentFilter(NoQuery):
     """Which versions to list."""
 
     name: str | None = None
@@ -137,13 +137,13 @@ class StatusObject(_Reply):
     status: str
 
 
-class StatusChange(_Request):
+class StatusChange(RequestBody):
     """A new status for a version."""
 
     status: str
 
 
-class PublishRequest(_Request):
+class PublishRequest(RequestBody):
     """Publishes an uploaded source archive."""
 
     archive: str = Field(pattern="^[0-9a-f]{64}$")
@@ -158,7 +158,7 @@ class ArtifactObject(_Reply):
     size_bytes: int
 
 
-class SignStyle(_Query):
+class SignStyle(NoQuery):
     """What a signed URL is for."""
 
     style: Literal["read", "write"] = "write"
@@ -186,7 +186,7 @@ class InstanceObject(_Reply):
     mcp_url: str
 
 
-class CreateRequest(_Request):
+class CreateRequest(RequestBody):
     """Creates an instance, as AEnvironment's client requests it."""
 
     env_name: Annotated[str, Field(alias="envName", min_length=1, max_length=200)]
@@ -230,7 +230,7 @@ def _duration(value: Duration | None, what: str) -> Duration | None:
     return value
 
 
-class InstanceFilter(_Query):
+class InstanceFilter(NoQuery):
     """Which instances to list."""
 
     owner: str | None = None
@@ -241,27 +241,27 @@ class InstanceFilter(_Query):
     cursor: str | None = None
 
 
-class ReferenceFilter(_Query):
+class ReferenceFilter(NoQuery):
     """Paging of AEnvironment's list of instances."""
 
     limit: int = Field(default=1000, ge=1, le=1000)
     cursor: str | None = None
 
 
-class WaitQuery(_Query):
+class WaitQuery(NoQuery):
     """How long to wait for a Pending instance."""
 
     wait_s: float = Field(default=0, ge=0, le=60)
     """Answer when the instance is no longer Pending, or after this time."""
 
 
-class RenewRequest(_Request):
+class RenewRequest(RequestBody):
     """Extends the lifetime of an instance to this time from now."""
 
     ttl: Duration = "30m"
 
 
-class ExecRequest(_Request):
+class ExecRequest(RequestBody):
     """Runs a command in an instance."""
 
     command: str | list[str]
@@ -286,17 +286,22 @@ class ExecObject(_Reply):
     duration_s: float
 
 
-class LogsQuery(_Query):
+class LogsTail(NoQuery):
     """Which part of a log."""
 
     tail: int | None = Field(default=None, ge=0)
+
+
+class LogsQuery(LogsTail):
+    """Which part of a log, and whether to wait for more."""
+
     follow: bool = False
 
 
 # --- tokens, quotas, pools -----------------------------------------------------------------------
 
 
-class TokenRequest(_Request):
+class TokenRequest(RequestBody):
     """Creates a token."""
 
     role: Role
@@ -306,7 +311,7 @@ class TokenRequest(_Request):
     note: str = Field(default="", max_length=500)
 
 
-class AgentTokenRequest(_Request):
+class AgentTokenRequest(RequestBody):
     """Creates an agent token for an instance."""
 
     ttl: Duration | None = None
@@ -319,7 +324,7 @@ class TokenObject(TokenRecord):
     token: str
 
 
-class QuotaRequest(_Request):
+class QuotaRequest(RequestBody):
     """Sets how many instances a subject may have."""
 
     max_instances: int = Field(ge=0)
@@ -333,7 +338,7 @@ class QuotaObject(_Reply):
     max_instances: int
 
 
-class PoolRequest(_Request):
+class PoolRequest(RequestBody):
     """Sets how many sandboxes to keep ready."""
 
     environment: str = Field(min_length=1, max_length=200)
@@ -361,20 +366,9 @@ def instance_object(
         entry: Its environment; None: not published.
         is_private: Only its owner sees the answer, which may contain the capability.
     """
-    name, _, version = lease.reference.partition("@")
-    entry = entry or EnvironmentVersion(
-        name=name,
-        version=version,
-        digest=lease.digest,
-        archive="",
-        archive_bytes=0,
-        config={},
-        created_at=lease.created_at,
-    )
-    env = EnvironmentObject.of(entry).model_dump(exclude={"functions"})
     return InstanceObject(
         id=lease.id,
-        env=env,
+        env=shown_environment(entry, lease.reference, lease.digest, lease.created_at),
         status=lease.status,
         created_at=timestamp(lease.created_at),
         updated_at=timestamp(lease.created_at),
@@ -387,3 +381,15 @@ def instance_object(
         reason=lease.reason,
         mcp_url=mcp_url,
     )
+
+
+def shown_environment(
+    entry: EnvironmentVersion | None, reference: str, digest: str, created_at: float
+) -> dict[str, Any]:
+    """Return the environment of an instance or service as JSON; `entry` is None if unpublished."""
+    name, _, version = reference.rpartition("/")[2].partition("@")
+    entry = entry or EnvironmentVersion(
+        name=name, version=version, digest=digest, archive="", archive_bytes=0, config={},
+        created_at=created_at,
+    )  # fmt: skip
+    return EnvironmentObject.of(entry).model_dump(exclude={"functions"})

@@ -9,20 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from aenv_ray.hub.records import EnvironmentVersion
 from aenv_ray.hub.services import MAX_REPLICAS, ServiceRecord
 from aenv_ray.project.storage import shown_size
-from aenv_ray.serve.gateway.routes.schemas import EnvironmentObject, timestamp
+from aenv_ray.serve.gateway.routes.schemas import NoQuery, RequestBody, shown_environment, timestamp
 from aenv_ray.serve.services.apps import ServiceState, ServiceStatus
 from aenv_ray.serve.services.service import masked
 
 _Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 
-class _ServiceRequest(BaseModel):
-    """Unknown fields are ignored, as in AEnvironment's server."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class _Resources(_ServiceRequest):
+class _Resources(RequestBody):
     """What a service overrides of its environment."""
 
     image: str | None = Field(default=None, max_length=500)
@@ -93,27 +87,11 @@ class ServiceUpdateRequest(_Resources):
     """True adds a storage to a service without one."""
 
 
-class ServiceFilter(BaseModel):
-    """Parameters of the list: none."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ServiceDeletion(BaseModel):
+class ServiceDeletion(NoQuery):
     """Parameters of a deletion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     deleteStorage: bool = False  # an alias would not work in every FastAPI
     """Delete the storage after its sandboxes; else a service of the same name gets it."""
-
-
-class ServiceLogs(BaseModel):
-    """Which part of the logs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tail: int | None = Field(default=None, ge=0)
 
 
 class ServiceObject(BaseModel):
@@ -154,23 +132,11 @@ class ServiceObject(BaseModel):
 def service_object(
     record: ServiceRecord, state: ServiceState, url: str, entry: EnvironmentVersion | None
 ) -> ServiceObject:
-    """Return a service as JSON.
-
-    Args:
-        record: From the hub.
-        state: From Ray Serve.
-        url: Base URL of its routes.
-        entry: Its environment; None: not published.
-    """
-    name, _, version = record.reference.rpartition("/")[2].partition("@")
-    entry = entry or EnvironmentVersion(
-        name=name, version=version, digest=record.digest, archive="", archive_bytes=0, config={},
-        created_at=record.created_at,
-    )  # fmt: skip
+    """Return a service as JSON."""
     scale, storage, changes = record.autoscale, record.storage, record.changes
     return ServiceObject(
         id=record.id,
-        env=EnvironmentObject.of(entry).model_dump(exclude={"functions"}),
+        env=shown_environment(entry, record.reference, record.digest, record.created_at),
         status=state.status,
         created_at=timestamp(record.created_at),
         updated_at=timestamp(record.updated_at),

@@ -18,7 +18,6 @@ from aenv_ray.errors import (
     EnvironmentNotFound,
     ServiceNotFound,
 )
-from aenv_ray.hub.records import EnvironmentVersion
 from aenv_ray.hub.services import Autoscale, ServiceRecord
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data.services import owned_service
@@ -29,11 +28,10 @@ from aenv_ray.serve.gateway.routes.routing import (
     control_router,
     failures,
 )
+from aenv_ray.serve.gateway.routes.schemas import LogsTail, NoQuery
 from aenv_ray.serve.gateway.routes.service_schemas import (
     ServiceCreateRequest,
     ServiceDeletion,
-    ServiceFilter,
-    ServiceLogs,
     ServiceObject,
     ServiceUpdateRequest,
     service_object,
@@ -80,7 +78,7 @@ async def find(
     caller: Caller,
     request: Request,
     reference: str,
-    query: Annotated[ServiceFilter, Query()],
+    query: Annotated[NoQuery, Query()],
 ) -> list[ServiceObject]:
     """List the services of *, a name or name@version."""
     del query  # has no parameters; it refuses unknown ones
@@ -143,7 +141,7 @@ async def delete(
 
 @router.get("/env-service/{id}/logs", response_class=PlainTextResponse, responses=_MISSING)
 async def logs(
-    control: GatewayControl, caller: Caller, id: str, query: Annotated[ServiceLogs, Query()]
+    control: GatewayControl, caller: Caller, id: str, query: Annotated[LogsTail, Query()]
 ) -> Response:
     """Show the output of a service's sandboxes, each line after its sandbox's id."""
     record = await _owned(control, caller, id)
@@ -175,24 +173,15 @@ async def _objects(
     control: Control, request: Request, records: list[ServiceRecord]
 ) -> list[ServiceObject]:
     states = await control.services.states(records)
-    entries: dict[str, EnvironmentVersion | None] = {}
-    for record in records:
-        if record.reference not in entries:
-            entries[record.reference] = await _entry(control, record)
     return [
         service_object(
-            record, state, control.service_url(request, record.id), entries[record.reference]
+            record,
+            state,
+            control.service_url(request, record.id),
+            await control.environments.find(record.reference),
         )
         for record, state in zip(records, states, strict=True)
     ]
-
-
-async def _entry(control: Control, record: ServiceRecord) -> EnvironmentVersion | None:
-    name, _, version = record.reference.partition("@")
-    try:
-        return await control.deps.hub.environment(name, version)
-    except EnvironmentNotFound:
-        return None  # it is built in, or a path
 
 
 def _is_of(record: ServiceRecord, name: str, version: str | None) -> bool:

@@ -18,10 +18,11 @@ from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.hub.store import FileInstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceRecord
 from aenv_ray.testing.contract_bench import Bench
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.hub.store_contract import record as a_record
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.host.host import Host
-from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project import project
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import HOST, SpyEngine
 
 TOOLS = """

@@ -15,9 +15,10 @@ from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
-from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import AWAY, HOST, SpyEngine
 
 

@@ -12,10 +12,11 @@ from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
-from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import eventually
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.pools import WAIT_S, Spec, is_warm, keep, pooled, start_one
 from tests.unit.actors.host.spy_engine import SpyEngine
 

@@ -11,8 +11,9 @@ import pytest
 from aenv_ray.actors.host.host import Host
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import InstanceNotFound, InstanceReleased
-from aenv_ray.hub.store import InstanceStore, MemoryInstanceStore
+from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo, Lifetime
+from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.pools import Spec, count_calls, is_warm, keep, start_one
 from tests.unit.actors.host.spy_engine import SpyEngine
 
