@@ -33,7 +33,7 @@ def _forwarded(method: Callable[P, R]) -> Callable[P, R]:
     """Return a method of `HubClient` that has the hub actor run this one."""
     name = method.__name__
 
-    @functools.wraps(method)
+    @functools.wraps(method, updated=())  # without the mark of an abstract method
     async def ask(self: HubClient, *arguments: Any, **options: Any) -> Any:
         return await self._ask(name, *arguments, **options)
 

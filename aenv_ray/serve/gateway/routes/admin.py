@@ -9,16 +9,8 @@ from aenv_ray import ids
 from aenv_ray.actors.fabric.warm_api import warm
 from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
 from aenv_ray.hub.records import Quota, TokenRecord
-from aenv_ray.serve.gateway.auth import Principal
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.routing import (
-    ADMIN_ONLY,
-    OWNERS,
-    Caller,
-    GatewayControl,
-    control_router,
-    failures,
-)
+from aenv_ray.serve.gateway.routes.control import Call
+from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, control_router, failures
 from aenv_ray.serve.gateway.routes.schemas import (
     PoolObject,
     PoolRequest,
@@ -34,10 +26,10 @@ POOLS: Final = "pool"
 """Kind of the hub's documents that say how many sandboxes to keep ready."""
 
 
-@tokens.post("/tokens", dependencies=[ADMIN_ONLY])
-async def create_token(control: GatewayControl, body: TokenRequest) -> TokenObject:
+@tokens.post("/tokens")
+async def create_token(call: AdminCall, body: TokenRequest) -> TokenObject:
     """Create a token; only this answer contains its secret."""
-    secret, record = await control.deps.hub.create_token(
+    secret, record = await call.hub.create_token(
         body.role,
         body.owner,
         instance_id=body.instance_id,
@@ -48,55 +40,55 @@ async def create_token(control: GatewayControl, body: TokenRequest) -> TokenObje
 
 
 @tokens.get("/tokens")
-async def list_tokens(control: GatewayControl, caller: Caller) -> tuple[TokenRecord, ...]:
+async def list_tokens(call: OwnerCall) -> tuple[TokenRecord, ...]:
     """List the caller's tokens, or all of them for an administrator."""
-    return await _visible_tokens(control, caller)
+    return await _visible_tokens(call)
 
 
 @tokens.delete("/tokens/{id}")
-async def revoke_token(control: GatewayControl, caller: Caller, id: str) -> bool:
+async def revoke_token(call: OwnerCall, id: str) -> bool:
     """Revoke a token; false: the caller has no such token."""
-    exists = any(record.id == id for record in await _visible_tokens(control, caller))
+    exists = any(record.id == id for record in await _visible_tokens(call))
     if exists:
-        await control.deps.hub.revoke_token(id)
-        control.deps.authenticate.forget()
+        await call.hub.revoke_token(id)
+        call.control.deps.authenticate.forget()
     return exists
 
 
-async def _visible_tokens(control: Control, caller: Principal) -> tuple[TokenRecord, ...]:
-    return await control.deps.hub.tokens(None if caller.is_admin else caller.owner)
+async def _visible_tokens(call: Call) -> tuple[TokenRecord, ...]:
+    return await call.hub.tokens(None if call.caller.is_admin else call.caller.owner)
 
 
 @quotas.get("/quotas")
-async def list_quotas(control: GatewayControl, caller: Caller) -> list[QuotaObject]:
+async def list_quotas(call: OwnerCall) -> list[QuotaObject]:
     """List quotas and their use."""
-    found = await control.deps.hub.quotas()
+    found = await call.hub.quotas()
     return [
         QuotaObject(subject=subject, instances=used, max_instances=allowed)
         for subject, (used, allowed) in sorted(found.items())
-        if caller.is_admin or subject == f"owner:{caller.owner}"
+        if call.caller.is_admin or subject == f"owner:{call.caller.owner}"
     ]
 
 
-@quotas.put("/quotas/{subject:path}", dependencies=[ADMIN_ONLY])
-async def set_quota(control: GatewayControl, subject: str, body: QuotaRequest) -> bool:
+@quotas.put("/quotas/{subject:path}")
+async def set_quota(call: AdminCall, subject: str, body: QuotaRequest) -> bool:
     """Set the quota of owner:NAME or label:KEY=VALUE."""
-    await control.deps.hub.set_quota(Quota(subject=subject, max_instances=body.max_instances))
+    await call.hub.set_quota(Quota(subject=subject, max_instances=body.max_instances))
     return True
 
 
-@quotas.delete("/quotas/{subject:path}", dependencies=[ADMIN_ONLY])
-async def delete_quota(control: GatewayControl, subject: str) -> bool:
+@quotas.delete("/quotas/{subject:path}")
+async def delete_quota(call: AdminCall, subject: str) -> bool:
     """Delete a quota."""
-    await control.deps.hub.delete_quota(subject)
+    await call.hub.delete_quota(subject)
     return True
 
 
-@pools.get("/pools", dependencies=[OWNERS])
-async def list_pools(control: GatewayControl) -> list[PoolObject]:
+@pools.get("/pools")
+async def list_pools(call: OwnerCall) -> list[PoolObject]:
     """List the sandboxes that are kept ready."""
-    requested = await control.deps.hub.documents(POOLS)
-    ready = await control.deps.fabric.pools()
+    requested = await call.hub.documents(POOLS)
+    ready = await call.control.deps.fabric.pools()
     return [
         PoolObject(
             environment=name,
@@ -109,22 +101,21 @@ async def list_pools(control: GatewayControl) -> list[PoolObject]:
 
 @pools.put(
     "/pools",
-    dependencies=[ADMIN_ONLY],
     responses=failures(EnvironmentNotFound, CapacityExceeded),
 )
-async def set_pool(control: GatewayControl, body: PoolRequest) -> PoolObject:
+async def set_pool(call: AdminCall, body: PoolRequest) -> PoolObject:
     """Keep a number of sandboxes of an environment ready; 0 ends that."""
     ids.split_reference(body.environment)  # refuses paths of this machine
-    source = await control.deps.resolve(body.environment)
+    source = await call.control.deps.resolve(body.environment)
     ready = await asyncio.to_thread(warm, source.path, body.count, lifetime="detached")
     if body.count:
-        await control.deps.hub.put_document(POOLS, source.reference, {"count": body.count})
+        await call.hub.put_document(POOLS, source.reference, {"count": body.count})
     else:
-        await control.deps.hub.delete_document(POOLS, source.reference)
+        await call.hub.delete_document(POOLS, source.reference)
     return PoolObject(environment=source.reference, count=body.count, ready=ready)
 
 
-@hub.get("/hub", dependencies=[ADMIN_ONLY])
-async def show_hub(control: GatewayControl) -> dict[str, Any]:
+@hub.get("/hub")
+async def show_hub(call: AdminCall) -> dict[str, Any]:
     """Show the state of the hub."""
-    return await control.deps.hub.status()
+    return await call.hub.status()

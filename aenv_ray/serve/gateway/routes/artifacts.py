@@ -31,11 +31,10 @@ from aenv_ray.hub.records import EnvironmentQuery, EnvironmentVersion
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.requests import ClientLeft, pieces_of
-from aenv_ray.serve.gateway.routes.control import Control
+from aenv_ray.serve.gateway.routes.control import Call
 from aenv_ray.serve.gateway.routes.routing import (
-    OWNERS,
-    Caller,
-    GatewayControl,
+    OwnerCall,
+    PublicCall,
     control_router,
     failures,
     validated,
@@ -87,36 +86,33 @@ class ReferenceConfig(BaseModel):
 
 @router.put(
     "/artifacts/{digest}",
-    dependencies=[OWNERS],
     openapi_extra=_UPLOAD,
     responses=failures(ArtifactDamaged, *_STORE),
 )
-async def put_artifact(control: GatewayControl, request: Request, digest: str) -> ArtifactObject:
+async def put_artifact(call: OwnerCall, digest: str) -> ArtifactObject:
     """Upload an artifact under its SHA-256."""
-    return await _stored(control.deps, request, digest)
+    return await _stored(call.control.deps, call.request, digest)
 
 
 @router.head(
     "/artifacts/{digest}",
-    dependencies=[OWNERS],
     response_class=ArchiveResponse,
     responses=failures(ArtifactNotFound),
 )
-async def head_artifact(control: GatewayControl, digest: str) -> Response:
+async def head_artifact(call: OwnerCall, digest: str) -> Response:
     """Tell whether an artifact exists, and its size."""
-    size = await control.deps.artifacts.size(digest)
+    size = await call.control.deps.artifacts.size(digest)
     return Response(headers={"Content-Length": str(size)}, media_type="application/octet-stream")
 
 
 @router.get(
     "/artifacts/{digest}",
-    dependencies=[OWNERS],
     response_class=ArchiveResponse,
     responses=failures(ArtifactNotFound, ArtifactDamaged),
 )
-async def get_artifact(control: GatewayControl, digest: str) -> Response:
+async def get_artifact(call: OwnerCall, digest: str) -> Response:
     """Download an artifact."""
-    return await _sent(control.deps, digest)
+    return await _sent(call.control.deps, digest)
 
 
 async def _stored(deps: Deps, request: Request, digest: str | None = None) -> ArtifactObject:
@@ -142,29 +138,25 @@ async def _sent(deps: Deps, digest: str) -> Response:
 
 
 @router.post("/publish", responses=_PUBLISH)
-async def publish(
-    control: GatewayControl, caller: Caller, body: PublishRequest
-) -> EnvironmentObject:
+async def publish(call: OwnerCall, body: PublishRequest) -> EnvironmentObject:
     """Publish an uploaded source archive."""
-    entry = await _publish(control, body.archive, caller.owner, body.allow_secrets)
+    entry = await _publish(call, body.archive, call.caller.owner, body.allow_secrets)
     return EnvironmentObject.of(entry, is_whole=True)
 
 
 @router.post("/env", responses=_PUBLISH)
 @router.post("/env/", responses=_PUBLISH)
-async def create_version(control: GatewayControl, caller: Caller, body: ReferenceConfig) -> bool:
+async def create_version(call: OwnerCall, body: ReferenceConfig) -> bool:
     """Publish by config.json (AEnvironment).
 
     Publishes the archive that was uploaded for the version, or else the config alone.
     """
-    await _publish_config(control, caller.owner, body)
+    await _publish_config(call, body)
     return True
 
 
 @router.put("/env/{name}/{version}", responses=_PUBLISH)
-async def update_version(
-    control: GatewayControl, caller: Caller, name: str, version: str, body: ReferenceConfig
-) -> bool:
+async def update_version(call: OwnerCall, name: str, version: str, body: ReferenceConfig) -> bool:
     """Publish by config.json again (AEnvironment).
 
     A version never changes, so publishing the same content again does nothing.
@@ -173,12 +165,12 @@ async def update_version(
         raise ConfigError(
             f"the config is of {body.name}@{body.version}, but the URL names {name}@{version}"
         )
-    await _publish_config(control, caller.owner, body)
+    await _publish_config(call, body)
     return True
 
 
-async def _publish_config(control: Control, owner: str, config: ReferenceConfig) -> None:
-    hub = control.deps.hub
+async def _publish_config(call: Call, config: ReferenceConfig) -> None:
+    hub, owner = call.hub, call.caller.owner
     reference = f"{config.name}@{config.version}"
     ids.split_reference(reference)
     name = _upload_name(reference, owner)
@@ -186,7 +178,7 @@ async def _publish_config(control: Control, owner: str, config: ReferenceConfig)
     if upload is None:
         await hub.push(_entry_of_config(config, owner))
         return
-    entry = await _publish(control, upload["archive"], owner)
+    entry = await _publish(call, upload["archive"], owner)
     await hub.delete_document(UPLOADS, name)
     if entry.reference != reference:
         raise ConfigError(
@@ -224,12 +216,12 @@ def _entry_of_config(body: ReferenceConfig, owner: str) -> EnvironmentVersion:
 
 
 async def _publish(
-    control: Control, digest: str, owner: str, allow: Sequence[str] = ()
+    call: Call, digest: str, owner: str, allow: Sequence[str] = ()
 ) -> EnvironmentVersion:
-    deps = control.deps
+    deps = call.control.deps
     archive = await deps.artifacts.read(digest, limit_bytes=deps.settings.max_artifact_bytes)
     try:
-        return await control.publish(archive, owner, allow=allow)
+        return await call.control.publish(archive, owner, allow=allow)
     except ConfigError:
         # An archive that is refused, for a secret for example, is not stored either.
         try:
@@ -265,18 +257,15 @@ async def _is_published(hub: Hub, digest: str) -> bool:
 
 @router.post("/env/{name}/{version}/sign")
 async def sign(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    name: str,
-    version: str,
-    query: Annotated[SignStyle, Query()],
+    call: OwnerCall, name: str, version: str, query: Annotated[SignStyle, Query()]
 ) -> str:
     """Create a URL to upload or download a source archive without a token (AEnvironment)."""
     ids.split_reference(f"{name}@{version}")
     method = "GET" if query.style == "read" else "PUT"
-    signed = await control.signer.sign(method, f"/archives/{name}/{version}", caller.owner)
-    return str(request.base_url).rstrip("/") + signed
+    signed = await call.control.signer.sign(
+        method, f"/archives/{name}/{version}", call.caller.owner
+    )
+    return str(call.request.base_url).rstrip("/") + signed
 
 
 @router.put(
@@ -285,17 +274,13 @@ async def sign(
     responses=failures(Forbidden, *_STORE),
 )
 async def put_signed(
-    control: GatewayControl,
-    request: Request,
-    name: str,
-    version: str,
-    query: Annotated[UrlSignature, Query()],
+    call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> ArtifactObject:
     """Upload by a signed URL."""
-    await control.signer.check("PUT", request.url.path, query)
-    stored = await _stored(control.deps, request)
+    await call.control.signer.check("PUT", call.request.url.path, query)
+    stored = await _stored(call.control.deps, call.request)
     document = _upload_name(f"{name}@{version}", query.owner)
-    await control.deps.hub.put_document(UPLOADS, document, {"archive": stored.digest})
+    await call.hub.put_document(UPLOADS, document, {"archive": stored.digest})
     return stored
 
 
@@ -305,18 +290,14 @@ async def put_signed(
     responses=failures(Forbidden, EnvironmentNotFound, ArtifactNotFound, ArtifactDamaged),
 )
 async def get_signed(
-    control: GatewayControl,
-    request: Request,
-    name: str,
-    version: str,
-    query: Annotated[UrlSignature, Query()],
+    call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> Response:
     """Download by a signed URL."""
-    await control.signer.check("GET", request.url.path, query)
-    entry = await control.deps.hub.environment(name, version)
+    await call.control.signer.check("GET", call.request.url.path, query)
+    entry = await call.hub.environment(name, version)
     if not entry.archive:
         raise EnvironmentNotFound(
             f"{entry.reference} was published without its source",
             hint="publish it with `aenv push`",
         )
-    return await _sent(control.deps, entry.archive)
+    return await _sent(call.control.deps, entry.archive)

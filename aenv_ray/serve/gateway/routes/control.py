@@ -18,7 +18,7 @@ from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotF
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import EnvironmentVersion, Lease, Page
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway.auth import Principal, RequestRate
+from aenv_ray.serve.gateway.auth import Principal, RequestRate, principal_of
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.envelope import success
@@ -103,19 +103,6 @@ class Control:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- instances ----------------------------------------------------------------------------
-
-    async def owned(self, principal: Principal, instance_id: str) -> Lease:
-        """Return the lease of an instance that the principal may use.
-
-        Raises:
-            InstanceNotFound: It does not exist, or belongs to another owner.
-            Forbidden: The principal is an agent.
-        """
-        lease = await self.deps.hub.lease(instance_id)
-        principal.check_owns(lease)
-        return lease
-
     async def refreshed(self, lease: Lease) -> Lease:
         """Return a lease with the status and deadline that the instance's host reports now."""
         if lease.status is not InstanceStatus.RUNNING:
@@ -135,57 +122,71 @@ class Control:
             }
         )
 
-    async def live(self, principal: Principal, instance_id: str) -> AsyncEnvHandle:
-        """Return an instance to call.
+
+@dataclass(frozen=True)
+class Call:
+    """A request to a control route, as its handler receives it."""
+
+    control: Control
+    request: Request
+
+    @property
+    def caller(self) -> Principal:
+        """The sender; public routes have none."""
+        return principal_of(self.request)
+
+    @property
+    def hub(self) -> Hub:
+        """The hub."""
+        return self.control.deps.hub
+
+    async def owned(self, instance_id: str) -> Lease:
+        """Return the lease of an instance that the caller may use.
+
+        Raises:
+            InstanceNotFound: It does not exist, or belongs to another owner.
+            Forbidden: The caller is an agent.
+        """
+        lease = await self.hub.lease(instance_id)
+        self.caller.check_owns(lease)
+        return lease
+
+    async def live(self, instance_id: str) -> AsyncEnvHandle:
+        """Return an instance that the caller may use, to call it.
 
         Raises:
             AenvError: As `owned` and `AsyncFabric.handle`.
         """
-        await self.owned(principal, instance_id)
-        return AsyncEnvHandle(await self.deps.fabric.handle(instance_id))
+        await self.owned(instance_id)
+        return AsyncEnvHandle(await self.control.deps.fabric.handle(instance_id))
 
-    async def end(self, ids: list[str]) -> None:
-        """End instances, and then their leases.
+    async def shown(self, lease: Lease) -> InstanceObject:
+        """Return an instance as only its owner may see it."""
+        entry = await self.control.environments.find(lease.reference)
+        url = self.mcp_url(lease.id)
+        return instance_object(lease, mcp_url=url, entry=entry, is_private=True)
 
-        Raises:
-            FabricUnavailable: The fabric or the hub does not answer; the instances may live on.
-        """
-        await self.deps.fabric.release(ids)
-        await self.deps.hub.end_leases(ids)
-
-    # --- answers ------------------------------------------------------------------------------
-
-    async def shown(self, request: Request, *leases: Lease) -> list[InstanceObject]:
-        """Return instances of one environment as only their owner may see them."""
-        entry = await self.environments.find(leases[0].reference)
-        return [
-            instance_object(
-                lease, mcp_url=self.mcp_url(request, lease.id), entry=entry, is_private=True
-            )
-            for lease in leases
-        ]
-
-    async def listed(self, request: Request, lease: Lease) -> InstanceObject:
+    async def listed(self, lease: Lease) -> InstanceObject:
         """Return an instance as lists show it: without its capability and configuration."""
-        entry = await self.environments.find(lease.reference)
+        entry = await self.control.environments.find(lease.reference)
         if entry is not None:
             entry = entry.model_copy(update={"config": {}, "artifacts": ()})
-        url = self.mcp_url(request, lease.id)
+        url = self.mcp_url(lease.id)
         return instance_object(lease, mcp_url=url, entry=entry, is_private=False)
 
-    def mcp_url(self, request: Request, instance_id: str) -> str:
+    def mcp_url(self, instance_id: str) -> str:
         """Return the MCP endpoint of an instance."""
-        return f"{self._data_url(request)}/instances/{instance_id}/mcp"
+        return f"{self._data_url()}/instances/{instance_id}/mcp"
 
-    def service_url(self, request: Request, service_id: str) -> str:
+    def service_url(self, service_id: str) -> str:
         """Return the base URL of a service's MCP endpoint and functions."""
-        return f"{self._data_url(request)}/services/{service_id}"
+        return f"{self._data_url()}/services/{service_id}"
 
-    def _data_url(self, request: Request) -> str:
-        settings = self.deps.settings
+    def _data_url(self) -> str:
+        settings = self.control.deps.settings
         base = settings.public_mcp_url
         if base is None:
-            url = request.url
+            url = self.request.url
             host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
             is_control = (url.port or _DEFAULT_PORTS.get(url.scheme)) == settings.port
             port = settings.mcp_port if is_control else url.port

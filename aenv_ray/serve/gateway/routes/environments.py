@@ -25,16 +25,8 @@ from aenv_ray.hub.records import (
     Page,
 )
 from aenv_ray.project import project
-from aenv_ray.serve.gateway.auth import Principal
-from aenv_ray.serve.gateway.routes.control import page_answer
-from aenv_ray.serve.gateway.routes.routing import (
-    OWNERS,
-    Caller,
-    Envelope,
-    GatewayControl,
-    control_router,
-    failures,
-)
+from aenv_ray.serve.gateway.routes.control import Call, page_answer
+from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router, failures
 from aenv_ray.serve.gateway.routes.schemas import (
     EnvironmentFilter,
     EnvironmentObject,
@@ -50,11 +42,9 @@ _SKIP_AT_ONCE: Final = 1000
 """Rows of an offset that are skipped with one request to the hub."""
 
 
-@router.get("/env", dependencies=[OWNERS], response_model=Envelope[list[EnvironmentObject]])
-@router.get("/env/", dependencies=[OWNERS], response_model=Envelope[list[EnvironmentObject]])
-async def list_versions(
-    control: GatewayControl, query: Annotated[EnvironmentFilter, Query()]
-) -> Response:
+@router.get("/env", response_model=Envelope[list[EnvironmentObject]])
+@router.get("/env/", response_model=Envelope[list[EnvironmentObject]])
+async def list_versions(call: OwnerCall, query: Annotated[EnvironmentFilter, Query()]) -> Response:
     """List environment versions."""
     wanted = EnvironmentQuery(
         name=query.name,
@@ -65,80 +55,80 @@ async def list_versions(
         limit=query.limit,
         cursor=query.cursor,
     )
-    page = await _page_after(control.deps.hub, wanted, query.offset)
+    page = await _page_after(call.hub, wanted, query.offset)
     return page_answer(page, [EnvironmentObject.of(entry) for entry in page.items])
 
 
-@router.get(f"{_VERSION}/exists", dependencies=[OWNERS])
-async def exists(control: GatewayControl, name: str, version: str) -> ExistsObject:
+@router.get(f"{_VERSION}/exists")
+async def exists(call: OwnerCall, name: str, version: str) -> ExistsObject:
     """Tell whether a version exists."""
     try:
-        entry = await _find(control.deps.hub, name, version)
+        entry = await _find(call.hub, name, version)
     except EnvironmentNotFound:
         return ExistsObject(exists=False)
     return ExistsObject(exists=True, status=entry.status.number)
 
 
-@router.get(f"{_VERSION}/status", dependencies=[OWNERS], responses=_MISSING)
-async def status(control: GatewayControl, name: str, version: str) -> StatusObject:
+@router.get(f"{_VERSION}/status", responses=_MISSING)
+async def status(call: OwnerCall, name: str, version: str) -> StatusObject:
     """Show the status of a version."""
-    return StatusObject(status=(await _find(control.deps.hub, name, version)).status.value)
+    return StatusObject(status=(await _find(call.hub, name, version)).status.value)
 
 
-@router.get(f"{_VERSION}/functions", dependencies=[OWNERS], responses=_MISSING)
-async def functions(control: GatewayControl, name: str, version: str) -> tuple[FunctionSchema, ...]:
+@router.get(f"{_VERSION}/functions", responses=_MISSING)
+async def functions(call: OwnerCall, name: str, version: str) -> tuple[FunctionSchema, ...]:
     """List what a version registers: tools, functions, rewards, health checks."""
-    return (await _find(control.deps.hub, name, version)).functions
+    return (await _find(call.hub, name, version)).functions
 
 
 @router.post(f"{_VERSION}/status", responses=failures(EnvironmentNotFound, CatalogConflict))
 async def set_status(
-    control: GatewayControl, caller: Caller, name: str, version: str, body: StatusChange
+    call: OwnerCall, name: str, version: str, body: StatusChange
 ) -> EnvironmentObject:
     """Change the status of a version."""
-    hub = control.deps.hub
-    entry = await _find_own(hub, caller, name, version)
+    hub = call.hub
+    entry = await _find_own(call, name, version)
     changed = await hub.set_status(entry.name, entry.version, status_of(body.status))
     return EnvironmentObject.of(changed)
 
 
 @router.post(f"{_VERSION}/release", responses=failures(EnvironmentNotFound, CatalogConflict))
-async def release(control: GatewayControl, caller: Caller, name: str, version: str) -> bool:
+async def release(call: OwnerCall, name: str, version: str) -> bool:
     """Release a version."""
-    hub = control.deps.hub
-    entry = await _find_own(hub, caller, name, version)
+    hub = call.hub
+    entry = await _find_own(call, name, version)
     if entry.status is EnvironmentStatus.RELEASED:
         raise CatalogConflict(f"{entry.reference} is already released")
     await hub.set_status(entry.name, entry.version, EnvironmentStatus.RELEASED)
     return True
 
 
-@router.get("/env/{name}/versions", dependencies=[OWNERS], responses=_MISSING)
-async def all_versions(control: GatewayControl, name: str) -> list[EnvironmentObject]:
+@router.get("/env/{name}/versions", responses=_MISSING)
+async def all_versions(call: OwnerCall, name: str) -> list[EnvironmentObject]:
     """List all versions of a name, the highest first."""
-    found = await control.deps.hub.versions(ids.check_environment_name(name))
+    found = await call.hub.versions(ids.check_environment_name(name))
     if not found:
         raise EnvironmentNotFound(f"no environment {name!r} is published")
     return [EnvironmentObject.of(entry) for entry in found]
 
 
-@router.get(_VERSION, dependencies=[OWNERS], responses=_MISSING)
-async def get_version(control: GatewayControl, name: str, version: str) -> EnvironmentObject:
+@router.get(_VERSION, responses=_MISSING)
+async def get_version(call: OwnerCall, name: str, version: str) -> EnvironmentObject:
     """Show a version."""
-    return EnvironmentObject.of(await _find(control.deps.hub, name, version), is_whole=True)
+    return EnvironmentObject.of(await _find(call.hub, name, version), is_whole=True)
 
 
-@router.get("/env/{name}", dependencies=[OWNERS], responses=_MISSING)
-async def get_latest(control: GatewayControl, name: str) -> EnvironmentObject:
+@router.get("/env/{name}", responses=_MISSING)
+async def get_latest(call: OwnerCall, name: str) -> EnvironmentObject:
     """Show the highest version of a name."""
-    return EnvironmentObject.of(await _find(control.deps.hub, name, None), is_whole=True)
+    return EnvironmentObject.of(await _find(call.hub, name, None), is_whole=True)
 
 
 @router.delete(_VERSION, responses=failures(EnvironmentNotFound, EnvironmentInUse))
-async def delete(control: GatewayControl, caller: Caller, name: str, version: str) -> bool:
+async def delete(call: OwnerCall, name: str, version: str) -> bool:
     """Delete a version."""
-    entry = await _find_own(control.deps.hub, caller, name, version)
-    await control.deps.hub.delete_environment(entry.name, entry.version)
+    entry = await _find_own(call, name, version)
+    await call.hub.delete_environment(entry.name, entry.version)
     return True
 
 
@@ -175,15 +165,15 @@ async def _find(hub: Hub, name: str, version: str | None) -> EnvironmentVersion:
         ) from None
 
 
-async def _find_own(hub: Hub, caller: Principal, name: str, version: str) -> EnvironmentVersion:
+async def _find_own(call: Call, name: str, version: str) -> EnvironmentVersion:
     """Return a version that the caller published; an administrator may change every version.
 
     Raises:
         Forbidden: Another owner published it.
         ConfigError, EnvironmentNotFound: As `_find`.
     """
-    entry = await _find(hub, name, version)
-    if not caller.is_admin and entry.owner != caller.owner:
+    entry = await _find(call.hub, name, version)
+    if not call.caller.is_admin and entry.owner != call.caller.owner:
         raise Forbidden(
             f"{entry.reference} was published by another owner",
             hint="use the token of its publisher or of an administrator",

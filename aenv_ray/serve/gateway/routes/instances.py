@@ -10,7 +10,6 @@ import re
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from aenv_ray import ids
@@ -35,14 +34,8 @@ from aenv_ray.models import ExecResult, InstanceStatus
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.creation import Creation
 from aenv_ray.serve.gateway.requests import unless_left
-from aenv_ray.serve.gateway.routes.control import Control, page_answer
-from aenv_ray.serve.gateway.routes.routing import (
-    Caller,
-    Envelope,
-    GatewayControl,
-    control_router,
-    failures,
-)
+from aenv_ray.serve.gateway.routes.control import Call, page_answer
+from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router, failures
 from aenv_ray.serve.gateway.routes.schemas import (
     AgentTokenRequest,
     CreateManyRequest,
@@ -90,58 +83,43 @@ _CREATE: Final = failures(
 
 @router.post("/env-instance", responses=_CREATE)
 async def create_one(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    body: CreateRequest,
-    key: IdempotencyKey = None,
+    call: OwnerCall, body: CreateRequest, key: IdempotencyKey = None
 ) -> InstanceObject:
     """Create an instance (AEnvironment).
 
     Answers when it runs, or Pending shortly before AEnvironment's client would give up.
     """
-    creation = _creation(body, caller, _options(body, caller, actor="shared"), 1)
-    wait_s = control.deps.settings.create_wait_s
-    (lease,) = await _create(control, request, creation, key, wait_s)
-    return await _shown(control, request, lease)
+    creation = _creation(body, call.caller, _options(body, call.caller, actor="shared"), 1)
+    wait_s = call.control.deps.settings.create_wait_s
+    (lease,) = await _create(call, creation, key, wait_s)
+    return await call.shown(lease)
 
 
 @router.post("/instances", responses=_CREATE)
 async def create_many(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    body: CreateManyRequest,
-    key: IdempotencyKey = None,
+    call: OwnerCall, body: CreateManyRequest, key: IdempotencyKey = None
 ) -> list[InstanceObject]:
     """Create instances, all or none."""
     options = _options(
-        body, caller, engine=body.engine, idle_timeout=body.idle_timeout, actor=body.actor
+        body, call.caller, engine=body.engine, idle_timeout=body.idle_timeout, actor=body.actor
     )
-    creation = _creation(body, caller, options, body.count)
+    creation = _creation(body, call.caller, options, body.count)
     wait_s = CREATE_DEADLINE_S if body.wait else 0.0
-    return await control.shown(request, *await _create(control, request, creation, key, wait_s))
+    return [await call.shown(lease) for lease in await _create(call, creation, key, wait_s)]
 
 
-async def _create(
-    control: Control, request: Request, creation: Creation, key: str | None, wait_s: float
-) -> list[Lease]:
+async def _create(call: Call, creation: Creation, key: str | None, wait_s: float) -> list[Lease]:
     if key is None:
-        return await unless_left(request, control.creator.create(creation, wait_s))
+        return await unless_left(call.request, call.control.creator.create(creation, wait_s))
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"invalid Idempotency-Key of {len(key)} characters",
             hint="send 1 to 200 printable ASCII characters without spaces",
         )
     # A client that leaves may come back with its key, so the create goes on without it.
-    task = asyncio.create_task(control.creator.create_once(creation, key, wait_s))
-    control.keep_running(task)
+    task = asyncio.create_task(call.control.creator.create_once(creation, key, wait_s))
+    call.control.keep_running(task)
     return await asyncio.shield(task)
-
-
-async def _shown(control: Control, request: Request, lease: Lease) -> InstanceObject:
-    (shown,) = await control.shown(request, lease)
-    return shown
 
 
 # --- listing and showing -------------------------------------------------------------------------
@@ -149,36 +127,27 @@ async def _shown(control: Control, request: Request, lease: Lease) -> InstanceOb
 
 @router.get("/env-instance/{reference}/list", response_model=Envelope[list[InstanceObject]])
 async def list_by_reference(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    reference: str,
-    query: Annotated[ReferenceFilter, Query()],
+    call: OwnerCall, reference: str, query: Annotated[ReferenceFilter, Query()]
 ) -> Response:
     """List the instances of a name, of name@version, or of * (AEnvironment)."""
     name, version = (None, None) if reference == "*" else ids.split_reference(reference)
     wanted = LeaseQuery(
-        owner=_visible_owner(caller, None),
+        owner=_visible_owner(call.caller, None),
         name=name,
         version=version,
         limit=query.limit,
         cursor=query.cursor,
     )
-    return await _list(control, request, wanted)
+    return await _list(call, wanted)
 
 
 @router.get("/instances", response_model=Envelope[list[InstanceObject]])
-async def list_by_filters(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    query: Annotated[InstanceFilter, Query()],
-) -> Response:
+async def list_by_filters(call: OwnerCall, query: Annotated[InstanceFilter, Query()]) -> Response:
     """List instances, the newest first."""
     name, version = (None, None) if query.env is None else ids.split_reference(query.env)
     key, _, value = (query.label or "").partition("=")
     wanted = LeaseQuery(
-        owner=_visible_owner(caller, query.owner),
+        owner=_visible_owner(call.caller, query.owner),
         name=name,
         version=version,
         status=query.status,
@@ -186,34 +155,28 @@ async def list_by_filters(
         limit=query.limit,
         cursor=query.cursor,
     )
-    return await _list(control, request, wanted)
+    return await _list(call, wanted)
 
 
-async def _list(control: Control, request: Request, query: LeaseQuery) -> Response:
-    page = await control.deps.hub.leases(query)
-    return page_answer(page, [await control.listed(request, lease) for lease in page.items])
+async def _list(call: Call, query: LeaseQuery) -> Response:
+    page = await call.hub.leases(query)
+    return page_answer(page, [await call.listed(lease) for lease in page.items])
 
 
 @router.get("/env-instance/{id}", responses=_MISSING)
 @router.get("/instances/{id}", responses=_MISSING)
-async def get(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    id: str,
-    query: Annotated[WaitQuery, Query()],
-) -> InstanceObject:
+async def get(call: OwnerCall, id: str, query: Annotated[WaitQuery, Query()]) -> InstanceObject:
     """Show an instance; with wait_s, as soon as it is no longer Pending."""
-    until = control.deps.clock.now() + query.wait_s
+    until = call.control.deps.clock.now() + query.wait_s
     while True:
-        lease = await control.owned(caller, id)
-        is_late = control.deps.clock.now() >= until
+        lease = await call.owned(id)
+        is_late = call.control.deps.clock.now() >= until
         if lease.status is not InstanceStatus.PENDING or is_late:
             break
-        if await request.is_disconnected():
+        if await call.request.is_disconnected():
             break
         await asyncio.sleep(_POLL_S)
-    return await _shown(control, request, await control.refreshed(lease))
+    return await call.shown(await call.control.refreshed(lease))
 
 
 def _visible_owner(caller: Principal, requested: str | None) -> str | None:
@@ -226,44 +189,39 @@ def _visible_owner(caller: Principal, requested: str | None) -> str | None:
 
 @router.delete("/env-instance/{id}", responses=_MISSING)
 @router.delete("/instances/{id}", responses=_MISSING)
-async def delete(control: GatewayControl, caller: Caller, id: str) -> bool:
+async def delete(call: OwnerCall, id: str) -> bool:
     """End an instance."""
-    lease = await control.owned(caller, id)
-    await control.end([lease.id])
+    lease = await call.owned(id)
+    await call.control.deps.fabric.release([lease.id])
+    await call.hub.end_leases([lease.id])
     return True
 
 
 @router.post("/instances/{id}/renew", responses=failures(*_ENDED))
-async def renew(
-    control: GatewayControl, caller: Caller, request: Request, id: str, body: RenewRequest
-) -> InstanceObject:
+async def renew(call: OwnerCall, id: str, body: RenewRequest) -> InstanceObject:
     """Extend the lifetime of an instance."""
-    instance = await control.live(caller, id)
+    instance = await call.live(id)
     info = await instance.renew(body.ttl)
-    lease = await control.deps.hub.update_lease(id, deadline=info.deadline)
-    return await _shown(control, request, lease)
+    lease = await call.hub.update_lease(id, deadline=info.deadline)
+    return await call.shown(lease)
 
 
 @router.post("/instances/{id}/exec", responses=failures(*_ENDED, ToolTimeout))
-async def execute(
-    control: GatewayControl, caller: Caller, request: Request, id: str, body: ExecRequest
-) -> ExecObject:
+async def execute(call: OwnerCall, id: str, body: ExecRequest) -> ExecObject:
     """Run a command in an instance; it is stopped when the client leaves."""
-    instance = await control.live(caller, id)
+    instance = await call.live(id)
     running = instance.exec(
         body.command, body.timeout, cwd=body.cwd, env=body.env, stdin=_decoded(body.stdin)
     )
-    result = await unless_left(request, running)
+    result = await unless_left(call.request, running)
     return _exec_object(result, is_base64=body.encoding == "base64")
 
 
 @router.post("/instances/{id}/token", responses=_MISSING)
-async def create_agent_token(
-    control: GatewayControl, caller: Caller, id: str, body: AgentTokenRequest
-) -> TokenObject:
+async def create_agent_token(call: OwnerCall, id: str, body: AgentTokenRequest) -> TokenObject:
     """Create an agent token for an instance."""
-    lease = await control.owned(caller, id)
-    secret, record = await control.deps.hub.create_token(
+    lease = await call.owned(id)
+    secret, record = await call.hub.create_token(
         Role.AGENT,
         lease.owner,
         instance_id=lease.id,

@@ -7,15 +7,9 @@ from typing import Annotated, Any, Final
 import pydantic_core
 from fastapi import Query
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from aenv_ray.serve.gateway.routes.routing import (
-    ADMIN_ONLY,
-    OWNERS,
-    GatewayControl,
-    control_router,
-)
+from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, PublicCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import NoQuery
 
 router = control_router("gateway")
@@ -42,23 +36,21 @@ async def health() -> HealthObject:
     return HealthObject(status="healthy")
 
 
-@router.get("/metrics", dependencies=[ADMIN_ONLY], response_class=PlainTextResponse)
-async def metrics(control: GatewayControl) -> Response:
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(call: AdminCall) -> Response:
     """Show the metrics of this replica in Prometheus format."""
-    return PlainTextResponse(control.metrics.text())
+    return PlainTextResponse(call.control.metrics.text())
 
 
 @router.get("/openapi.json", response_model=dict[str, Any])
-async def openapi(request: Request) -> Response:
+async def openapi(call: PublicCall) -> Response:
     """Show this document."""
-    document = request.app.openapi()
+    document = call.request.app.openapi()
     return Response(pydantic_core.to_json(document), media_type="application/json")
 
 
-@router.get("/data", dependencies=[OWNERS])
-async def data(
-    control: GatewayControl, query: Annotated[DataQuery, Query()]
-) -> dict[str, Any] | None:
+@router.get("/data")
+async def data(call: OwnerCall, query: Annotated[DataQuery, Query()]) -> dict[str, Any] | None:
     """Show an entry of a data set (AEnvironment)."""
-    entries = await control.deps.hub.documents(DATA_SOURCES + query.scenario)
+    entries = await call.hub.documents(DATA_SOURCES + query.scenario)
     return entries.get(query.instance)

@@ -36,10 +36,9 @@ from aenv_ray.errors import (
     RateLimited,
     Unauthorized,
 )
-from aenv_ray.serve.gateway.auth import Principal, principal_of
 from aenv_ray.serve.gateway.envelope import error_response, success
 from aenv_ray.serve.gateway.requests import ClientLeft, NoAnswer, read_body
-from aenv_ray.serve.gateway.routes.control import Control
+from aenv_ray.serve.gateway.routes.control import Call
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
@@ -58,21 +57,16 @@ class Envelope(BaseModel, Generic[T]):
     data: T
 
 
-async def control_of(request: Request) -> Control:
-    """Return what the handlers work with."""
-    control: Control = request.app.state.control
-    return control
-
-
-GatewayControl = Annotated[Control, Depends(control_of)]
-"""Parameter of a handler: what it works with."""
+async def call_of(request: Request) -> Call:
+    """Return a request as handlers receive it."""
+    return Call(request.app.state.control, request)
 
 
 class TokenGuard(SecurityBase):
     """Admits the requests of owners, or of administrators only, within their rate limit.
 
     `ControlRoute` calls `admit` before it reads the body. As a FastAPI dependency, the guard then
-    gives handlers the principal, and documents that the route needs a token.
+    gives handlers the call, and documents that the route needs a token.
     """
 
     scheme_name = "token"
@@ -89,24 +83,24 @@ class TokenGuard(SecurityBase):
             Forbidden: It is an agent's, or an owner's where an administrator's is needed.
             RateLimited: The token sends too many requests.
         """
-        control = await control_of(request)
+        control = (await call_of(request)).control
         principal = await control.deps.authenticate(request)
         control.rate.take(principal.token_id)
         principal.check_not_agent()
         if self._admin_only:
             principal.check_admin()
 
-    async def __call__(self, request: Request) -> Principal:
-        """Return the principal of an admitted request."""
-        return principal_of(request)
+    async def __call__(self, request: Request) -> Call:
+        """Return an admitted request as its handler receives it."""
+        return await call_of(request)
 
 
-Caller = Annotated[Principal, Depends(TokenGuard(admin_only=False))]
-"""Parameter of a handler: who sends the request, an owner or an administrator."""
-ADMIN_ONLY: Final = Depends(TokenGuard(admin_only=True))
-"""Dependency of routes for administrators only."""
-OWNERS: Final = Depends(TokenGuard(admin_only=False))
-"""Dependency of routes for owners whose handler does not need the principal."""
+PublicCall = Annotated[Call, Depends(call_of)]
+"""Parameter of a handler that needs no token."""
+OwnerCall = Annotated[Call, Depends(TokenGuard(admin_only=False))]
+"""Parameter of a handler for owners and administrators."""
+AdminCall = Annotated[Call, Depends(TokenGuard(admin_only=True))]
+"""Parameter of a handler for administrators."""
 
 
 class ControlRoute(APIRoute):
@@ -262,7 +256,7 @@ async def _parsed(request: Request) -> Request:
         ConfigError: The body is not a JSON object.
         HTTPException: See `read_body`.
     """
-    limit_bytes = (await control_of(request)).deps.settings.max_body_bytes
+    limit_bytes = (await call_of(request)).control.deps.settings.max_body_bytes
     raw = await read_body(request, limit_bytes) or b"{}"
     return _JsonRequest(request, raw, parse_json_object(raw))
 

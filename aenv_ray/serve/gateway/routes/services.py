@@ -6,7 +6,6 @@ import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import Query
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from aenv_ray import ids
@@ -19,15 +18,9 @@ from aenv_ray.errors import (
     ServiceNotFound,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord
-from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data.services import owned_service
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.routing import (
-    Caller,
-    GatewayControl,
-    control_router,
-    failures,
-)
+from aenv_ray.serve.gateway.routes.control import Call
+from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router, failures
 from aenv_ray.serve.gateway.routes.schemas import LogsTail, NoQuery
 from aenv_ray.serve.gateway.routes.service_schemas import (
     ServiceCreateRequest,
@@ -45,18 +38,16 @@ _CONFLICTS: Final = (CatalogConflict, EnvironmentNotFound, ArtifactDamaged)
 
 
 @router.post("/env-service", responses=failures(*_CONFLICTS))
-async def create(
-    control: GatewayControl, caller: Caller, request: Request, body: ServiceCreateRequest
-) -> ServiceObject:
+async def create(call: OwnerCall, body: ServiceCreateRequest) -> ServiceObject:
     """Create a service; the answer comes while its status is still Creating."""
     ids.split_reference(body.env_name)  # refuses paths of this machine
-    source = await control.deps.resolve(body.env_name)
+    source = await call.control.deps.resolve(body.env_name)
     replicas = body.replicas
     if replicas is None:
         replicas = source.config.deploy.service.replicas
-    record = await control.services.create(
+    record = await call.control.services.create(
         body.env_name,
-        caller.acting_owner(body.owner),
+        call.caller.acting_owner(body.owner),
         name=body.service_name or None,
         wait=False,
         replicas=replicas,
@@ -69,42 +60,36 @@ async def create(
             mount_path=body.mount_path or None, label=body.pvc_name or None,
         ),
     )  # fmt: skip
-    return await _shown(control, request, record)
+    return await _shown(call, record)
 
 
 @router.get("/env-service/{reference}/list")
 async def find(
-    control: GatewayControl,
-    caller: Caller,
-    request: Request,
-    reference: str,
-    query: Annotated[NoQuery, Query()],
+    call: OwnerCall, reference: str, query: Annotated[NoQuery, Query()]
 ) -> list[ServiceObject]:
     """List the services of *, a name or name@version."""
     del query  # has no parameters; it refuses unknown ones
     name, version = (None, None) if reference == "*" else ids.split_reference(reference)
     found = [
         record
-        for record in (await control.services.records.all()).values()
-        if (caller.is_admin or record.owner == caller.owner)
+        for record in (await call.control.services.records.all()).values()
+        if (call.caller.is_admin or record.owner == call.caller.owner)
         and (name is None or _is_of(record, name, version))
     ]
     found.sort(key=lambda record: record.created_at, reverse=True)
-    return await _objects(control, request, found)
+    return await _objects(call, found)
 
 
 @router.get("/env-service/{id}", responses=_MISSING)
-async def get(control: GatewayControl, caller: Caller, request: Request, id: str) -> ServiceObject:
+async def get(call: OwnerCall, id: str) -> ServiceObject:
     """Show a service."""
-    return await _shown(control, request, await _owned(control, caller, id))
+    return await _shown(call, await _owned(call, id))
 
 
 @router.put("/env-service/{id}", responses=failures(ServiceNotFound, *_CONFLICTS))
-async def update(
-    control: GatewayControl, caller: Caller, request: Request, id: str, body: ServiceUpdateRequest
-) -> ServiceObject:
+async def update(call: OwnerCall, id: str, body: ServiceUpdateRequest) -> ServiceObject:
     """Change a service; the answer comes while its replicas are still being replaced."""
-    record = await _owned(control, caller, id)
+    record = await _owned(call, id)
     if body.env_name is not None:
         ids.split_reference(body.env_name)
     changes: dict[str, Any] = {}
@@ -114,7 +99,7 @@ async def update(
         changes["autoscale"] = Autoscale.parse(body.autoscale) if body.autoscale else None
     if body.engine is not None:
         changes["engine"] = body.engine or None
-    changed = await control.services.update(
+    changed = await call.control.services.update(
         record,
         wait=False,
         reference=body.env_name,
@@ -126,59 +111,53 @@ async def update(
         ),
         **changes,
     )  # fmt: skip
-    return await _shown(control, request, changed)
+    return await _shown(call, changed)
 
 
 @router.delete("/env-service/{id}", responses=_MISSING)
-async def delete(
-    control: GatewayControl, caller: Caller, id: str, query: Annotated[ServiceDeletion, Query()]
-) -> bool:
+async def delete(call: OwnerCall, id: str, query: Annotated[ServiceDeletion, Query()]) -> bool:
     """Delete a service; calls in progress are finished first."""
-    record = await _owned(control, caller, id)
-    await control.services.delete(record, delete_storage=query.deleteStorage)
+    record = await _owned(call, id)
+    await call.control.services.delete(record, delete_storage=query.deleteStorage)
     return True
 
 
 @router.get("/env-service/{id}/logs", response_class=PlainTextResponse, responses=_MISSING)
-async def logs(
-    control: GatewayControl, caller: Caller, id: str, query: Annotated[LogsTail, Query()]
-) -> Response:
+async def logs(call: OwnerCall, id: str, query: Annotated[LogsTail, Query()]) -> Response:
     """Show the output of a service's sandboxes, each line after its sandbox's id."""
-    record = await _owned(control, caller, id)
-    live = await control.deps.fabric.list_instances()
+    record = await _owned(call, id)
+    live = await call.control.deps.fabric.list_instances()
     mine = sorted(one.id for one in live if one.labels.get(SERVICE_LABEL) == record.id)
     async with asyncio.TaskGroup() as group:
-        reads = [group.create_task(_log(control, one, query.tail)) for one in mine]
+        reads = [group.create_task(_log(call, one, query.tail)) for one in mine]
     return PlainTextResponse("".join(read.result() for read in reads))
 
 
-async def _log(control: Control, instance_id: str, tail: int | None) -> str:
+async def _log(call: Call, instance_id: str, tail: int | None) -> str:
     try:
-        instance = AsyncEnvHandle(await control.deps.fabric.handle(instance_id))
+        instance = AsyncEnvHandle(await call.control.deps.fabric.handle(instance_id))
         text = "".join([piece async for piece in instance.logs(tail, False)])
     except AenvError as exc:  # one sandbox that ends meanwhile must not hide the others
         text = exc.message
     return "".join(f"{instance_id}: {line}\n" for line in text.splitlines())
 
 
-async def _owned(control: Control, caller: Principal, service_id: str) -> ServiceRecord:
-    return owned_service(caller, service_id, await control.services.records.all())
+async def _owned(call: Call, service_id: str) -> ServiceRecord:
+    return owned_service(call.caller, service_id, await call.control.services.records.all())
 
 
-async def _shown(control: Control, request: Request, record: ServiceRecord) -> ServiceObject:
-    return (await _objects(control, request, [record]))[0]
+async def _shown(call: Call, record: ServiceRecord) -> ServiceObject:
+    return (await _objects(call, [record]))[0]
 
 
-async def _objects(
-    control: Control, request: Request, records: list[ServiceRecord]
-) -> list[ServiceObject]:
-    states = await control.services.states(records)
+async def _objects(call: Call, records: list[ServiceRecord]) -> list[ServiceObject]:
+    states = await call.control.services.states(records)
     return [
         service_object(
             record,
             state,
-            control.service_url(request, record.id),
-            await control.environments.find(record.reference),
+            call.service_url(record.id),
+            await call.control.environments.find(record.reference),
         )
         for record, state in zip(records, states, strict=True)
     ]

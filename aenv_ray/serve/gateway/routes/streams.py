@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 import pydantic_core
 from fastapi import Query
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from aenv_ray.errors import (
@@ -22,13 +21,8 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.records import Lease
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway.routes.control import Control
-from aenv_ray.serve.gateway.routes.routing import (
-    Caller,
-    GatewayControl,
-    control_router,
-    failures,
-)
+from aenv_ray.serve.gateway.routes.control import Call
+from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router, failures
 from aenv_ray.serve.gateway.routes.schemas import LogsQuery
 
 router = control_router("instances")
@@ -51,11 +45,9 @@ class EventStreamResponse(StreamingResponse):
     response_class=PlainTextResponse,
     responses=failures(InstanceNotFound, *_ENDED),
 )
-async def logs(
-    control: GatewayControl, caller: Caller, id: str, query: Annotated[LogsQuery, Query()]
-) -> Response:
+async def logs(call: OwnerCall, id: str, query: Annotated[LogsQuery, Query()]) -> Response:
     """Show or follow the output of an instance."""
-    instance = await control.live(caller, id)
+    instance = await call.live(id)
     if query.follow:
         await instance.info()  # before the answer begins: an ended instance has its own status
         pieces = instance.logs(query.tail, True)
@@ -75,32 +67,32 @@ async def _until_ended(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
     response_class=EventStreamResponse,
     responses=failures(InstanceNotFound),
 )
-async def events(control: GatewayControl, caller: Caller, request: Request, id: str) -> Response:
+async def events(call: OwnerCall, id: str) -> Response:
     """Stream server-sent events: the instance whenever its status or deadline changes."""
-    lease = await control.owned(caller, id)
+    lease = await call.owned(id)
     return EventStreamResponse(
-        _changes(control, request, lease),
+        _changes(call, lease),
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _changes(control: Control, request: Request, lease: Lease) -> AsyncIterator[bytes]:
+async def _changes(call: Call, lease: Lease) -> AsyncIterator[bytes]:
     try:
-        async for change in _watch(control, request, lease):
+        async for change in _watch(call, lease):
             yield change
     except AenvError as exc:  # the hub is away, and the answer has begun
         yield _event("error", to_wire(exc))
 
 
-async def _watch(control: Control, request: Request, lease: Lease) -> AsyncIterator[bytes]:
+async def _watch(call: Call, lease: Lease) -> AsyncIterator[bytes]:
     """Yield an event for every change, until the instance has ended."""
     sent: tuple[Any, ...] | None = None
     silent_s = 0.0
     while True:
-        lease = await control.refreshed(lease)
+        lease = await call.control.refreshed(lease)
         state = (lease.status, lease.deadline, lease.reason)
         if state != sent:
-            yield _event("status", await control.listed(request, lease))
+            yield _event("status", await call.listed(lease))
             sent, silent_s = state, 0.0
         elif silent_s >= _HEARTBEAT_S:
             yield b": no change\n\n"
@@ -110,7 +102,7 @@ async def _watch(control: Control, request: Request, lease: Lease) -> AsyncItera
         await asyncio.sleep(_POLL_S)
         silent_s += _POLL_S
         try:
-            lease = await control.deps.hub.lease(lease.id)
+            lease = await call.hub.lease(lease.id)
         except InstanceNotFound:
             lease = lease.model_copy(update={"status": InstanceStatus.TERMINATED})
 
