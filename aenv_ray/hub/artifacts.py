@@ -252,11 +252,7 @@ def _check_limit(size_bytes: int, limit_bytes: int) -> None:
 class Upload:
     """A file that is being written. Thread-safe: `abort` may be called during `write`.
 
-    Args:
-        file: Open for writing; a commit or an abort closes it.
-        finish: Closes the complete file and gives it the name of its digest.
-        delete: Deletes the unfinished file; idempotent.
-        translated: Translates the errors of the store.
+    `finish` closes the complete file and names it by its digest.
     """
 
     def __init__(

@@ -25,15 +25,7 @@ def lease_of(
     starting_s: float,
     status: InstanceStatus,
 ) -> Lease:
-    """Return the lease of an instance.
-
-    Args:
-        spec: The requested instance.
-        instance_id: The id of the instance, or while it starts the requested one.
-        now: Seconds since the epoch.
-        starting_s: How long its start may take.
-        status: PENDING or RUNNING.
-    """
+    """Return the lease of an instance that starts within `starting_s`, or runs since `now`."""
     is_running = status is InstanceStatus.RUNNING
     key, value = MADE_BY_RAY
     return Lease(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
@@ -13,21 +13,8 @@ from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.auth import HubAuthenticator
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
-
-class Resolver(Protocol):
-    """Finds the project of an environment reference, and brings its files to this node."""
-
-    async def __call__(self, reference: str) -> Project:
-        """Return the project.
-
-        Args:
-            reference: ``name`` or ``name@version``; never a path.
-
-        Raises:
-            ConfigError: The reference is malformed.
-            EnvironmentNotFound: The environment does not exist.
-        """
-        ...
+Resolver = Callable[[str], Awaitable[Project]]
+"""Returns the project of ``name`` or ``name@version``, never of a path, with files on this node."""
 
 
 @dataclass(frozen=True)

@@ -73,14 +73,7 @@ class AccessLog:
         self._metrics.request_began()
 
     def ended(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
-        """Note how a request ended.
-
-        Args:
-            scope: Its ASGI scope, with what routes recorded in it.
-            status: HTTP status; 499: the client left before the answer began.
-            seconds: Its duration.
-            sent: Bytes of the answer's body.
-        """
+        """Note how a request ended; status 499: the client left before the answer began."""
         error = scope.get("aenv.error")
         code = error.code if isinstance(error, AenvError) else type(error).__name__
         route = route_of(scope)

@@ -34,6 +34,8 @@ from aenv_ray.errors import (
 from aenv_ray.serve.gateway.data.functions import MethodRefused
 
 Json = dict[str, Any]
+Failures = dict[int | str, dict[str, Any]]
+"""Documented error answers by HTTP status, as the `responses` of a FastAPI route."""
 Errors = tuple[type[AenvError], ...]
 Query = Mapping[str, tuple[Json, str]]
 
@@ -229,20 +231,41 @@ def _responses(route: _Route) -> Json:
     responses: Json = {"200": success}
     if route.content is _RPC:
         responses["202"] = {"description": "A notification was accepted"}
-    codes: dict[int, set[str]] = {}
-    for error in (*route.errors, *_ALWAYS):
-        codes.setdefault(error.http_status, set()).add(error.code)
-    for status, names in sorted(codes.items()):
-        responses[str(status)] = _failure(" or ".join(sorted(names)), route.error_schema)
+    found = failures(*route.errors, *_ALWAYS, schema=route.error_schema)
     if route.body is not None:
         schema = "Error" if route.error_schema == "Error" else "DoorError"
-        responses["408"] = _failure("the body stopped arriving", schema)
-        responses["413"] = _failure("the body is larger than 64 MiB", schema)
+        found |= {status: _failure({ConfigError.code}, schema) for status in BODY_FAILURES}
+    responses |= {str(status): found[status] for status in sorted(found)}
     if route.is_proxied:
         responses["default"] = {"description": "The answer of the server in the instance"}
     return responses
 
 
-def _failure(description: str, schema: str) -> Json:
+OR: Final = " or "
+
+
+def failures(*errors: type[AenvError], schema: str = "Error") -> Failures:
+    """Return the documented answers of a route that may raise these errors.
+
+    For a control route, `ControlRoute` adds those that every route may raise.
+    """
+    codes: dict[int, set[str]] = {}
+    for error in errors:
+        codes.setdefault(error.http_status, set()).add(error.code)
+    return {status: _failure(names, schema, status) for status, names in codes.items()}
+
+
+def _failure(codes: set[str], schema: str = "Error", status: int = 0) -> dict[str, Any]:
     reference = {"$ref": f"#/components/schemas/{schema}"}
-    return {"description": description, "content": {"application/json": {"schema": reference}}}
+    answer: dict[str, Any] = {
+        "description": OR.join(sorted(codes)),
+        "content": {"application/json": {"schema": reference}},
+    }
+    if status in {429, 503}:
+        seconds = {"schema": {"type": "integer"}, "description": "Seconds"}
+        answer["headers"] = {"Retry-After": seconds}
+    return answer
+
+
+BODY_FAILURES: Final[Failures] = {status: _failure({ConfigError.code}) for status in (408, 413)}
+"""Of a route with a body: it stops arriving, or is too large."""

@@ -9,8 +9,9 @@ from aenv_ray import ids
 from aenv_ray.actors.fabric.warm_api import warm
 from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
 from aenv_ray.hub.records import Quota, TokenRecord
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, control_router, failures
+from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import (
     PoolObject,
     PoolRequest,

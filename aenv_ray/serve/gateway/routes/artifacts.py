@@ -29,6 +29,7 @@ from aenv_ray.errors import (
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import EnvironmentQuery, EnvironmentVersion
 from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.requests import ClientLeft, pieces_of
 from aenv_ray.serve.gateway.routes.control import Call
@@ -36,7 +37,6 @@ from aenv_ray.serve.gateway.routes.routing import (
     OwnerCall,
     PublicCall,
     control_router,
-    failures,
     validated,
 )
 from aenv_ray.serve.gateway.routes.schemas import (

@@ -34,23 +34,12 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Publish(Protocol):
-    """Publishes a source archive."""
+    """Publishes an untrusted source archive; see `aenv_ray.actors.fabric.publishing.publish`."""
 
     async def __call__(
         self, archive: bytes, owner: str, *, allow: Sequence[str] = ()
     ) -> EnvironmentVersion:
-        """Return the published version.
-
-        Args:
-            archive: Untrusted.
-            owner: Who publishes it.
-            allow: Files, or patterns, that are published although they look like secrets.
-
-        Raises:
-            ConfigError: The archive is not a project, or holds something that looks like a secret.
-            SandboxStartFailed: The project's code does not load.
-            VersionConflict: The version exists with other content.
-        """
+        """Return the published version."""
         ...
 
 

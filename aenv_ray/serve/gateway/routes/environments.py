@@ -25,8 +25,9 @@ from aenv_ray.hub.records import (
     Page,
 )
 from aenv_ray.project import project
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import Call, page_answer
-from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router, failures
+from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import (
     EnvironmentFilter,
     EnvironmentObject,

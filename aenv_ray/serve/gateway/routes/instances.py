@@ -33,9 +33,10 @@ from aenv_ray.hub.records import Lease, LeaseQuery, Role
 from aenv_ray.models import ExecResult, InstanceStatus
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.creation import Creation
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.requests import unless_left
 from aenv_ray.serve.gateway.routes.control import Call, page_answer
-from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router, failures
+from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import (
     AgentTokenRequest,
     CreateManyRequest,

@@ -36,14 +36,13 @@ from aenv_ray.errors import (
     RateLimited,
     Unauthorized,
 )
+from aenv_ray.serve.gateway.data.document import BODY_FAILURES, OR, Failures, failures
 from aenv_ray.serve.gateway.envelope import error_response, success
 from aenv_ray.serve.gateway.requests import ClientLeft, NoAnswer, read_body
 from aenv_ray.serve.gateway.routes.control import Call
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
-Failures = dict[int | str, dict[str, Any]]
-"""Documented error answers by HTTP status, as the `responses` of a FastAPI route."""
 
 
 class Envelope(BaseModel, Generic[T]):
@@ -170,7 +169,7 @@ class ControlRoute(APIRoute):
         found = failures(*errors)
         has_body = self.body_field is not None or "requestBody" in (self.openapi_extra or {})
         if has_body:  # it stops coming, or is too large
-            found |= {408: _failure({ConfigError.code}), 413: _failure({ConfigError.code})}
+            found |= BODY_FAILURES
         return found
 
 
@@ -179,36 +178,11 @@ def control_router(tag: str) -> APIRouter:
     return APIRouter(tags=[tag], route_class=ControlRoute)
 
 
-def failures(*errors: type[AenvError]) -> Failures:
-    """Return `responses` of a route that may answer with these errors.
-
-    `ControlRoute` adds those that every route may answer with.
-    """
-    codes: dict[int, set[str]] = {}
-    for error in errors:
-        codes.setdefault(error.http_status, set()).add(error.code)
-    return {status: _failure(names, status) for status, names in codes.items()}
-
-
-_OR: Final = " or "
-
-
-def _failure(codes: set[str], status: int = 0) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "description": _OR.join(sorted(codes)),
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-    }
-    if status in {429, 503}:
-        seconds = {"schema": {"type": "integer"}, "description": "Seconds"}
-        answer["headers"] = {"Retry-After": seconds}
-    return answer
-
-
 def _merged(one: Failures, other: Failures) -> Failures:
     merged = one | other
     for status in one.keys() & other.keys():
-        codes = {code for part in (one, other) for code in part[status]["description"].split(_OR)}
-        merged[status] = merged[status] | {"description": _OR.join(sorted(codes))}
+        codes = {code for part in (one, other) for code in part[status]["description"].split(OR)}
+        merged[status] = merged[status] | {"description": OR.join(sorted(codes))}
     return dict(sorted(merged.items(), key=lambda item: str(item[0])))
 
 

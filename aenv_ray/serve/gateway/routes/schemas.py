@@ -358,14 +358,7 @@ class PoolObject(_Reply):
 def instance_object(
     lease: Lease, *, mcp_url: str, entry: EnvironmentVersion | None, is_private: bool
 ) -> InstanceObject:
-    """Return an instance as JSON.
-
-    Args:
-        lease: From the hub.
-        mcp_url: Its MCP endpoint.
-        entry: Its environment; None: not published.
-        is_private: Only its owner sees the answer, which may contain the capability.
-    """
+    """Return an instance as JSON; only if `is_private`, with its capability."""
     return InstanceObject(
         id=lease.id,
         env=shown_environment(entry, lease.reference, lease.digest, lease.created_at),

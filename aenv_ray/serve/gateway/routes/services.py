@@ -18,9 +18,10 @@ from aenv_ray.errors import (
     ServiceNotFound,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.data.services import owned_service
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router, failures
+from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import LogsTail, NoQuery
 from aenv_ray.serve.gateway.routes.service_schemas import (
     ServiceCreateRequest,

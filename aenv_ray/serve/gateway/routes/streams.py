@@ -21,8 +21,9 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.records import Lease
 from aenv_ray.models import InstanceStatus
+from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router, failures
+from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import LogsQuery
 
 router = control_router("instances")
