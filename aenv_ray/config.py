@@ -70,6 +70,24 @@ class Settings(BaseModel):
     """The pod of this process. None: the machine's name."""
     is_in_kuberay: bool = Field(default=False, alias="RAY_USAGE_STATS_KUBERAY_IN_USE")
     """Whether this process runs in a pod of KubeRay, which sets the variable."""
+    policy: Literal["auto", "open", "strict"] = "auto"
+    """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
+    next ten settings change single parts of it; see `aenv_ray.policy.Policy`."""
+    allow_networks: str | None = None
+    """Networks, separated by commas; ``*`` for any. So for the next five."""
+    allow_capabilities: str | None = None
+    allow_users: str | None = None
+    """Users of containers; ``nonroot`` for any numeric user but 0."""
+    allow_images: str | None = None
+    """Patterns of registry and repository, such as ``ghcr.io/acme/*``."""
+    allow_runtimes: str | None = None
+    allow_engines: str | None = None
+    max_cpu: str | None = None
+    """Most cores of an instance, and of one that names none. So for the next two."""
+    max_memory: str | None = None
+    max_disk: str | None = None
+    max_ttl: str | None = None
+    """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)
     """The hub's Redis. None: the bundled one."""
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")

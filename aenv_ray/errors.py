@@ -2,7 +2,8 @@
 
     AenvError                        code, http_status, retryable (class facts); hint (instance)
     ├─ ConfigError                   wrong settings, arguments or project files                400
-    │  └─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
+    │  ├─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
+    │  └─ PolicyRefused              the operator's policy does not allow it                   403
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
     ├─ ArtifactNotFound              the artifact store does not have the file                 404
@@ -87,6 +88,10 @@ class ConfigError(AenvError, code="config_error", http_status=400):
 
 class ArtifactTooLarge(ConfigError, code="artifact_too_large", http_status=413):
     """A file exceeds the size limit of the artifact store."""
+
+
+class PolicyRefused(ConfigError, code="policy_refused", http_status=403):
+    """The operator's policy does not allow what an environment requests; the hint names it."""
 
 
 class EnvironmentNotFound(AenvError, code="environment_not_found", http_status=404):
@@ -256,7 +261,7 @@ class InternalError(AenvError, code="internal_error"):
 
 
 ERRORS: tuple[type[AenvError], ...] = (
-    AenvError, ConfigError, ArtifactTooLarge, EnvironmentNotFound, ServiceNotFound,
+    AenvError, ConfigError, ArtifactTooLarge, PolicyRefused, EnvironmentNotFound, ServiceNotFound,
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
     RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,

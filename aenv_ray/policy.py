@@ -1,0 +1,262 @@
+"""What environments may request: the operator's policy, as pure decisions.
+
+Settings make it (``AENV_POLICY``, ``AENV_ALLOW_…`` and ``AENV_MAX_…``, see ``docs/operations.md``).
+Without a gateway everything is allowed: whoever publishes an environment also runs it. Where a
+gateway runs, the defaults are those of `STRICT`. The policy is checked when an environment is
+published, when an instance or a service is created, and by the host that starts a sandbox.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from aenv_ray import units
+from aenv_ray.config import Settings
+from aenv_ray.errors import PolicyRefused
+from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+
+ANY: Final = "*"
+NOT_ROOT: Final = "nonroot"
+"""In `Policy.users`: any numeric user but 0. The image decides what a name means."""
+_HUB: Final = "docker.io"
+_REGISTRY: Final = re.compile(r"[^/]*[.:][^/]*|localhost")
+_NUMERIC_USER: Final = re.compile(r"0*[1-9][0-9]*(:[0-9]+)?")
+
+
+class Policy(BaseModel):
+    """Allow-lists and limits; a list holds patterns such as ``ghcr.io/acme/*``, ``*`` for any."""
+
+    model_config = ConfigDict(frozen=True)
+
+    networks: tuple[str, ...] = (ANY,)
+    capabilities: tuple[str, ...] = (ANY,)
+    """Linux capabilities that containers may add."""
+    users: tuple[str, ...] = (ANY,)
+    """Users that containers may name; also `NOT_ROOT`."""
+    images: tuple[str, ...] = (ANY,)
+    """Images by registry and repository, without tag or digest."""
+    runtimes: tuple[str, ...] = (ANY,)
+    """OCI runtimes that projects may name."""
+    engines: tuple[str, ...] = (ANY,)
+    max_cpu: float | None = None
+    """Cores; None: no limit."""
+    max_memory_bytes: int | None = None
+    max_disk_bytes: int | None = None
+    """Of the work directory and a container's writable layer."""
+    max_ttl_s: float | None = None
+    """Of a create, and of each renewal."""
+    fills: tuple[str, ...] = ()
+    """Fields among ``cpu``, ``memory`` and ``ephemeral_storage`` that get their maximum if a
+    project names none: those whose maximum the operator set."""
+
+    # --- what a project requests --------------------------------------------------------------
+
+    def check(self, config: EnvironmentConfig, engine: str | None = None) -> None:
+        """Check a project's configuration.
+
+        Args:
+            config: With the changes that its caller makes.
+            engine: Of the instances; None: the project's.
+
+        Raises:
+            PolicyRefused: The policy does not allow it; the hint names the setting.
+        """
+        deploy, what = config.deploy, config.reference
+        if engine or deploy.engine:
+            self._allow(self.engines, engine or deploy.engine or "", what, "engine")
+        if deploy.network is not None:
+            self._allow(self.networks, deploy.network.value, what, "network")
+        for capability in deploy.container.cap_add:
+            name = capability.upper().removeprefix("CAP_")
+            self._allow(self.capabilities, name, what, "capability", plural="capabilities")
+        if deploy.container.user is not None:
+            self.check_user(deploy.container.user, what)
+        if deploy.container.runtime:
+            self._allow(self.runtimes, deploy.container.runtime, what, "runtime")
+        named = [
+            deploy.container.image,
+            *(a.content for a in config.artifacts if a.type == "image"),
+        ]
+        for image in filter(None, named):
+            self.check_image(image, what)
+        self._check_sizes(config)
+        if deploy.ttl is not None:
+            self.check_ttl(units.parse_duration_s(deploy.ttl), what)
+
+    def applied(self, config: EnvironmentConfig, engine: str) -> EnvironmentConfig:
+        """Check a configuration, and return it with what the policy decides for the project.
+
+        A project that names no network gets the node's, if it may have that; else the internet from
+        engines that separate it from private addresses; else none.
+
+        Raises:
+            PolicyRefused: As `check`.
+        """
+        self.check(config, engine)
+        deploy = config.deploy
+        changes: dict[str, Any] = {}
+        if deploy.network is None and not _matches(self.networks, NetworkMode.HOST):
+            has_internet = engine in ("docker", "kubernetes")
+            is_open = has_internet and _matches(self.networks, NetworkMode.INTERNET)
+            changes["network"] = NetworkMode.INTERNET if is_open else NetworkMode.NONE
+        most: Mapping[str, Any] = {
+            "cpu": self.max_cpu,
+            "memory": self.max_memory_bytes,
+            "ephemeral_storage": self.max_disk_bytes,
+        }
+        changes |= {name: most[name] for name in self.fills if not getattr(deploy, name)}
+        if not changes:
+            return config
+        return config.model_copy(update={"deploy": deploy.model_copy(update=changes)})
+
+    # --- single decisions, for engines that learn more ------------------------------------------
+
+    def check_image(self, reference: str, what: str = "the environment") -> None:
+        """Check the name of an image.
+
+        Raises:
+            PolicyRefused: It comes from elsewhere.
+        """
+        self._allow(self.images, repository_of(reference), what, "image")
+
+    def check_user(self, user: str, what: str = "the environment") -> None:
+        """Check the user of a container, such as ``1000:1000``.
+
+        Raises:
+            PolicyRefused: It is not allowed; a name needs an entry of its own.
+        """
+        if NOT_ROOT in self.users and _NUMERIC_USER.fullmatch(user):
+            return
+        self._allow(self.users, user, what, "user")
+
+    def check_ttl(self, ttl_s: float, what: str = "the instance") -> None:
+        """Check the time to live of an instance, or its extension.
+
+        Raises:
+            PolicyRefused: It is longer than `max_ttl_s`.
+        """
+        if self.max_ttl_s is not None and ttl_s > self.max_ttl_s:
+            raise _too_much(what, f"a TTL of {ttl_s:g} s", f"{self.max_ttl_s:g} s", "TTL")
+
+    def _check_sizes(self, config: EnvironmentConfig) -> None:
+        deploy, what = config.deploy, config.reference
+        if deploy.cpu and self.max_cpu is not None:
+            cores = units.parse_cpu_cores(deploy.cpu)
+            if cores > self.max_cpu:
+                raise _too_much(what, f"{cores:g} cores", f"{self.max_cpu:g}", "CPU")
+        for value, most, name in (
+            (deploy.memory, self.max_memory_bytes, "MEMORY"),
+            (deploy.ephemeral_storage, self.max_disk_bytes, "DISK"),
+        ):
+            size = units.parse_memory_bytes(value) if value else 0
+            if most is not None and size > most:
+                raise _too_much(
+                    what, f"{size >> 20} MiB of {name.lower()}", f"{most >> 20} MiB", name
+                )
+
+    @staticmethod
+    def _allow(
+        patterns: tuple[str, ...], value: str, what: str, kind: str, *, plural: str | None = None
+    ) -> None:
+        if _matches(patterns, value):
+            return
+        allowed = ", ".join(patterns) or "none"
+        setting = f"AENV_ALLOW_{(plural or kind + 's').upper()}"
+        raise PolicyRefused(
+            f"{what} requests {kind} {value[:200]!r}, which this cluster does not allow "
+            f"(allowed: {allowed})",
+            hint=f"request another one, or have the operator add it to {setting}",
+        )
+
+
+STRICT: Final = Policy(
+    networks=(NetworkMode.NONE, NetworkMode.INTERNET, NetworkMode.ALLOWLIST),
+    capabilities=(),
+    users=(NOT_ROOT,),
+    images=(
+        "docker.io/*", "ghcr.io/*", "quay.io/*", "public.ecr.aws/*", "mcr.microsoft.com/*",
+        "nvcr.io/*", "registry.k8s.io/*",
+    ),
+    runtimes=("runsc", "kata*"),
+    engines=("process", "docker", "kubernetes"),
+    max_cpu=64.0,
+    max_memory_bytes=256 << 30,
+    max_disk_bytes=1 << 40,
+    max_ttl_s=7 * 86_400.0,
+)  # fmt: skip
+"""The defaults where a gateway runs."""
+
+
+def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
+    """Return the policy that settings make.
+
+    Args:
+        settings: The operator's.
+        behind_gateway: Whether a gateway runs, so that ``AENV_POLICY=auto`` means ``strict``.
+
+    Raises:
+        ConfigError: A limit is malformed.
+    """
+    is_strict = settings.policy == "strict" or (settings.policy == "auto" and behind_gateway)
+    given: dict[str, Any] = {
+        name: tuple(part.strip() for part in text.split(",") if part.strip())
+        for name, text in {
+            "networks": settings.allow_networks,
+            "users": settings.allow_users,
+            "images": settings.allow_images,
+            "runtimes": settings.allow_runtimes,
+            "engines": settings.allow_engines,
+        }.items()
+        if text is not None
+    }
+    if settings.allow_capabilities is not None:
+        names = settings.allow_capabilities.upper().split(",")
+        given["capabilities"] = tuple(name.strip().removeprefix("CAP_") for name in names)
+    fills = []
+    if settings.max_cpu is not None:
+        given["max_cpu"] = units.parse_cpu_cores(settings.max_cpu)
+        fills.append("cpu")
+    if settings.max_memory is not None:
+        given["max_memory_bytes"] = units.parse_memory_bytes(
+            settings.max_memory, what="AENV_MAX_MEMORY"
+        )
+        fills.append("memory")
+    if settings.max_disk is not None:
+        given["max_disk_bytes"] = units.parse_memory_bytes(settings.max_disk, what="AENV_MAX_DISK")
+        fills.append("ephemeral_storage")
+    if settings.max_ttl is not None:
+        given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
+    return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})
+
+
+def repository_of(reference: str) -> str:
+    """Return registry and repository of an image, such as ``docker.io/library/python``."""
+    name = reference.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    name = f"{head}{slash}{last.partition(':')[0]}"
+    first, slash, rest = name.partition("/")
+    if slash and _REGISTRY.fullmatch(first):
+        registry, repository = first.lower(), rest
+    else:
+        registry, repository = _HUB, name
+    if registry in (_HUB, f"index.{_HUB}", f"registry-1.{_HUB}"):
+        registry = _HUB
+        if "/" not in repository:
+            repository = f"library/{repository}"
+    return f"{registry}/{repository}"
+
+
+def _matches(patterns: tuple[str, ...], value: str) -> bool:
+    return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def _too_much(what: str, asked: str, most: str, name: str) -> PolicyRefused:
+    return PolicyRefused(
+        f"{what} requests {asked}, more than the {most} that this cluster allows",
+        hint=f"request less, or have the operator raise AENV_MAX_{name}",
+    )

@@ -1,0 +1,131 @@
+"""The operator's policy: what environments may request, and which setting a refusal names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aenv_ray import policy
+from aenv_ray.config import Settings
+from aenv_ray.errors import ConfigError, PolicyRefused
+from aenv_ray.policy import STRICT, Policy, policy_of, repository_of
+from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+
+
+def config(**deploy: Any) -> EnvironmentConfig:
+    return EnvironmentConfig.model_validate({"name": "probe", "deployConfig": deploy})
+
+
+@pytest.mark.parametrize(
+    ("deploy", "setting"),
+    [
+        ({"network": "host"}, "AENV_ALLOW_NETWORKS"),
+        ({"engine": "fake"}, "AENV_ALLOW_ENGINES"),
+        ({"cpu": 65}, "AENV_MAX_CPU"),
+        ({"memory": "257Gi"}, "AENV_MAX_MEMORY"),
+        ({"ephemeralStorage": "2Ti"}, "AENV_MAX_DISK"),
+        ({"ttl": "8d"}, "AENV_MAX_TTL"),
+        ({"container": {"capAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
+        ({"container": {"capAdd": ["cap_net_raw"]}}, "AENV_ALLOW_CAPABILITIES"),
+        ({"container": {"user": "root"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"user": "0:0"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"user": "00"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"user": "toor"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"runtime": "unconfined"}}, "AENV_ALLOW_RUNTIMES"),
+        ({"container": {"image": "10.0.0.7:5000/a"}}, "AENV_ALLOW_IMAGES"),
+        ({"container": {"image": "localhost/a"}}, "AENV_ALLOW_IMAGES"),
+        ({"container": {"image": "metadata.internal/a@sha256:00"}}, "AENV_ALLOW_IMAGES"),
+    ],
+)
+def test_where_a_gateway_runs_refusals_name_the_setting(
+    deploy: dict[str, Any], setting: str
+) -> None:
+    """Defends the node (design D17): a publisher cannot widen its own sandbox."""
+    Policy().check(config(**deploy))
+    with pytest.raises(PolicyRefused) as caught:
+        policy_of(Settings(), behind_gateway=True).check(config(**deploy))
+    assert setting in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "deploy",
+    [
+        {},
+        {"network": "none", "engine": "process", "cpu": "2C", "memory": "4Gi", "ttl": "1h"},
+        {"network": "internet", "engine": "docker", "container": {"user": "1000:1000"}},
+        {"container": {"image": "python:3.12", "runtime": "runsc"}},
+        {"container": {"image": "ghcr.io/acme/tools@sha256:00"}},
+    ],
+)
+def test_what_ordinary_projects_request_is_allowed_behind_a_gateway(deploy: dict[str, Any]) -> None:
+    STRICT.check(config(**deploy))
+
+
+def test_settings_replace_single_parts() -> None:
+    given = Settings(
+        allow_networks="none, host", allow_capabilities="NET_RAW,cap_sys_ptrace", allow_users="*",
+        allow_images="registry.local:5000/team/*", max_memory="1Gi", max_cpu="2",
+    )  # fmt: skip
+    found = policy_of(given, behind_gateway=True)
+    found.check(config(network="host", container={"capAdd": ["CAP_NET_RAW", "SYS_PTRACE"]}))
+    found.check(config(container={"user": "root", "image": "registry.local:5000/team/a:1"}))
+    for refused in (
+        config(network="internet"),
+        config(container={"image": "python:3"}),
+        config(container={"image": "registry.local:5000/other/a"}),
+        config(memory="2Gi"),
+    ):
+        with pytest.raises(PolicyRefused):
+            found.check(refused)
+    filled = found.applied(config(), "docker").deploy
+    assert (filled.cpu, filled.memory, filled.ephemeral_storage) == (2.0, 1 << 30, None)
+    assert found.applied(config(memory="5Mi", cpu=1), "docker").deploy.memory == "5Mi"
+
+
+def test_a_mode_can_be_chosen_without_regard_to_the_gateway() -> None:
+    assert policy_of(Settings(), behind_gateway=False) == Policy()
+    assert policy_of(Settings(policy="open"), behind_gateway=True) == Policy()
+    assert policy_of(Settings(policy="strict"), behind_gateway=False) == STRICT
+    with pytest.raises(ConfigError):
+        policy_of(Settings(max_ttl="soon"), behind_gateway=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "network"),
+    [("process", NetworkMode.NONE), ("docker", NetworkMode.INTERNET),
+     ("kubernetes", NetworkMode.INTERNET)],
+)  # fmt: skip
+def test_a_project_that_names_no_network_does_not_get_the_nodes_network(
+    engine: str, network: NetworkMode
+) -> None:
+    """Defends invariant 7 for projects from before networks could be named."""
+    unnamed = config()
+    assert STRICT.applied(unnamed, engine).deploy.network is network
+    assert Policy().applied(unnamed, engine) is unnamed
+    assert Policy(networks=("none",)).applied(unnamed, engine).deploy.network is NetworkMode.NONE
+
+
+@pytest.mark.parametrize(
+    ("reference", "repository"),
+    [
+        ("python", "docker.io/library/python"),
+        ("python:3.12-slim", "docker.io/library/python"),
+        ("acme/tools@sha256:00", "docker.io/acme/tools"),
+        ("index.docker.io/python", "docker.io/library/python"),
+        ("ghcr.io/acme/tools:1", "ghcr.io/acme/tools"),
+        ("GHCR.IO/acme/tools", "ghcr.io/acme/tools"),
+        ("10.0.0.7:5000/a/b:1", "10.0.0.7:5000/a/b"),
+        ("localhost/a", "localhost/a"),
+        ("ghcr.io.evil.example/acme", "ghcr.io.evil.example/acme"),
+        ("docker.io@evil.example/a", "docker.io/library/docker.io"),
+    ],
+)
+def test_an_image_is_known_by_registry_and_repository(reference: str, repository: str) -> None:
+    assert repository_of(reference) == repository
+
+
+def test_a_ttl_is_limited_at_each_renewal() -> None:
+    policy.STRICT.check_ttl(7 * 86_400)
+    with pytest.raises(PolicyRefused, match="TTL"):
+        policy.STRICT.check_ttl(7 * 86_400 + 1)
