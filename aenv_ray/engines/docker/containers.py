@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Final
 
 from aenv_ray.engines.base import RunningSandbox
-from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.files import START_SLOTS
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.link import Link
-from aenv_ray.engines.docker.locks import START_SLOTS
 from aenv_ray.engines.docker.logs import ContainerLog, follow
 from aenv_ray.engines.docker.names import sidecar_name, volume_name
 from aenv_ray.engines.node import docker_labels
-from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.node.docker_client import DaemonRefused
 from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.files import FileLock
-from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.ids import InstanceId
 
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
@@ -49,23 +49,14 @@ _UNKNOWN_EXIT: Final = 255
 class Containers:
     """Requests about the containers of one host.
 
-    Args:
-        client: Of the node's daemon.
-        files: Of the scope.
-        scope: On the label of every container.
-        host_id: On the label of the containers that `rows` lists.
-
     Requests raise `FabricUnavailable` if the daemon does not answer, and `DaemonRefused` if it
     refuses, unless they say otherwise.
     """
 
-    def __init__(
-        self, client: DockerClient, files: DockerFiles, scope: str, host_id: HostId
-    ) -> None:
-        self._client = client
-        self._files = files
-        self._scope = scope
-        self._host_id = host_id
+    def __init__(self, host: DockerHost) -> None:
+        self.host = host
+        self._client = host.client
+        self._files = host.files
         self._readers: dict[str, set[asyncio.Event]] = {}
         # First come, first served within a host; and at most this many poll for a slot.
         self._slots = asyncio.Semaphore(START_SLOTS)
@@ -118,13 +109,7 @@ class Containers:
         return str(created["Id"])
 
     async def start(self, name: str, container_id: str, link: Link) -> None:
-        """Start a container and hand it what it waits for.
-
-        Args:
-            name: Of the container.
-            container_id: From `create`.
-            link: To it.
-        """
+        """Start a container that was created, and hand it what it waits for."""
         try:
             await link.before_start(container_id)
             await self._client.request("POST", f"/containers/{name}/start")
@@ -146,8 +131,8 @@ class Containers:
         """
         filters = {
             "label": [
-                f"{docker_labels.SCOPE_LABEL}={self._scope}",
-                f"{docker_labels.HOST_LABEL}={self._host_id}",
+                f"{docker_labels.SCOPE_LABEL}={self.host.scope}",
+                f"{docker_labels.HOST_LABEL}={self.host.id}",
                 label,
             ]
         }
@@ -164,7 +149,7 @@ class Containers:
             labels, name = row["Labels"], row["Names"][0].lstrip("/")
             deadline = self._files.deadline(name, labels[docker_labels.DEADLINE_LABEL])
             instance_id = InstanceId(labels[docker_labels.INSTANCE_LABEL])
-            found.append(RunningSandbox(instance_id, self._host_id, deadline))
+            found.append(RunningSandbox(instance_id, self.host.id, deadline))
         return found
 
     async def details(self, name: str) -> dict[str, Any]:

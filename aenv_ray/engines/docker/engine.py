@@ -1,25 +1,28 @@
 """The docker engine: instances are containers of the node's Docker daemon.
 
-A container shares one directory with its host, mounted into that container alone; they communicate
-through a Unix socket in it, and no port is opened anywhere. Containers are not children of the host
-and outlive it; `aenv_ray.engines.docker.janitor`, a process of the node, ends those that nobody
-owns. The daemon is the only authority on what exists, and its event stream reports what ends.
+Host and container communicate through a Unix socket that no other process in the container can
+reach (`aenv_ray.engines.docker.link`), and no port is opened anywhere. Containers are not children
+of the host and outlive it; `aenv_ray.engines.docker.janitor`, a process of the node, ends those
+that nobody owns. The daemon is the only authority on what exists; its event stream reports ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.instances import (
     CAUSE_WAIT_S,
+    SIDECAR,
     DockerInstance,
     DockerInstances,
     await_boot,
@@ -31,8 +34,7 @@ from aenv_ray.engines.docker.names import container_name, docker_scope, sidecar_
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.docker.planner import ContainerPlanner
 from aenv_ray.engines.docker.presence import HostPresence
-from aenv_ray.engines.docker.sidecar import Sidecars
-from aenv_ray.engines.docker.spec import container_body, hostname, start_mode
+from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body, start_mode
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
@@ -88,31 +90,22 @@ class DockerEngine(Engine):
         grace_s: float = ADOPTION_GRACE_S,
         storage_dir: Path | None = None,
     ) -> None:
-        self._host_id = host_id
-        self._scope = docker_scope(scope)
-        self._files = DockerFiles(node_directory(runtime_dir, self._scope))
-        self._client = DockerClient(address)
-        self._containers = Containers(self._client, self._files, self._scope, host_id)
-        self._instances = DockerInstances(self._containers, self._files)
+        own_scope = docker_scope(scope)
+        files = DockerFiles(node_directory(runtime_dir, own_scope))
+        self._host = DockerHost(host_id, own_scope, DockerClient(address), files)
+        self._files = files
+        self._containers = Containers(self._host)
+        self._instances = DockerInstances(self._containers)
         self._presence = HostPresence(
-            self._client,
-            address=address,
-            files=self._files,
-            scope=self._scope,
-            host_id=host_id,
-            owner_pid=owner_pid,
-            grace_s=grace_s,
-            on_event=self._instances.on_event,
+            self._host, owner_pid=owner_pid, grace_s=grace_s, on_event=self._instances.on_event,
             on_gap=self._instances.find_ended,
-        )
+        )  # fmt: skip
         self._planner = ContainerPlanner(
-            self._client, self._files, self._scope, host_id,
-            cache_dir=data_dir / "docker", image=image, runtime=runtime,
+            self._host, cache_dir=data_dir / "docker", image=image, runtime=runtime,
             docker_config=docker_config,
         )  # fmt: skip
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
-        self._links = Links(self._client, self._files)
-        self._sidecars = Sidecars(self._containers, self._files, self._links)
+        self._links = Links(self._host)
         self._opening = asyncio.Lock()
         self._is_open = False
 
@@ -159,7 +152,7 @@ class DockerEngine(Engine):
                 f"{spec.instance_id} did not start: it runs already",
                 instance_id=spec.instance_id,
             )
-        name = container_name(self._scope, spec.instance_id)
+        name = container_name(self._host.scope, spec.instance_id)
         async with self._planner.plan(spec, name) as plan:
             if spec.storage is None:
                 return await self._boot_planned(spec, plan)
@@ -172,18 +165,12 @@ class DockerEngine(Engine):
         instance.has_sidecar = plan.sidecar is not None
         hides_source = spec.config.deploy.hide_source
         try:
-            self._make_files(spec, plan)
             if hides_source:
                 copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
                 plan = replace(plan, project_dir=copy)
-            body = container_body(spec, plan)
-            link = instance.links[name] = self._links.link(name, body)
-            async with self._containers.slot():
-                instance.container_id = await self._containers.create(name, body)
-                await self._containers.start(name, instance.container_id, link)
-                instance.started.add(name)
-            async with self._sidecars.started(instance, spec, plan):
-                await await_boot(instance, link, partial(self._containers.last_log, name))
+            boot = await self._launch(instance, spec, plan, name, container_body(spec, plan))
+            async with self._sidecar_started(instance, spec, plan):
+                await boot
             if hides_source:
                 await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(instance, isolation(spec, plan), start_mode(plan))
@@ -194,16 +181,69 @@ class DockerEngine(Engine):
             await self._instances.remove_failed(instance)
             raise
 
-    def _make_files(self, spec: SandboxSpec, plan: ContainerPlan) -> None:
+    async def _launch(
+        self,
+        instance: DockerInstance,
+        spec: SandboxSpec,
+        plan: ContainerPlan,
+        name: str,
+        body: dict[str, Any],
+    ) -> Coroutine[Any, Any, None]:
+        """Start one of an instance's containers, and return the wait for its report."""
         try:
-            self._files.make_run_directory(plan.name)
-            if plan.is_offline:
-                self._files.write_etc(plan.name, hostname(spec))
+            self._files.make_directories(name, etc_files(spec, plan))
         except OSError as exc:
             raise SandboxStartFailed(
                 f"{spec.instance_id} did not start: its files cannot be written: {exc}",
                 hint="check the free space of AENV_RUNTIME_DIR", instance_id=spec.instance_id,
             ) from exc  # fmt: skip
+        link = instance.links[name] = self._links.link(name, body)
+        async with self._containers.slot():
+            instance.ids[name] = await self._containers.create(name, body)
+            await self._containers.start(name, instance.ids[name], link)
+            instance.started.add(name)
+        prefix = "" if name == instance.name else SIDECAR
+        return await_boot(instance, link, partial(self._containers.last_log, name), prefix)
+
+    @contextlib.asynccontextmanager
+    async def _sidecar_started(
+        self, instance: DockerInstance, spec: SandboxSpec, plan: ContainerPlan
+    ) -> AsyncIterator[None]:
+        """Start the sidecar, if there is one, while the block waits for the main container.
+
+        A sidecar joins the network of the main container, so that both have a private loopback, and
+        shares a volume with it. It runs our runtime without any code of the project; the host calls
+        it on behalf of the main container's runtime (`aenv_ray.engines.door`).
+
+        Raises:
+            SandboxStartFailed: It did not start; an exception of the block takes precedence.
+        """
+        sidecar = plan.sidecar
+        if sidecar is None:
+            yield
+            return
+
+        async def launch() -> None:
+            body = sidecar_body(spec, plan, sidecar)
+            try:
+                boot = await self._launch(instance, spec, plan, sidecar.name, body)
+            except DaemonRefused as exc:
+                raise SandboxStartFailed(
+                    f"{spec.instance_id} did not start: {SIDECAR}{exc.message}",
+                    instance_id=spec.instance_id,
+                ) from exc
+            await boot
+
+        start = asyncio.create_task(launch())
+        try:
+            yield
+            await start
+        finally:
+            if not start.done():
+                start.cancel()
+            await asyncio.wait([start])
+            if not start.cancelled():
+                start.exception()  # retrieved: the exception of the block is the one to report
 
     # --- running --------------------------------------------------------------------------------
 
@@ -231,20 +271,17 @@ class DockerEngine(Engine):
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._open()
-        name = container_name(self._scope, instance_id)
+        name = container_name(self._host.scope, instance_id)
         instance = self._instances.find(instance_id) or self._instances.track(instance_id, name)
         try:
             details = await self._containers.details(name)
-            instance.container_id = details["Id"]
-            instance.started.add(name)
             labels = details["Config"]["Labels"]
-            if labels[docker_labels.HOST_LABEL] != self._host_id:
+            if labels[docker_labels.HOST_LABEL] != self._host.id:
                 raise lost(instance_id, "it belongs to another host")
             instance.has_sidecar = docker_labels.VOLUME_LABEL in labels
-            instance.links[name] = self._links.link(name, details["Config"], details["Id"])
-            cause = await self._sidecars.find(instance) if instance.has_sidecar else None
-            if not details["State"]["Running"]:
-                cause = self._containers.cause(name, details, instance.out_of_memory)
+            cause = self._find(instance, name, details)
+            if cause is None and instance.has_sidecar:
+                cause = await self._find_sidecar(instance)
             if cause is not None:
                 await self._instances.discard(instance)
                 raise lost(instance_id, cause)
@@ -257,6 +294,29 @@ class DockerEngine(Engine):
             self._instances.untrack(instance)
             raise
 
+    def _find(self, instance: DockerInstance, name: str, details: dict[str, Any]) -> str | None:
+        """Take over one of an instance's containers; return why it does not run, None if it does.
+
+        Args:
+            instance: One that an earlier host actor started.
+            name: Of the container.
+            details: Of the container.
+        """
+        instance.ids[name] = details["Id"]
+        instance.started.add(name)
+        instance.links[name] = self._links.link(name, details["Config"], details["Id"])
+        if details["State"]["Running"]:
+            return None
+        return self._containers.cause(name, details, instance.out_of_memory)
+
+    async def _find_sidecar(self, instance: DockerInstance) -> str | None:
+        name = sidecar_name(instance.name)
+        try:
+            cause = self._find(instance, name, await self._containers.details(name))
+        except DaemonRefused:
+            cause = "it was removed while its host was away"
+        return None if cause is None else SIDECAR + cause
+
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._open()
         return await self._containers.running()
@@ -265,7 +325,7 @@ class DockerEngine(Engine):
         self, instance_id: InstanceId, deadline: float
     ) -> None:
         await self._open()
-        name = container_name(self._scope, instance_id)
+        name = container_name(self._host.scope, instance_id)
         instance = self._instances.find(instance_id)
         sandbox = None if instance is None else instance.sandbox
         if instance is not None and sandbox is not None and sandbox.end_cause is None:
@@ -302,7 +362,7 @@ class DockerEngine(Engine):
                 group.create_task(self._stop_one(instance_id))
 
     async def _stop_one(self, instance_id: InstanceId) -> None:
-        name = container_name(self._scope, instance_id)
+        name = container_name(self._host.scope, instance_id)
         instance = self._instances.find(instance_id)
         if instance is not None:
             self._instances.finish(instance, RELEASED)
@@ -318,4 +378,4 @@ class DockerEngine(Engine):
         self._presence.leave()
         self._is_open = False
         await self._instances.settle()
-        await self._client.close()
+        await self._host.client.close()

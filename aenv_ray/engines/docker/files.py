@@ -6,25 +6,26 @@ The standard library and small modules alone, because the janitor imports it.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.docker.locks import ScopeLocks
 from aenv_ray.engines.docker.names import sidecar_name
-from aenv_ray.engines.node.directory import remove_tree
-from aenv_ray.files import write_atomically
+from aenv_ray.engines.node.directory import remove_tree, short_name
+from aenv_ray.files import FileLock, is_locked, write_atomically
 
 ETC_FILES: Final = ("hostname", "hosts", "resolv.conf")
+"""Mounted read-only over those of the daemon, which are files of the node without a limit."""
+START_SLOTS: Final = 8
+"""Containers that a node starts at once; a daemon starts no more per second with more."""
+_LOCK_DEADLINE_S: Final = 180.0
+"""The janitor may hold a lock for as long as it removes a network and its rules."""
 
 
 class DockerFiles:
-    """The directory of a scope.
-
-    Args:
-        directory: From `node_directory`.
-    """
+    """The directory of a scope, from `node_directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -32,11 +33,14 @@ class DockerFiles:
         self.host_key = directory / "key"
         """Hosts derive the keys of containers with their own kernel from it."""
         self._runs = directory / "i"
+        self._doors = directory / "d"
         self._projects = directory / "projects"
         self._deadlines = directory / "deadlines"
         self._causes = directory / "causes"
         self._etc = directory / "etc"
-        self._all = (self._runs, self._projects, self._deadlines, self._causes, self._etc)
+        self._all = (
+            self._runs, self._doors, self._projects, self._deadlines, self._causes, self._etc
+        )  # fmt: skip
 
     def prepare(self) -> None:
         """Create the directories."""
@@ -52,7 +56,7 @@ class DockerFiles:
     def clean(self, name: str) -> None:
         """Remove the files of an instance and of its sidecar."""
         for container in (name, sidecar_name(name)):
-            for directory in (self._deadlines, self._causes):
+            for directory in (self._doors, self._deadlines, self._causes):
                 (directory / container).unlink(missing_ok=True)
             for directory in (self._runs, self._projects, self._etc):
                 if (directory / container).exists():
@@ -61,37 +65,34 @@ class DockerFiles:
     # --- what a container mounts ----------------------------------------------------------------
 
     def run_directory(self, name: str) -> Path:
-        """Return the directory that a container shares with its host: its sockets."""
+        """Return the directory in which process 1 of a container finds its host."""
         return self._runs / name
 
-    def make_run_directory(self, name: str) -> None:
-        """Create it, writable by everyone: the container's user is not known here."""
-        path = self.run_directory(name)
-        if path.exists():
-            remove_tree(path)
-        path.mkdir()
-        path.chmod(0o777)
+    def door(self, name: str) -> Path:
+        """Return the socket of a container's door, which the container does not see."""
+        return self._doors / name
 
     def etc_directory(self, name: str) -> Path:
         """Return the directory of a container's `ETC_FILES`; each is mounted by itself."""
         return self._etc / name
 
-    def write_etc(self, name: str, hostname: str) -> None:
-        """Write the `ETC_FILES`, which the daemon writes only for containers with a network."""
-        path = self.etc_directory(name)
-        if path.exists():
-            remove_tree(path)
-        path.mkdir()
-        texts = {
-            "hostname": f"{hostname}\n",
-            "hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-            f"127.0.1.1\t{hostname}\n",
-            "resolv.conf": "nameserver 127.0.0.1\n",  # nothing listens there: names fail at once
-        }
-        for file in ETC_FILES:
-            (path / file).write_text(texts[file])
-            # Without capabilities, root in the container may not write files of another user.
-            (path / file).chmod(0o666)
+    def make_directories(self, name: str, etc: Mapping[str, str]) -> None:
+        """Create what a container sees, without right to write: its run and etc directories.
+
+        Args:
+            name: Of the container.
+            etc: Content of the `ETC_FILES`, by name.
+        """
+        self._doors.joinpath(name).unlink(missing_ok=True)
+        for path in (self.run_directory(name), self.etc_directory(name)):
+            if path.exists():
+                remove_tree(path)
+            path.mkdir()
+            path.chmod(0o755)
+        for file, text in etc.items():
+            path = self.etc_directory(name) / file
+            path.write_text(text)
+            path.chmod(0o644)
 
     def copy_project(self, name: str, project: Path) -> Path:
         """Return a copy of a project for one container, for `empty_project` to remove."""
@@ -109,13 +110,6 @@ class DockerFiles:
                 remove_tree(path)
             else:
                 path.unlink()
-
-    def write_resolvers(self, addresses: Iterable[str]) -> Path:
-        """Return a ``resolv.conf`` with these resolvers, for containers to mount."""
-        path = self.directory / "resolv.conf"
-        text = "".join(f"nameserver {address}\n" for address in addresses)
-        write_atomically(path, text, mode=0o644)
-        return path
 
     # --- deadlines and causes -------------------------------------------------------------------
 
@@ -142,4 +136,93 @@ class DockerFiles:
         """Return why the janitor ended a container; None if it did not."""
         with contextlib.suppress(OSError):
             return (self._causes / name).read_text()
+        return None
+
+
+class ScopeLocks:
+    """The locks in the directory of a scope, shared by its hosts and its janitor.
+
+    A process that dies releases them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.janitor = directory / "janitor.lock"
+        """Held by the janitor for as long as it runs."""
+        self.network_rules = directory / "network.lock"
+        """Held while a host changes the rules of the packet filter."""
+        self._hosts = directory / "hosts"
+        self._slots = directory / "slots"
+        self._networks = directory / "networks"
+
+    def prepare(self) -> None:
+        """Create the directories."""
+        for path in (self._hosts, self._slots, self._networks):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # --- hosts ----------------------------------------------------------------------------------
+
+    async def enter_host(self, host_id: str) -> FileLock:
+        """Mark a host as present for as long as the returned lock is held.
+
+        Raises:
+            TimeoutError: Another process holds the lock exclusively.
+        """
+        path = self._hosts / short_name(host_id)
+        return await FileLock.acquire_async(path, _LOCK_DEADLINE_S, shared=True)
+
+    def is_present(self, host_id: str) -> bool:
+        """Return whether a host is present."""
+        return is_locked(self._hosts / short_name(host_id))
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether any host is present."""
+        return any(is_locked(path) for path in self._hosts.iterdir())
+
+    def forget_absent_hosts(self) -> None:
+        """Remove the lock files of hosts that are gone."""
+        for path in self._hosts.iterdir():
+            lock = FileLock.try_acquire(path)
+            if lock is not None:
+                with lock:
+                    path.unlink(missing_ok=True)
+
+    # --- networks of allow-lists ----------------------------------------------------------------
+
+    async def use_network(self, chain: str) -> FileLock:
+        """Keep the janitor from removing a network for as long as the returned lock is held.
+
+        Raises:
+            TimeoutError: The janitor has been removing it for too long.
+        """
+        path = self._networks / chain
+        return await FileLock.acquire_async(path, _LOCK_DEADLINE_S, shared=True)
+
+    def reserve_network(self, chain: str) -> FileLock | None:
+        """Keep hosts from using a network; None if one uses it now."""
+        return FileLock.try_acquire(self._networks / chain)
+
+    def openings(self, chain: str) -> set[tuple[str, int]]:
+        """Return the addresses and ports that a network's rules allow; its lock is held."""
+        words = [line.split() for line in (self._networks / chain).read_text().splitlines()]
+        return {(block, int(port)) for block, port in words}
+
+    def write_openings(self, chain: str, openings: Iterable[tuple[str, int]]) -> None:
+        """Record what a network's rules allow; its lock is held."""
+        lines = "".join(f"{block} {port}\n" for block, port in sorted(openings))
+        (self._networks / chain).write_text(lines)  # not replaced: the file is the lock
+
+    def forget_network(self, chain: str) -> None:
+        """Remove the record of a network that was removed; it is reserved."""
+        (self._networks / chain).unlink(missing_ok=True)
+
+    # --- starts ---------------------------------------------------------------------------------
+
+    def take_slot(self) -> FileLock | None:
+        """Take one of the node's `START_SLOTS`; None if all are taken. Closing it gives it back."""
+        first = os.urandom(1)[0] % START_SLOTS
+        for number in range(START_SLOTS):
+            lock = FileLock.try_acquire(self._slots / str((first + number) % START_SLOTS))
+            if lock is not None:
+                return lock
         return None

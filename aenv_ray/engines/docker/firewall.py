@@ -25,10 +25,6 @@ NOT_PUBLIC: Final = (
 """Addresses that sandboxes with the internet must not reach (RFC 6890), besides the node's own."""
 RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")
 """Public ones: a node's own resolver mostly has an address that sandboxes must not reach."""
-NO_RESOLVERS: Final = ("127.0.0.1",)
-"""Nothing answers there. A real resolver would leak data: its queries can carry anything."""
-NO_RESOLVERS_OPTIONS: Final = ("timeout:1", "attempts:1")
-"""With them, a name that is not on the list fails after one second instead of ten."""
 _COMMAND_DEADLINE_S: Final = 30.0
 _HOOKS: Final = ("DOCKER-USER", "INPUT")
 _REFUSE: Final = "-j REJECT --reject-with icmp-port-unreachable"

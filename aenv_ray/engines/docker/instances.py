@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, REMOVED, Containers
-from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.link import Link
-from aenv_ray.engines.docker.names import sidecar_name
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
@@ -45,15 +43,14 @@ class DockerInstance:
     """Of the main container."""
     ended: asyncio.Future[str]
     """Done when it ended, with the cause."""
-    container_id: str = ""
-    """The daemon's id: an earlier container may have had the same name."""
+    ids: dict[str, str] = field(default_factory=dict)
+    """The daemon's ids of its containers, by name: an earlier one may have had the same name."""
     started: set[str] = field(default_factory=set)
     """Names of its containers that have been started: one that does not run now has ended."""
     links: dict[str, Link] = field(default_factory=dict)
     """The connections to its containers, by name."""
     sandbox: DoorSandbox | None = None
     has_sidecar: bool = False
-    sidecar_id: str = ""
     sidecar: DoorSandbox | None = None
     log: str = ""
     out_of_memory: set[str] = field(default_factory=set)
@@ -111,16 +108,11 @@ async def await_boot(
 
 
 class DockerInstances:
-    """The instances of one host that run or start, and the removal of those that ended.
+    """The instances of one host that run or start, and the removal of those that ended."""
 
-    Args:
-        containers: Of the host.
-        files: Of the scope.
-    """
-
-    def __init__(self, containers: Containers, files: DockerFiles) -> None:
+    def __init__(self, containers: Containers) -> None:
         self._containers = containers
-        self._files = files
+        self._files = containers.host.files
         self._instances: dict[str, DockerInstance] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
@@ -148,11 +140,8 @@ class DockerInstances:
         attributes = event["Actor"]["Attributes"]
         owner = attributes.get(docker_labels.INSTANCE_LABEL, "")
         instance = self._instances.get(owner or attributes.get(docker_labels.SIDECAR_LABEL, ""))
-        names = {"": ""} if instance is None else {
-            instance.container_id: instance.name,
-            instance.sidecar_id: sidecar_name(instance.name),
-        }  # fmt: skip
-        name = names.get(event["Actor"]["ID"])
+        ids = {} if instance is None else instance.ids
+        name = next((name for name, id_ in ids.items() if id_ == event["Actor"]["ID"]), None)
         if instance is None or name is None:
             return
         match event["Action"]:

@@ -32,8 +32,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.daemon import detach
 from aenv_ray.engines.docker import firewall
-from aenv_ray.engines.docker.files import DockerFiles
-from aenv_ray.engines.docker.locks import ScopeLocks
+from aenv_ray.engines.docker.files import DockerFiles, ScopeLocks
 from aenv_ray.engines.docker.names import main_name
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import daemon_environment, remove_stale, remove_tree

@@ -7,13 +7,12 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.docker import firewall
-from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge, Opening, RulesRefused
-from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.engines.docker.host import DockerHost
+from aenv_ray.engines.node.docker_client import DaemonRefused
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.files import FileLock
 from aenv_ray.project import destinations
@@ -23,6 +22,8 @@ from aenv_ray.project.destinations import Destination, parse_destination
 RESOLVE_DEADLINE_S: Final = 10.0
 RESOLVED_FOR_S: Final = 30.0
 """How long an address is cached, so that a burst of starts resolves each name once."""
+_NO_RESOLVER: Final = "nameserver 127.0.0.1\n"
+"""Nothing listens there, so names fail at once. A real resolver would leak data in its queries."""
 _EXISTS: Final = 409
 _LOCK_DEADLINE_S: Final = 60.0
 
@@ -34,30 +35,21 @@ class ContainerNetwork:
     mode: NetworkMode
     name: str
     """The daemon's name for it: ``none``, ``host``, or that of a bridge."""
-    dns: tuple[str, ...] = ()
-    """Resolvers instead of the node's."""
-    dns_options: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    """``name:address`` pairs for ``/etc/hosts``."""
+    resolvers: str = ""
+    """The content of ``/etc/resolv.conf``."""
+    hosts: tuple[tuple[str, str], ...] = ()
+    """Addresses and names for ``/etc/hosts``."""
     allowed: tuple[str, ...] = ()
     """The allow-list, for people; empty for other modes."""
-    resolver_file: Path | None = None
-    """Mounted over ``/etc/resolv.conf``; None keeps the daemon's."""
 
 
 class DockerNetworks:
-    """Creates the networks of a scope for the containers of one host.
+    """Creates the networks of a scope for the containers of one host."""
 
-    Args:
-        client: Of the node's daemon.
-        files: Of the scope.
-        scope: On the label of every network.
-    """
-
-    def __init__(self, client: DockerClient, files: DockerFiles, scope: str) -> None:
-        self._client = client
-        self._locks = files.locks
-        self._scope = scope
+    def __init__(self, host: DockerHost) -> None:
+        self._client = host.client
+        self._locks = host.files.locks
+        self._scope = host.scope
         self._has_internet = False
         self._resolved: dict[str, tuple[float, tuple[str, ...]]] = {}
 
@@ -78,12 +70,13 @@ class DockerNetworks:
         """
         if mode is NetworkMode.INTERNET:
             await self._ensure_internet()
-            yield ContainerNetwork(mode, Bridge(self._scope).name, firewall.RESOLVERS)
+            resolvers = "".join(f"nameserver {address}\n" for address in firewall.RESOLVERS)
+            yield ContainerNetwork(mode, Bridge(self._scope).name, resolvers)
         elif mode is NetworkMode.ALLOWLIST:
             async with self._allowlist(tuple(allow or ())) as network:
                 yield network
         else:
-            yield ContainerNetwork(mode, mode.value)
+            yield ContainerNetwork(mode, mode.value, _NO_RESOLVER)
 
     async def _ensure_internet(self) -> None:
         if not self._has_internet:
@@ -188,12 +181,11 @@ def _allowlist_network(
         f"{entry.text} ({', '.join(addresses[entry.name])})" if entry.name else entry.text
         for entry in entries
     ]
-    hosts = [f"{name}:{address}" for name in sorted(addresses) for address in addresses[name]]
     return ContainerNetwork(
         NetworkMode.ALLOWLIST,
         bridge.name,
-        dns=firewall.NO_RESOLVERS,
-        dns_options=firewall.NO_RESOLVERS_OPTIONS,
-        hosts=tuple(hosts),
-        allowed=tuple(allowed),
+        # A name that is not on the list fails after one second instead of ten.
+        f"{_NO_RESOLVER}options timeout:1 attempts:1\n",
+        tuple((address, name) for name in sorted(addresses) for address in addresses[name]),
+        tuple(allowed),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.networks import ContainerNetwork
 from aenv_ray.engines.images.node_images import NodeImage
 from aenv_ray.engines.images.serving import Serving
@@ -52,7 +53,6 @@ class SidecarPlan:
     name: str
     image: NodeImage
     kit: Path
-    run_directory: Path
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,11 @@ class ContainerPlan:
     """What the main container of an instance is created from."""
 
     name: str
-    scope: str
-    host_id: str
-    directory: Path
-    """Of the scope; a label tells it to janitors of other scopes."""
+    host: DockerHost
     image: NodeImage
     program: Program
     network: ContainerNetwork
     project_dir: Path
-    run_directory: Path
-    etc_directory: Path
-    """Files that the daemon does not write for a container without a network."""
     runtime: OciRuntime = OciRuntime()
     daemon: DaemonFeatures = DaemonFeatures()
     storage: LocalDirectory | None = None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
-from aenv_ray.engines.docker.disk_quota import DiskQuota
-from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.link import has_own_kernel
 from aenv_ray.engines.docker.names import sidecar_name
-from aenv_ray.engines.docker.networks import ContainerNetwork, DockerNetworks
+from aenv_ray.engines.docker.networks import DockerNetworks
 from aenv_ray.engines.docker.plan import (
     ContainerPlan,
     DaemonFeatures,
@@ -30,20 +31,22 @@ from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.ids import HostId
-from aenv_ray.project.config import DeployConfig, NetworkMode
+from aenv_ray.project.config import DeployConfig
 
 logger = logging.getLogger(__name__)
+
+_CANDIDATE: Final = ("overlay2", "xfs")
+"""The storage driver and file system that may have quotas, depending on mount options. The limits
+of other drivers include the image."""
+_TRIAL_BYTES: Final = 1 << 30
+_TRIAL_S: Final = 60.0
 
 
 class ContainerPlanner:
     """Plans the containers of one host; what they share is prepared once.
 
     Args:
-        client: Of the node's daemon.
-        files: Of the scope.
-        scope: On the label of every container.
-        host_id: On the label of every container.
+        host: The host.
         cache_dir: Directory of the runtime kits.
         image: For projects that name none.
         runtime: OCI runtime for projects that name none; None for the daemon's default.
@@ -52,31 +55,25 @@ class ContainerPlanner:
 
     def __init__(
         self,
-        client: DockerClient,
-        files: DockerFiles,
-        scope: str,
-        host_id: HostId,
+        host: DockerHost,
         *,
         cache_dir: Path,
         image: str | None,
         runtime: str | None,
         docker_config: Path,
     ) -> None:
-        self._client = client
-        self._files = files
-        self._scope = scope
-        self._host_id = host_id
+        self._host = host
         self._default_image = image
         self._default_runtime = runtime
         own_labels = {
-            labels.SCOPE_LABEL: scope,
-            labels.HOST_LABEL: host_id,
-            labels.DIRECTORY_LABEL: str(files.directory),
+            labels.SCOPE_LABEL: host.scope,
+            labels.HOST_LABEL: host.id,
+            labels.DIRECTORY_LABEL: str(host.files.directory),
         }
         credentials = Credentials(docker_config.expanduser())
-        self._images = DockerImages(client, credentials, own_labels, cache_dir)
-        self._networks = DockerNetworks(client, files, scope)
-        self._disk_quota = DiskQuota(client, own_labels)
+        self._images = DockerImages(host.client, credentials, own_labels, cache_dir)
+        self._networks = DockerNetworks(host)
+        self._disk_quota = _DiskQuota(host.client, own_labels)
         self._features = DaemonFeatures()
         self._runtimes: dict[str, dict[str, Any]] = {}
         self._daemon_runtime = ""
@@ -89,7 +86,7 @@ class ContainerPlanner:
             FabricUnavailable: The daemon does not answer, or refuses this user.
         """
         try:
-            info: dict[str, Any] = await self._client.request("GET", "/info")
+            info: dict[str, Any] = await self._host.client.request("GET", "/info")
         except DaemonRefused as exc:
             raise FabricUnavailable(f"the Docker daemon refused: {exc.message}") from exc
         options = [str(option) for option in info.get("SecurityOptions") or ()]
@@ -131,15 +128,11 @@ class ContainerPlanner:
         async with self._networks.joined(mode, deploy.allow) as network:
             yield ContainerPlan(
                 name=name,
-                scope=self._scope,
-                host_id=self._host_id,
-                directory=self._files.directory,
+                host=self._host,
                 image=image,
                 program=program,
-                network=await self._with_resolvers(network, runtime),
+                network=network,
                 project_dir=spec.project_dir,
-                run_directory=self._files.run_directory(name),
-                etc_directory=self._files.etc_directory(name),
                 runtime=runtime,
                 daemon=features,
                 sidecar=sidecar,
@@ -173,28 +166,52 @@ class ContainerPlanner:
         server = image_serving.server_command(image.content, tuple(spec.arguments))
         return Program(serving, kit, lack, server)
 
-    async def _with_resolvers(
-        self, network: ContainerNetwork, runtime: OciRuntime
-    ) -> ContainerNetwork:
-        """Give a container with its own kernel resolvers that its network stack can reach.
-
-        The daemon's own resolver listens on a loopback that such a container does not share.
-        """
-        if not runtime.has_own_kernel or network.mode is not NetworkMode.INTERNET:
-            return network
-        file = await asyncio.to_thread(self._files.write_resolvers, network.dns)
-        return replace(network, resolver_file=file)
-
     async def _sidecar(self, spec: SandboxSpec, name: str) -> SidecarPlan | None:
         """Plan the sidecar; None for an instance without one."""
         deploy = spec.config.deploy
         if not deploy.is_dual:
             return None
         reference = image_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
-        own_name = sidecar_name(name)
-        return SidecarPlan(
-            name=own_name,
-            image=await self._images.find(reference),
-            kit=await self._images.carried_kit(),
-            run_directory=self._files.run_directory(own_name),
-        )
+        image, kit = await self._images.find(reference), await self._images.carried_kit()
+        return SidecarPlan(sidecar_name(name), image, kit)
+
+
+class _DiskQuota:
+    """Whether a daemon can limit what containers write to their image's directories.
+
+    The labels are for a container that is created to try a quota, and never started.
+    """
+
+    def __init__(self, client: DockerClient, own_labels: Mapping[str, str]) -> None:
+        self._client = client
+        self._labels = own_labels
+        self._works: bool | None = None
+
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """Rule out daemons without quotas, by their answer to ``/info``."""
+        backing = dict(row for row in info.get("DriverStatus") or () if len(row) == 2)
+        is_candidate = (info.get("Driver"), backing.get("Backing Filesystem")) == _CANDIDATE
+        self._works = None if is_candidate else False
+
+    async def works(self, image_id: str) -> bool:
+        """Return whether containers can have a quota; tries it once, with any image."""
+        if self._works is None:
+            self._works = await self._try(image_id)
+        return self._works
+
+    async def _try(self, image_id: str) -> bool:
+        name = f"aenv-try-{uuid.uuid4().hex[:12]}"
+        body = {
+            "Image": image_id,
+            "Cmd": ["true"],
+            "Labels": {**self._labels, labels.DEADLINE_LABEL: repr(SystemClock().now() + _TRIAL_S)},
+            "HostConfig": {"NetworkMode": "none", "StorageOpt": {"size": str(_TRIAL_BYTES)}},
+        }
+        try:
+            await self._client.request(
+                "POST", "/containers/create", params={"name": name}, body=body
+            )
+        except DaemonRefused:
+            return False
+        await self._client.request("DELETE", f"/containers/{name}", params={"force": 1})
+        return True

@@ -8,17 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aenv_ray.engines.docker import janitor
-from aenv_ray.engines.docker.files import DockerFiles
-from aenv_ray.engines.node.docker_client import (
-    REQUEST_DEADLINE_S,
-    DaemonRefused,
-    DockerClient,
-    socket_path,
-)
+from aenv_ray.engines.docker.host import DockerHost
+from aenv_ray.engines.node.docker_client import REQUEST_DEADLINE_S, DaemonRefused
 from aenv_ray.engines.node.docker_labels import HOST_LABEL, SCOPE_LABEL
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.files import FileLock, is_locked
-from aenv_ray.ids import HostId
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +25,7 @@ class HostPresence:
     """Marks a host as present, keeps a janitor running, and follows the daemon's events.
 
     Args:
-        client: Of the node's daemon.
-        address: Of the daemon.
-        files: Of the scope.
-        scope: On the label of every container.
-        host_id: Events of its containers are followed.
+        host: The host; events of its containers are followed.
         owner_pid: Process with which everything ends.
         grace_s: How long containers wait for a host that went away.
         on_event: Called with each event.
@@ -44,22 +34,15 @@ class HostPresence:
 
     def __init__(
         self,
-        client: DockerClient,
+        host: DockerHost,
         *,
-        address: str,
-        files: DockerFiles,
-        scope: str,
-        host_id: HostId,
         owner_pid: int,
         grace_s: float,
         on_event: Callable[[dict[str, Any]], None],
         on_gap: Callable[[], Awaitable[None]],
     ) -> None:
-        self._client = client
-        self._address = address
-        self._files = files
-        self._scope = scope
-        self._host_id = host_id
+        self._host = host
+        self._locks = host.files.locks
         self._owner_pid = owner_pid
         self._grace_s = grace_s
         self._on_event = on_event
@@ -73,9 +56,9 @@ class HostPresence:
         Raises:
             FabricUnavailable: The daemon does not answer; nothing is held then.
         """
-        self._files.prepare()
+        self._host.files.prepare()
         try:
-            self._lock = await self._files.locks.enter_host(self._host_id)
+            self._lock = await self._locks.enter_host(self._host.id)
         except TimeoutError as exc:
             raise FabricUnavailable(f"the docker engine cannot start: {exc}") from exc
         try:
@@ -100,10 +83,10 @@ class HostPresence:
             self._lock = None
 
     async def _ensure_janitor(self) -> None:
-        if not await asyncio.to_thread(is_locked, self._files.locks.janitor):
+        if not await asyncio.to_thread(is_locked, self._locks.janitor):
             await asyncio.to_thread(
-                janitor.spawn, self._files.directory, self._scope,
-                socket_path(self._address), self._owner_pid, self._grace_s,
+                janitor.spawn, self._host.files.directory, self._host.scope,
+                self._host.client.path, self._owner_pid, self._grace_s,
             )  # fmt: skip
 
     async def _watch_janitor(self) -> None:
@@ -119,11 +102,11 @@ class HostPresence:
         filters = {
             "type": ["container"],
             "event": ["die", "oom", "destroy"],
-            "label": [f"{SCOPE_LABEL}={self._scope}", f"{HOST_LABEL}={self._host_id}"],
+            "label": [f"{SCOPE_LABEL}={self._host.scope}", f"{HOST_LABEL}={self._host.id}"],
         }
         while True:
             try:
-                async with self._client.stream(
+                async with self._host.client.stream(
                     "GET", "/events", params={"filters": filters}, opens_in_s=REQUEST_DEADLINE_S
                 ) as events:
                     if connected.done():

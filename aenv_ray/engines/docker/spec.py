@@ -15,7 +15,7 @@ from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.variables import instance_variables
-from aenv_ray.project.config import DeployConfig
+from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.runtime.container.process_one import (
     HOME,
     MAX_FILES,
@@ -28,10 +28,11 @@ from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
+_LOOPBACK: Final = (("127.0.0.1", "localhost"), ("::1", "localhost ip6-localhost ip6-loopback"))
 _PAGE: Final = 4096
 """More than the work directory holds, so that a full one reports that it is full."""
-_MAIN_HOST_CONFIG: Final = frozenset({"Dns", "DnsOptions", "ExtraHosts", "CapAdd", "Tmpfs"})
-"""Of the ``HostConfig``: what a sidecar does not get, or has by the main container's network."""
+_MAIN_HOST_CONFIG: Final = frozenset({"CapAdd", "Tmpfs"})
+"""Of the ``HostConfig``: what a sidecar does not get."""
 _MAIN_ONLY: Final = frozenset({"Hostname", "NetworkDisabled"})
 """With these the daemon refuses to let a sidecar join the main container's network."""
 _BOOT: Final = (
@@ -54,7 +55,7 @@ def container_body(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "User": user_of(deploy, plan.image.user),
         # Not the work directory: the daemon would create it first, with its own mode.
         "WorkingDir": "/",
-        "Hostname": hostname(spec),
+        "Hostname": _hostname(spec, plan),
         "Labels": _labels(spec, plan),
         "HostConfig": _host_config(spec, plan),
         # An image's own health check would start a program in the container again and again.
@@ -72,7 +73,12 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
     body = container_body(spec, plan)
     script = _boot(plan, "commands", "", sidecar.image.directory or "/", ())
     volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
-    mounts = [*_socket_mounts(plan, sidecar.run_directory), *_kit_mounts(sidecar.kit), *volumes]
+    mounts = [
+        *_socket_mounts(plan, sidecar.name),
+        *_etc_mounts(plan, sidecar.name),
+        *_kit_mounts(sidecar.kit),
+        *volumes,
+    ]
     host = body["HostConfig"] | {"NetworkMode": f"container:{plan.name}", "Mounts": mounts}
     host = {key: value for key, value in host.items() if key not in _MAIN_HOST_CONFIG}
     if spec.config.deploy.container.read_only_root:
@@ -97,9 +103,21 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
     return {key: value for key, value in body.items() if key not in _MAIN_ONLY} | sidecar_only
 
 
-def hostname(spec: SandboxSpec) -> str:
-    """Return the host name of an instance's containers."""
-    return spec.instance_id[:63]
+def etc_files(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, str]:
+    """Return the `ETC_FILES` of an instance's containers, as far as they are not the node's."""
+    name = _hostname(spec, plan)
+    own = {"hostname": f"{name}\n"}
+    if plan.network.mode is NetworkMode.HOST:
+        return own
+    rows = [*_LOOPBACK, ("127.0.1.1", name), *plan.network.hosts]
+    hosts = "".join(f"{address}\t{names}\n" for address, names in rows)
+    return {**own, "hosts": hosts, "resolv.conf": plan.network.resolvers}
+
+
+def _hostname(spec: SandboxSpec, plan: ContainerPlan) -> str:
+    """Return the host name: on a bridge the daemon's DNS tells it to the other sandboxes there."""
+    is_alone = plan.network.mode in (NetworkMode.NONE, NetworkMode.HOST)
+    return spec.instance_id[:63] if is_alone else "sandbox"
 
 
 def user_of(deploy: DeployConfig, image_user: str) -> str:
@@ -157,11 +175,11 @@ def _environment(spec: SandboxSpec, plan: ContainerPlan) -> list[str]:
 
 def _labels(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, str]:
     own = {
-        labels.SCOPE_LABEL: plan.scope,
-        labels.HOST_LABEL: plan.host_id,
+        labels.SCOPE_LABEL: plan.host.scope,
+        labels.HOST_LABEL: plan.host.id,
         labels.INSTANCE_LABEL: spec.instance_id,
         labels.DEADLINE_LABEL: repr(spec.deadline),
-        labels.DIRECTORY_LABEL: str(plan.directory),
+        labels.DIRECTORY_LABEL: str(plan.host.files.directory),
         labels.ISOLATION_LABEL: isolation(spec, plan).model_dump_json(),
         labels.START_MODE_LABEL: start_mode(plan),
     }
@@ -180,9 +198,9 @@ def _labels(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, str]:
 
 
 def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
-    deploy, network = spec.config.deploy, plan.network
+    deploy = spec.config.deploy
     host: dict[str, Any] = {
-        "NetworkMode": network.name,
+        "NetworkMode": plan.network.name,
         "Mounts": [*_mounts(plan, deploy), *_storage_mounts(spec, plan)],
         "Tmpfs": _tmpfs(deploy),
         "ReadonlyRootfs": deploy.container.read_only_root,
@@ -197,10 +215,6 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "OomScoreAdj": 500,  # a node short of memory kills sandboxes before anything else
     }
-    if network.dns:
-        host |= {"Dns": list(network.dns), "DnsOptions": list(network.dns_options)}
-    if network.hosts:
-        host["ExtraHosts"] = list(network.hosts)
     root = root_bytes(deploy)
     if root and plan.daemon.disk_quota:
         host["StorageOpt"] = {"size": str(root)}
@@ -235,11 +249,9 @@ def _offline(plan: ContainerPlan) -> dict[str, Any]:
 def _mounts(plan: ContainerPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
     mounts = [
         _bind(plan.project_dir, PROJECT),
-        *_socket_mounts(plan, plan.run_directory),
-        *_etc_mounts(plan, deploy),
+        *_socket_mounts(plan, plan.name),
+        *_etc_mounts(plan, plan.name),
     ]
-    if plan.network.resolver_file is not None:
-        mounts.append(_bind(plan.network.resolver_file, "/etc/resolv.conf"))
     if plan.program.kit is not None:
         parts = _kit_mounts(plan.program.kit)
         mounts += parts if plan.program.serving is not Serving.RUNTIME else parts[:2]
@@ -248,20 +260,18 @@ def _mounts(plan: ContainerPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
     return mounts
 
 
-def _socket_mounts(plan: ContainerPlan, run_directory: Path) -> list[dict[str, Any]]:
-    return [] if plan.runtime.has_own_kernel else [_bind(run_directory, RUN, writable=True)]
+def _socket_mounts(plan: ContainerPlan, name: str) -> list[dict[str, Any]]:
+    files = plan.host.files
+    return [] if plan.runtime.has_own_kernel else [_bind(files.run_directory(name), RUN)]
 
 
-def _etc_mounts(plan: ContainerPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
-    """Return the files that the daemon writes only for containers with a network.
-
-    A sidecar, which joins the main container's network, has them from the daemon.
-    """
-    if not plan.is_offline:
-        return []
-    is_writable = not deploy.container.read_only_root
+def _etc_mounts(plan: ContainerPlan, name: str) -> list[dict[str, Any]]:
+    """Return the `ETC_FILES`; on the node's network, names are those of the node."""
+    own = plan.host.files.etc_directory(name)
+    of_node = {"hosts", "resolv.conf"} if plan.network.mode is NetworkMode.HOST else ()
     return [
-        _bind(plan.etc_directory / file, f"/etc/{file}", writable=is_writable) for file in ETC_FILES
+        _bind((Path("/etc") if file in of_node else own) / file, f"/etc/{file}")
+        for file in ETC_FILES
     ]
 
 
@@ -288,7 +298,7 @@ def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
         "Target": SHARED,
         "VolumeOptions": {
             "NoCopy": True,
-            "Labels": {labels.SCOPE_LABEL: plan.scope},
+            "Labels": {labels.SCOPE_LABEL: plan.host.scope},
             "DriverConfig": {
                 "Name": "local",
                 "Options": {"type": "tmpfs", "device": "tmpfs", "o": options},

@@ -1,9 +1,10 @@
 """Process 1 of the container of one instance.
 
-The engine mounts the project at `PROJECT`, the runtime below `HOME`, and a directory for this
-instance at `RUN`, in which it listens on the Unix socket ``boot``. This process loads the project,
-listens on the Unix socket ``door``, and writes one JSON line to ``boot``: ``{"ready": facts}`` or
-``{"failed": text}``. Then it serves the fast door. Its arguments are those of the project.
+The engine mounts the project at `PROJECT`, the runtime below `HOME`, and a read-only directory for
+this instance at `RUN`, in which it listens on the Unix socket `BOOT`. Over it this process receives
+the listener of the door, whose path is outside the container. It loads the project and writes one
+JSON line to `BOOT`: ``{"ready": facts}`` or ``{"failed": text}``. Then it serves the fast door. Its
+arguments are those of the project.
 
 In a pod, process 1 is `aenv_ray.runtime.container.pod`. It starts this process, and hands over the
 authenticated connections of the host through an inherited socket. A container with its own kernel
@@ -22,7 +23,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Sequence
@@ -43,6 +43,7 @@ from aenv_ray.runtime.system.reaper import LISTS_CHILDREN, Acceptor, reap_adopte
 HOME: Final = "/.aenv"
 """Directory of ``runtime``, ``lib`` and ``run``."""
 RUN: Final = f"{HOME}/run"
+BOOT: Final = "boot"
 STORAGE_LOCK: Final = f"{HOME}/storage.lock"
 """Exists if the instance uses its storage exclusively; otherwise `SHARED_STORAGE_LOCK` does."""
 SHARED_STORAGE_LOCK: Final = f"{HOME}/storage.shared"
@@ -50,7 +51,6 @@ PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
 _TERMINATED: Final = 128 + signal.SIGTERM
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
-_BACKLOG: Final = 16
 _TEXT_LIMIT: Final = 60_000
 
 
@@ -93,8 +93,6 @@ def main(
     """
     host: HostDoor = read_order() if keyed else _MountedDoor() if link < 0 else _HandoverDoor(link)
     try:
-        if isinstance(host, _MountedDoor):
-            host.check()
         _prepare_process(directory if serving == "commands" else "")
         for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
             if os.path.exists(lock):
@@ -120,27 +118,18 @@ def main(
 
 
 class _MountedDoor:
-    """Sockets in a directory that is mounted from the node; credentials tell who connects."""
+    """A listener that the host hands over: no other process in the container can have it."""
 
     def __init__(self) -> None:
         self._boot = socket.socket(socket.AF_UNIX)
-        self._boot.connect(f"{RUN}/boot")
+        self._boot.connect(f"{RUN}/{BOOT}")
         self._acceptor: Acceptor | None = None
 
-    def check(self) -> None:
-        """Refuse a kernel that does not give the credentials of a peer.
-
-        Raises:
-            ProjectLoadError: Any process in the container could pass for the host.
-        """
-        if not _is_from_outside(self._boot):
-            raise ProjectLoadError(
-                "this OCI runtime does not give the credentials of a socket's peer, so that tools "
-                "could call rewards: its program is named like runc or crun, but it is neither"
-            )
-
     def prepare(self) -> None:
-        self._acceptor = Acceptor(_listen(f"{RUN}/door"))
+        _, fds, _, _ = socket.recv_fds(self._boot, 1, 1)
+        listener = socket.socket(fileno=fds[0])
+        listener.set_inheritable(False)
+        self._acceptor = Acceptor(listener)
 
     def tell(self, report: dict[str, Any]) -> None:
         with self._boot:
@@ -148,9 +137,7 @@ class _MountedDoor:
 
     def accept(self) -> socket.socket:
         assert self._acceptor is not None  # set by `prepare`
-        while not _is_from_outside(sock := self._acceptor.accept()):
-            sock.close()
-        return sock
+        return self._acceptor.accept()
 
 
 class _HandoverDoor:
@@ -198,24 +185,6 @@ def _prepare_process(directory: str) -> None:
     # Children cannot trace this process or read its memory, which contains the graders.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     linux.set_process_name("aenv-instance")
-
-
-def _listen(path: str) -> socket.socket:
-    """Return a listening socket that the engine can connect to, also as another user."""
-    listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(before)
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _is_from_outside(sock: socket.socket) -> bool:
-    """Whether the peer is outside the container: it has no pid here (invariant 8)."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[0]) == 0
 
 
 def _say(boot: socket.socket, message: dict[str, Any]) -> None:

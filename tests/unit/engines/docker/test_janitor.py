@@ -181,7 +181,7 @@ def test_containers_of_other_scopes_end_only_if_overdue_and_without_a_janitor(
 def test_files_without_a_container_are_removed_after_a_while(
     janitor: ContainerJanitor, clock: FakeClock, files: DockerFiles, present: None
 ) -> None:
-    files.make_run_directory("aenv-a")
+    files.make_directories("aenv-a", {})
     janitor.sweep()
     clock.advance(IDLE_EXIT_S)
     janitor.sweep()

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.docker.link import has_own_kernel
-from aenv_ray.engines.docker.stream import Stream
+from aenv_ray.engines.docker.link import Stream, has_own_kernel
 from aenv_ray.engines.node.host_key import authenticate
 from aenv_ray.runtime.container import bridge
 from aenv_ray.runtime.container.authenticated_door import AuthenticatedDoor

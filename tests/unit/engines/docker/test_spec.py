@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.isolation import isolation
 from aenv_ray.engines.docker.networks import ContainerNetwork
 from aenv_ray.engines.docker.plan import (
@@ -17,15 +19,15 @@ from aenv_ray.engines.docker.plan import (
     Program,
     SidecarPlan,
 )
-from aenv_ray.engines.docker.spec import container_body, sidecar_body
+from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body
 from aenv_ray.engines.images import runtime_kit
 from aenv_ray.engines.images.node_images import NodeImage, reference_of
 from aenv_ray.engines.images.reference import split_tag
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
-from aenv_ray.engines.node.docker_client import socket_path
+from aenv_ray.engines.node.docker_client import DockerClient, socket_path
 from aenv_ray.errors import ConfigError
-from aenv_ray.ids import InstanceId
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
@@ -42,10 +44,10 @@ def image(**fields: Any) -> NodeImage:
 
 def plan(**fields: Any) -> ContainerPlan:
     usual: dict[str, Any] = {
-        "scope": "s", "host_id": "h", "directory": Path("/d"), "name": "aenv-x",
+        "host": DockerHost(HostId("h"), "s", DockerClient("unix:///d"), DockerFiles(Path("/d"))),
+        "name": "aenv-x",
         "image": image(), "program": Program(kit=Path("/kit")),
         "network": ContainerNetwork(NetworkMode.NONE, "none"), "project_dir": Path("/p"),
-        "run_directory": Path("/d/i/aenv-x"), "etc_directory": Path("/d/etc/aenv-x"),
     }  # fmt: skip
     return ContainerPlan(**{**usual, **fields})
 
@@ -76,17 +78,34 @@ def test_a_container_has_no_right_that_was_not_requested() -> None:
     assert host["PidsLimit"] == 1024
     assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
     writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
-    assert writable == ["/.aenv/run", *ETC], "as those that the daemon writes"
+    assert writable == []
     below = [m for m in host["Mounts"] if Path("/d/i/aenv-x") in Path(m["Source"]).parents]
     assert below == [], "a process inside could put a symbolic link to anything there"
     assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
 
 
-@pytest.mark.parametrize("mode", [mode for mode in NetworkMode if mode is not NetworkMode.NONE])
-def test_a_container_with_a_network_has_its_etc_files_from_the_daemon(mode: NetworkMode) -> None:
-    body = body_of({}, network=ContainerNetwork(mode, "x"))
-    assert "NetworkDisabled" not in body
-    assert not {mount["Target"] for mount in body["HostConfig"]["Mounts"]} & set(ETC)
+@pytest.mark.parametrize("mode", list(NetworkMode))
+def test_etc_files_are_read_only_and_not_those_of_the_daemon(mode: NetworkMode) -> None:
+    """Invariant 7: the daemon's are writable files of the node, of any size."""
+    asked, planned = spec({}), plan(network=ContainerNetwork(mode, "x", "nameserver 1.1.1.1\n"))
+    mounts = {m["Target"]: m for m in container_body(asked, planned)["HostConfig"]["Mounts"]}
+    sources = {path: mounts[path]["Source"] for path in ETC}
+    assert all(mounts[path]["ReadOnly"] for path in ETC)
+    own = "/d/etc/aenv-x"
+    if mode is NetworkMode.HOST:
+        assert sources == {path: path for path in ETC} | {ETC[0]: f"{own}/hostname"}
+        assert etc_files(asked, planned) == {"hostname": "x-00000001\n"}
+    else:
+        assert sources == {path: f"{own}/{Path(path).name}" for path in ETC}
+        assert etc_files(asked, planned)["resolv.conf"] == "nameserver 1.1.1.1\n"
+
+
+@pytest.mark.parametrize("mode", [NetworkMode.INTERNET, NetworkMode.ALLOWLIST])
+def test_a_bridge_is_not_told_the_id_of_an_instance(mode: NetworkMode) -> None:
+    """Invariant 7: the daemon resolves host names for every container of the bridge."""
+    asked, planned = spec({}), plan(network=ContainerNetwork(mode, "x"))
+    assert container_body(asked, planned)["Hostname"] == "sandbox"
+    assert "x-00000001" not in str(etc_files(asked, planned))
 
 
 def test_the_projects_settings_are_applied() -> None:
@@ -99,7 +118,7 @@ def test_the_projects_settings_are_applied() -> None:
     assert (host["CapAdd"], host["PidsLimit"], host["ReadonlyRootfs"]) == (["NET_RAW"], 64, True)
     assert host["Runtime"] == "runsc"
     assert set(host["Tmpfs"]) == {"/home/agent", "/tmp"}
-    assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == ["/.aenv/run"]
+    assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == []
     assert f"size={10 << 20}" in host["Tmpfs"]["/home/agent"]
     facts = isolation(spec({"network": "none", **deploy}), plan())
     assert facts.limits["memory"].startswith("1024 MiB")
@@ -233,7 +252,6 @@ def sidecar_plan() -> SidecarPlan:
         name="aenv-x-sidecar",
         image=image(id="sha256:2", path="/bin", directory="/testbed"),
         kit=Path("/carried"),
-        run_directory=Path("/d/i/aenv-x-sidecar"),
     )
 
 
@@ -253,7 +271,7 @@ def test_a_sidecar_has_the_limits_of_the_main_container_and_none_of_its_secrets(
     assert host["NetworkMode"] == "container:aenv-x"
     targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
     kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
-    assert targets == {"/.aenv/run": False, "/shared": None, **kit}
+    assert targets == {"/.aenv/run": True, "/shared": None, **kit, **dict.fromkeys(ETC, True)}
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
     assert body["WorkingDir"] == "/testbed"
     assert "Hostname" not in body, "the daemon refuses it with a joined network"

@@ -14,11 +14,11 @@ import pytest
 from aenv_ray.engines.docker import containers as docker_containers
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
-from aenv_ray.engines.docker.files import DockerFiles
+from aenv_ray.engines.docker.files import START_SLOTS, DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge
+from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.instances import SIDECAR, DockerInstance, await_boot
 from aenv_ray.engines.docker.link import SocketLink
-from aenv_ray.engines.docker.locks import START_SLOTS
 from aenv_ray.engines.docker.networks import DockerNetworks
 from aenv_ray.engines.node import docker_client
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -97,7 +97,7 @@ class _Scripted(DockerClient):
 
 
 def containers(client: DockerClient, files: DockerFiles) -> Containers:
-    return Containers(client, files, "scope", HostId("host"))
+    return Containers(DockerHost(HostId("host"), "scope", client, files))
 
 
 BUSY = DaemonRefused(409, "removal of container is already in progress")
@@ -216,7 +216,7 @@ async def test_slots_that_are_never_given_back_block_nobody_for_ever(
 async def test_cancelling_the_wait_for_a_network_leaves_it_removable(files: DockerFiles) -> None:
     """Invariant 11: the janitor removes only networks that no host uses."""
     bridge = Bridge("scope", ("1.2.3.4",))
-    networks = DockerNetworks(_Scripted(), files, "scope")
+    networks = DockerNetworks(DockerHost(HostId("host"), "scope", _Scripted(), files))
 
     async def join() -> None:
         async with networks.joined(NetworkMode.ALLOWLIST, bridge.allow):
@@ -245,7 +245,7 @@ async def test_the_error_for_a_boot_that_hangs_shows_the_end_of_the_log(
     instance = DockerInstance(
         InstanceId("one-1"), "one", asyncio.get_running_loop().create_future()
     )
-    link = SocketLink(directory)
+    link = SocketLink(directory / "boot", directory / "door")
     await link.before_start("id")
 
     async def last_log() -> str:
