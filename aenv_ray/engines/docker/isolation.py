@@ -9,19 +9,13 @@ from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
 from aenv_ray.engines.node.docker_labels import ISOLATION_LABEL
+from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import MAX_FILES
-from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, unlimited_storage
-
-
-def work_bytes(deploy: DeployConfig) -> int:
-    """Return the size of the work directory."""
-    if not deploy.ephemeral_storage:
-        return DEFAULT_STORAGE_BYTES
-    return units.parse_memory_bytes(deploy.ephemeral_storage)
+from aenv_ray.runtime.fork.jail_spec import unlimited_storage
 
 
 def root_bytes(deploy: DeployConfig) -> int | None:

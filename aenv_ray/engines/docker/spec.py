@@ -8,13 +8,13 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.files import ETC_FILES
-from aenv_ray.engines.docker.isolation import isolation, root_bytes, work_bytes
+from aenv_ray.engines.docker.isolation import isolation, root_bytes
 from aenv_ray.engines.docker.names import volume_name
 from aenv_ray.engines.docker.plan import ContainerPlan, SidecarPlan
 from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.node import docker_labels as labels
-from aenv_ray.engines.node.variables import instance_variables
+from aenv_ray.engines.node.variables import instance_variables, work_bytes
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.runtime.container.process_one import (
     HOME,

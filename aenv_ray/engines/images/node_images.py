@@ -68,19 +68,31 @@ class NodeImage:
     content: ImageContent
 
 
-def reference_of(config: EnvironmentConfig, default: str | None) -> str:
+def reference_of(
+    config: EnvironmentConfig, default: str | None, *, needs_registry: bool = False
+) -> str:
     """Return the image that a project runs in.
+
+    Args:
+        config: Of the project.
+        default: For projects that name none.
+        needs_registry: An image that was built and not pushed cannot be used.
 
     Raises:
         ConfigError: The project names none, and there is no default.
     """
-    built = [a.digest or a.content for a in config.artifacts if a.type == ARTIFACT_TYPE]
+    built = [
+        a.digest if a.digest and (not needs_registry or "@" in a.digest) else a.content
+        for a in config.artifacts
+        if a.type == ARTIFACT_TYPE
+    ]
     reference = config.deploy.container.image or (built[0] if built else default)
     if reference is None:
+        setting = "AENV_KUBERNETES_IMAGE" if needs_registry else "AENV_DOCKER_IMAGE"
         raise ConfigError(
             f"{config.reference} has no image to run in",
-            hint="build one with `aenv build`, set deployConfig.container.image, or set "
-            "AENV_DOCKER_IMAGE to an image with Python 3.11 or newer",
+            hint=f"build one with `aenv build{' --push' if needs_registry else ''}`, set "
+            f"deployConfig.container.image, or set {setting} to an image with Python 3.11 or newer",
         )
     return reference
 

@@ -4,6 +4,9 @@ A *kit* is a directory on the node, mounted read-only into the containers of mat
 ``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. There is
 one for each version of the runtime and each kind of Python, named by both. Another kit, for images
 without a suitable Python, holds the node's own in ``python``.
+
+``python -m aenv_ray.engines.images.runtime_kit DIRECTORY`` leaves the latter's Python in a volume,
+as ``DIRECTORY/python``: an init container of this package's image does so for other images.
 """
 
 from __future__ import annotations
@@ -216,3 +219,17 @@ def _make_readable(kit: Path) -> None:
 @cache
 def _own_libc() -> str:
     return "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
+
+
+def carry(directory: Path) -> None:
+    """Copy this Python into an existing directory; blocks for seconds.
+
+    Raises:
+        SandboxStartFailed: This Python cannot be copied.
+    """
+    kit = asyncio.run(carried(directory))
+    (directory / "python").symlink_to(Path(kit.name, "python"))
+
+
+if __name__ == "__main__":
+    carry(Path(sys.argv[1]))

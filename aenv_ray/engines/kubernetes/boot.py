@@ -24,8 +24,7 @@ from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.plan import PodPlan
-from aenv_ray.engines.kubernetes.pod_connection import connect
-from aenv_ray.engines.kubernetes.pod_instance import PodInstance
+from aenv_ray.engines.kubernetes.pod_instance import PodInstance, connect
 from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.engines.node.variables import instance_variables

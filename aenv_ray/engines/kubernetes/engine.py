@@ -30,12 +30,10 @@ from aenv_ray.engines.kubernetes.boot import (
     start_failed,
 )
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
-from aenv_ray.engines.kubernetes.janitor import PodJanitor
 from aenv_ray.engines.kubernetes.plan import PodPlanner
-from aenv_ray.engines.kubernetes.pod_connection import read_log
-from aenv_ray.engines.kubernetes.pod_instance import READERS_S, PodInstance
+from aenv_ray.engines.kubernetes.pod_instance import READERS_S, PodInstance, read_log
 from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
-from aenv_ray.engines.kubernetes.pods import Pods
+from aenv_ray.engines.kubernetes.pods import PodJanitor, Pods
 from aenv_ray.engines.kubernetes.settings import PodSettings
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.host_key import HostKey

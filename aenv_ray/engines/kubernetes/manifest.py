@@ -18,12 +18,13 @@ from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import HOME, MAX_FILES, PROJECT
-from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
+from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK
 
 PORT: Final = 8070
 """The port of process 1 in the instance's container."""
@@ -149,7 +150,7 @@ def _carrier(plan: PodPlan, deploy: DeployConfig) -> dict[str, Any]:
         "name": names.CARRIER_CONTAINER,
         "image": plan.carrier_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-m", "aenv_ray.engines.kubernetes.python_carrier", _CARRIED],
+        "command": ["python3", "-m", "aenv_ray.engines.images.runtime_kit", _CARRIED],
         "resources": _resources(deploy, plan.settings.requests_share),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
@@ -212,14 +213,14 @@ def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
         size = units.parse_memory_bytes(deploy.memory)
         limits["memory"], requests["memory"] = str(size), str(int(size * share))
     if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        size = storage_bytes(deploy) + _HOME_BYTES
+        size = work_bytes(deploy) + _HOME_BYTES
         limits["ephemeral-storage"] = str(size)
         requests["ephemeral-storage"] = str(int(size * share))
     return {"requests": requests, "limits": limits} if limits else {}
 
 
 def _volumes(plan: PodPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
-    size = str(storage_bytes(deploy))
+    size = str(work_bytes(deploy))
     volumes = [
         _empty("home", _HOME_BYTES),
         _empty("project", _HOME_BYTES),
@@ -256,13 +257,6 @@ def _affinity(nodes: Sequence[str]) -> dict[str, Any]:
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
-def storage_bytes(deploy: DeployConfig) -> int:
-    """Return the size of the work directory."""
-    if not deploy.ephemeral_storage:
-        return DEFAULT_STORAGE_BYTES
-    return units.parse_memory_bytes(deploy.ephemeral_storage)
-
-
 def bootstrap_code() -> str:
     """Return the code of process 1, without its docstring."""
     text = _BOOTSTRAP.read_text(encoding="utf-8")
@@ -285,7 +279,7 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
     deploy = spec.config.deploy
     limits = {
         "open files": str(MAX_FILES),
-        "storage": f"{storage_bytes(deploy) >> 20} MiB (tmpfs)",
+        "storage": f"{work_bytes(deploy) >> 20} MiB (tmpfs)",
     }
     if deploy.memory:
         size = units.parse_memory_bytes(deploy.memory)

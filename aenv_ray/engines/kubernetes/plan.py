@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
-from aenv_ray.engines.images.node_images import ARTIFACT_TYPE
+from aenv_ray.engines.images.node_images import reference_of
 from aenv_ray.engines.images.serving import Serving, has_code, sidecar_image
 from aenv_ray.engines.kubernetes import names
-from aenv_ray.engines.kubernetes.client import KubernetesClient
-from aenv_ray.engines.kubernetes.network import NetworkPolicies, network_mode
+from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
+from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, find_owner
 from aenv_ray.engines.kubernetes.volume_claims import VolumeClaims
 from aenv_ray.errors import ConfigError, FabricUnavailable
@@ -24,6 +25,8 @@ from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 logger = logging.getLogger(__name__)
 
 _NODES_PER_IMAGE: Final = 8
+MODES: Final = frozenset({"none", "internet"})
+_REFRESH_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,13 @@ class PodPlan:
 
 
 class PodPlanner:
-    """Plans the pods of a host.
-
-    Args:
-        client: Of the API.
-        settings: The operator's.
-        host_id: The host.
-    """
+    """Plans the pods of a host, with the settings of the operator."""
 
     def __init__(self, client: KubernetesClient, settings: PodSettings, host_id: HostId) -> None:
         self._client = client
         self._settings = settings
         self._host_id = host_id
-        self._policies = NetworkPolicies(client)
+        self._policies = _NetworkPolicies(client)
         self.claims = VolumeClaims(client, settings.storage_class)
         self._image_problems: dict[str, str] = {}
         self._nodes: dict[str, deque[str]] = {}
@@ -109,10 +106,10 @@ class PodPlanner:
         """Return the plan of a pod.
 
         Args:
-            spec: The instance's.
-            name: The pod's.
-            nonce: The pod's.
-            secret_digest: Digest of the secret that opens its first connection.
+            spec: Of the instance.
+            name: Of the pod.
+            nonce: As `PodPlan.nonce`.
+            secret_digest: As `PodPlan.secret_digest`.
             image_problem: What its image turned out to lack; "" for nothing.
 
         Raises:
@@ -123,7 +120,7 @@ class PodPlanner:
         deploy = spec.config.deploy
         check_os(spec.config, "linux", "the cluster")
         mode = network_mode(spec.config)
-        image = image_of(spec.config, self._settings.image)
+        image = reference_of(spec.config, self._settings.image, needs_registry=True)
         is_code_there = await asyncio.to_thread(has_code, spec.project_dir)
         if image_problem:
             self._image_problems[image] = image_problem
@@ -162,30 +159,82 @@ class PodPlanner:
         )
 
 
-def image_of(config: EnvironmentConfig, default: str | None) -> str:
-    """Return the image of a project, by digest if it was pushed to a registry.
-
-    Raises:
-        ConfigError: The project names none, and there is no default.
-    """
-    built = [
-        artifact.digest if "@" in artifact.digest else artifact.content
-        for artifact in config.artifacts
-        if artifact.type == ARTIFACT_TYPE
-    ]
-    reference = config.deploy.container.image or (built[0] if built else default)
-    if reference is None:
-        raise ConfigError(
-            f"{config.reference} names no image",
-            hint="build and push one with `aenv build --push`, set deployConfig.container.image, "
-            "or set AENV_KUBERNETES_IMAGE to an image with Python 3.11 or newer",
-        )
-    return reference
-
-
 def _no_tools_reason(image_problem: str, *, has_code: bool) -> str:
     if not has_code:
         return "the project has no code; it has commands and files only"
     if not image_problem:
         return "the project asks for commands and files only"
     return f"{image_problem}; commands and files work"
+
+
+# --- the network ----------------------------------------------------------------------------------
+#
+# The engine labels its pods with their network and checks whether a policy with egress rules
+# selects that label. Policies, and a network plugin that enforces them, are the operator's part.
+
+
+def network_mode(config: EnvironmentConfig) -> NetworkMode:
+    """Return the network of an instance: the project's, or the internet by default.
+
+    Raises:
+        ConfigError: The project asks for a network that pods do not support.
+    """
+    mode = config.deploy.network or NetworkMode.INTERNET
+    if mode.value not in MODES:
+        raise ConfigError(
+            f"{config.reference}: the kubernetes engine does not support network {mode.value!r}",
+            hint='set deployConfig.network to "none" or "internet"; the NetworkPolicies of the '
+            "namespace define what each of them reaches",
+        )
+    return mode
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a LabelSelector matches labels; an empty selector matches everything."""
+    for key, value in (selector.get("matchLabels") or {}).items():
+        if labels.get(key) != value:
+            return False
+    for expression in selector.get("matchExpressions") or ():
+        key, values = expression["key"], expression.get("values") or ()
+        holds = {
+            "In": key in labels and labels[key] in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }[expression["operator"]]
+        if not holds:
+            return False
+    return True
+
+
+def limits_egress(policies: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> bool:
+    """Return whether a policy limits the egress of a pod with these labels."""
+    for policy in policies:
+        spec = policy["spec"]
+        kinds = spec.get("policyTypes") or (["Ingress", "Egress"] if "egress" in spec else [])
+        if "Egress" in kinds and selects(spec.get("podSelector") or {}, labels):
+            return True
+    return False
+
+
+class _NetworkPolicies:
+    """The namespace's NetworkPolicies, cached for a minute."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
+        self._clock = SystemClock()
+        self._policies: list[dict[str, Any]] | None = []
+        self._listed_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def limit_egress(self, labels: Mapping[str, str]) -> bool | None:
+        """Return whether a policy limits the egress of a pod; None if policies cannot be listed."""
+        async with self._lock:
+            if self._clock.now() - self._listed_at > _REFRESH_S:
+                try:
+                    listed = await self._client.request(Access.LIST_NETWORK_POLICIES)
+                    self._policies = list(listed["items"])
+                except ApiRefused:
+                    self._policies = None
+                self._listed_at = self._clock.now()
+            return None if self._policies is None else limits_egress(self._policies, labels)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from aenv_ray.clock import SystemClock
 from aenv_ray.engines.kubernetes import names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -26,6 +27,8 @@ _POLL_S: Final = 5.0
 _RECONNECT_S: Final = 0.5
 _LONGEST_RECONNECT_S: Final = 10.0
 _PAGE: Final = "500"
+SWEEP_INTERVAL_S: Final = 30.0
+_OVERDUE_S: Final = 5.0
 
 
 class Pods:
@@ -235,6 +238,57 @@ class Pods:
             hint="its node may be lost: Kubernetes deletes the pod once the node returns or is "
             "removed",
         )
+
+
+class PodJanitor:
+    """Deletes orphan pods, which are past their deadline or ended, until it is stopped.
+
+    Kubernetes deletes a host's pods together with the host's own pod. The janitor is for hosts that
+    died while their pod kept running; it finds pods by label, whichever host created them.
+
+    Args:
+        pods: Of a host.
+        selector: Of the pods of all hosts in this pod.
+        is_known: Returns whether this host manages a pod, by uid.
+    """
+
+    def __init__(self, pods: Pods, selector: str, is_known: Callable[[str], bool]) -> None:
+        self._pods = pods
+        self._selector = selector
+        self._is_known = is_known
+        self._clock = SystemClock()
+        self._seen_over: set[str] = set()
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        """Stop sweeping."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            try:
+                await self.sweep()
+            except ApiRefused as exc:
+                logger.warning("the pod janitor is refused by the API: %s", exc.message)
+            except FabricUnavailable as exc:
+                logger.warning("the pod janitor: %s", exc.message)
+
+    async def sweep(self) -> None:
+        """Delete orphan pods."""
+        seen = set()
+        for pod in await self._pods.list(self._selector):
+            metadata = pod["metadata"]
+            if self._is_known(metadata["uid"]):
+                continue
+            deadline = float(metadata["annotations"][names.DEADLINE])
+            is_over = pod_status.is_over(pod)
+            if is_over:
+                seen.add(metadata["uid"])
+            # For one interval, an ended pod is left to its own host, which reads why it ended.
+            if deadline + _OVERDUE_S < self._clock.now() or metadata["uid"] in self._seen_over:
+                await self._pods.delete(metadata["name"], metadata["uid"])
+        self._seen_over = seen
 
 
 async def list_owned_pods(settings: PodSettings) -> list[str]:

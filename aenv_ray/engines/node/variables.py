@@ -1,12 +1,14 @@
-"""The environment variables of an instance, the same in every engine."""
+"""What is the same in every engine: the variables of an instance, the size of its directory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
+from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.runtime.fork.jail_spec import WORK
+from aenv_ray.project.config import DeployConfig
+from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, WORK
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -47,3 +49,10 @@ def instance_variables(spec: SandboxSpec, isolation: str, python: str) -> dict[s
         **({"AENV_DATASOURCE": spec.datasource} if spec.datasource else {}),
         **spec.environment_variables,
     }
+
+
+def work_bytes(deploy: DeployConfig) -> int:
+    """Return the size of the work directory."""
+    if not deploy.ephemeral_storage:
+        return DEFAULT_STORAGE_BYTES
+    return units.parse_memory_bytes(deploy.ephemeral_storage)

@@ -217,14 +217,16 @@ async def test_flushed_rules_are_set_again(bench: Bench, docker_node: DockerNode
 
 
 async def test_localhost_resolves_without_a_network(bench: Bench) -> None:
-    """The daemon writes /etc/hosts only for containers with a network."""
+    """The files are ours in every network mode, and read-only: they lie on the node's disk."""
     deploy = {"network": "none", "container": {"user": "root"}}
     sandbox = await bench.start(bench.contract_project(deploy))
     for name, address in (("localhost", "::1 "), ('"$(hostname)"', "127.0.1.1 ")):
         found = await execute(sandbox, f"getent hosts {name}")
         assert (found.exit_code, found.text()[: len(address)]) == (0, address)
-    command = "echo 127.0.0.1 mail.test >>/etc/hosts && getent hosts mail.test"
-    assert (await execute(sandbox, command)).exit_code == 0
+    for file in ("hosts", "hostname", "resolv.conf"):
+        refused = await execute(sandbox, f"echo 127.0.0.1 mail.test >>/etc/{file}")
+        assert refused.exit_code != 0
+        assert b"Read-only file system" in refused.stderr
     assert (await execute(sandbox, "cat /etc/hostname")).text() == f"{sandbox.instance_id}\n"
     assert (await execute(sandbox, "cat /etc/resolv.conf")).text() == "nameserver 127.0.0.1\n"
 

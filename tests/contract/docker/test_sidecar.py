@@ -221,7 +221,9 @@ async def test_the_sidecar_has_fewer_rights_and_shares_the_network(
     assert sidecar["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
     targets = {mount["Destination"] for mount in sidecar["Mounts"]}
     inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
-    assert targets == {"/shared", *inside}
+    etc = {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+    assert targets == {"/shared", *inside, *etc}
+    assert [m["Destination"] for m in sidecar["Mounts"] if m["RW"]] == ["/shared"]
     sources = [mount["Source"] for each in (main, sidecar) for mount in each["Mounts"]]
     assert not any(word in source for source in sources for word in ("docker.sock", "containerd"))
     listing = await value_of(kept, "run", command="ls /sys/class/net")

@@ -13,9 +13,9 @@ import pytest
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.kubernetes import manifest, names
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
-from aenv_ray.engines.kubernetes.janitor import PodJanitor
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.pod_connection import open_authenticated
+from aenv_ray.engines.kubernetes.pod_instance import open_authenticated
+from aenv_ray.engines.kubernetes.pods import PodJanitor
 from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,

@@ -18,7 +18,7 @@ import yaml
 
 import aenv_ray
 from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
-from aenv_ray.engines.kubernetes.network import selects
+from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.runtime.fork.jail_spec import NOBODY
 from tests.cluster_schemas import pod_specs, problems, violations

@@ -162,16 +162,14 @@ def test_the_facts_say_what_is_missing() -> None:
 
 def test_an_allow_list_comes_with_its_host_names_and_no_resolver() -> None:
     network = ContainerNetwork(
-        NetworkMode.ALLOWLIST, "aenv-allow-x", dns=("127.0.0.1",), hosts=("a.org:1.2.3.4",),
-        allowed=("a.org (1.2.3.4)", "10.0.0.0/8"),
+        NetworkMode.ALLOWLIST, "aenv-allow-x", "nameserver 127.0.0.1\n",
+        (("1.2.3.4", "a.org"),), ("a.org (1.2.3.4)", "10.0.0.0/8"),
     )  # fmt: skip
-    sidecar = sidecar_plan()
-    planned = plan(network=network, sidecar=sidecar)
+    planned = plan(network=network)
     asked = spec({"allow": ["a.org", "10.0.0.0/8"]})
-    host = container_body(asked, planned)["HostConfig"]
-    assert (host["Dns"], host["ExtraHosts"]) == (["127.0.0.1"], ["a.org:1.2.3.4"])
-    beside = sidecar_body(asked, planned, sidecar)["HostConfig"]
-    assert not {"Dns", "DnsOptions", "ExtraHosts"} & set(beside), "it has them by the network"
+    files = etc_files(asked, planned)
+    assert files["hosts"].endswith("1.2.3.4\ta.org\n")
+    assert files["resolv.conf"] == "nameserver 127.0.0.1\n"
     facts = isolation(asked, planned)
     assert (facts.network, facts.allowed) == ("allowlist", network.allowed)
     assert any("allowed by address" in item for item in facts.missing)

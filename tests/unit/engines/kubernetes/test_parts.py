@@ -17,9 +17,8 @@ from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused
 from aenv_ray.engines.kubernetes.manifest import pod_manifest
-from aenv_ray.engines.kubernetes.network import limits_egress, network_mode, selects
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.plan import PodPlan, limits_egress, network_mode, selects
 from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, parse_pairs
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.errors import (
