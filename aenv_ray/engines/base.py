@@ -25,7 +25,7 @@ from typing import Any, final
 
 import pydantic_core
 
-from aenv_ray.errors import AenvError, ConfigError, SandboxLost
+from aenv_ray.errors import AenvError, ConfigError, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig
@@ -290,3 +290,15 @@ def lost(instance_id: InstanceId, cause: str) -> SandboxLost:
         instance_id=instance_id,
         hint="create a new instance; what ran in this one counts as neither success nor failure",
     )
+
+
+def start_failed(instance_id: str, why: str, hint: str | None = None) -> SandboxStartFailed:
+    """Return the error for an instance that did not start."""
+    return SandboxStartFailed(
+        f"{instance_id} did not start: {why}", instance_id=instance_id, hint=hint
+    )
+
+
+def with_log(cause: str, log: str) -> str:
+    """Return a cause with the end of a sandbox's output, if there is any."""
+    return f"{cause}; the end of its log:\n{log.strip()}" if log.strip() else cause

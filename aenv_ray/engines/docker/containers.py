@@ -120,11 +120,7 @@ class Containers:
     # --- lists and facts ------------------------------------------------------------------------
 
     async def rows(self, label: str, *, running_only: bool) -> list[dict[str, Any]]:
-        """Return the daemon's rows of this host's containers.
-
-        Args:
-            label: Only containers with this label: main ones or sidecars.
-            running_only: Without those that have ended.
+        """Return the daemon's rows of this host's containers with a label.
 
         Raises:
             FabricUnavailable: The daemon does not answer, or refuses.
@@ -159,11 +155,8 @@ class Containers:
     def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
         """Return why a container ended, in words.
 
-        Args:
-            name: Of the container.
-            details: From `details`.
-            out_of_memory: Names of containers for which the daemon reported an out-of-memory kill
-                when it happened; later it does not always know.
+        `out_of_memory` names containers for which the daemon reported an out-of-memory kill when it
+        happened; later it does not always know.
         """
         state = details["State"]
         recorded = self._files.cause(name)
@@ -273,10 +266,6 @@ class Containers:
 
     async def remove_all(self, name: str, *, has_sidecar: bool) -> None:
         """Kill and remove an instance's containers and their volume, as far as they exist.
-
-        Args:
-            name: Of the main container.
-            has_sidecar: There may be a sidecar.
 
         Raises:
             FabricUnavailable: The daemon could not remove one of them.

@@ -16,7 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.base import (
+    Capabilities,
+    Engine,
+    RunningSandbox,
+    Sandbox,
+    SandboxSpec,
+    lost,
+    start_failed,
+)
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.host import DockerHost
@@ -27,7 +35,7 @@ from aenv_ray.engines.docker.instances import (
     DockerInstances,
     await_boot,
 )
-from aenv_ray.engines.docker.isolation import isolation, labelled_isolation
+from aenv_ray.engines.docker.isolation import isolation
 from aenv_ray.engines.docker.janitor import ADOPTION_GRACE_S
 from aenv_ray.engines.docker.link import Links
 from aenv_ray.engines.docker.names import container_name, docker_scope, sidecar_name
@@ -40,7 +48,7 @@ from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.local_storage import LocalStorage
-from aenv_ray.errors import AenvError, SandboxStartFailed
+from aenv_ray.errors import AenvError
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project.storage import StorageMount
@@ -140,18 +148,13 @@ class DockerEngine(Engine):
             return await self._boot(spec)
         except DaemonRefused as exc:
             self._planner.on_refusal(exc)
-            return SandboxStartFailed(
-                f"{spec.instance_id} did not start: {exc.message}", instance_id=spec.instance_id
-            )
+            return start_failed(spec.instance_id, exc.message)
         except AenvError as exc:
             return exc
 
     async def _boot(self, spec: SandboxSpec) -> Sandbox:
         if self._instances.find(spec.instance_id) is not None:
-            raise SandboxStartFailed(
-                f"{spec.instance_id} did not start: it runs already",
-                instance_id=spec.instance_id,
-            )
+            raise start_failed(spec.instance_id, "it runs already")
         name = container_name(self._host.scope, spec.instance_id)
         async with self._planner.plan(spec, name) as plan:
             if spec.storage is None:
@@ -193,10 +196,9 @@ class DockerEngine(Engine):
         try:
             self._files.make_directories(name, etc_files(spec, plan))
         except OSError as exc:
-            raise SandboxStartFailed(
-                f"{spec.instance_id} did not start: its files cannot be written: {exc}",
-                hint="check the free space of AENV_RUNTIME_DIR", instance_id=spec.instance_id,
-            ) from exc  # fmt: skip
+            why = f"its files cannot be written: {exc}"
+            hint = "check the free space of AENV_RUNTIME_DIR"
+            raise start_failed(spec.instance_id, why, hint) from exc
         link = instance.links[name] = self._links.link(name, body)
         async with self._containers.slot():
             instance.ids[name] = await self._containers.create(name, body)
@@ -228,10 +230,7 @@ class DockerEngine(Engine):
             try:
                 boot = await self._launch(instance, spec, plan, sidecar.name, body)
             except DaemonRefused as exc:
-                raise SandboxStartFailed(
-                    f"{spec.instance_id} did not start: {SIDECAR}{exc.message}",
-                    instance_id=spec.instance_id,
-                ) from exc
+                raise start_failed(spec.instance_id, f"{SIDECAR}{exc.message}") from exc
             await boot
 
         start = asyncio.create_task(launch())
@@ -285,8 +284,8 @@ class DockerEngine(Engine):
             if cause is not None:
                 await self._instances.discard(instance)
                 raise lost(instance_id, cause)
-            mode = labels[docker_labels.START_MODE_LABEL]
-            return await self._connect(instance, labelled_isolation(labels), mode)
+            facts = Isolation.model_validate_json(labels[docker_labels.ISOLATION_LABEL])
+            return await self._connect(instance, facts, labels[docker_labels.START_MODE_LABEL])
         except DaemonRefused as exc:
             self._instances.untrack(instance)
             raise lost(instance_id, "it ended while its host was away") from exc
@@ -295,13 +294,7 @@ class DockerEngine(Engine):
             raise
 
     def _find(self, instance: DockerInstance, name: str, details: dict[str, Any]) -> str | None:
-        """Take over one of an instance's containers; return why it does not run, None if it does.
-
-        Args:
-            instance: One that an earlier host actor started.
-            name: Of the container.
-            details: Of the container.
-        """
+        """Take over a container that an earlier host actor started; return why it does not run."""
         instance.ids[name] = details["Id"]
         instance.started.add(name)
         instance.links[name] = self._links.link(name, details["Config"], details["Id"])

@@ -77,12 +77,7 @@ class DockerFiles:
         return self._etc / name
 
     def make_directories(self, name: str, etc: Mapping[str, str]) -> None:
-        """Create what a container sees, without right to write: its run and etc directories.
-
-        Args:
-            name: Of the container.
-            etc: Content of the `ETC_FILES`, by name.
-        """
+        """Create a container's run directory, and its `ETC_FILES` with these texts."""
         self._doors.joinpath(name).unlink(missing_ok=True)
         for path in (self.run_directory(name), self.etc_directory(name)):
             if path.exists():

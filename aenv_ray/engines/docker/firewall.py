@@ -102,11 +102,7 @@ class Bridge:
         }
 
     def rules(self, openings: Collection[Opening]) -> str:
-        """Return its chains in the format of ``iptables-restore``.
-
-        Args:
-            openings: What its allow-list allows.
-        """
+        """Return its chains in the format of ``iptables-restore``."""
         chain = self.chain
         if self.allow:
             onward = [f"{opening.match} -j RETURN" for opening in sorted(openings)] + [_REFUSE]
@@ -143,10 +139,6 @@ def _chain(scope: str) -> str:
 
 def apply_rules(bridge: Bridge, openings: Collection[Opening] = ()) -> None:
     """Set the rules of a bridge; idempotent.
-
-    Args:
-        bridge: The network.
-        openings: What its allow-list allows; replaces earlier ones.
 
     Raises:
         RulesRefused: The packet filter cannot be changed, for example without root.

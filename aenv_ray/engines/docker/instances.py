@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aenv_ray.engines.base import start_failed, with_log
 from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, REMOVED, Containers
 from aenv_ray.engines.docker.link import Link
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
-from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import InstanceId
 
 logger = logging.getLogger(__name__)
@@ -64,21 +65,10 @@ class DockerInstance:
         return [one for one in (self.sandbox, self.sidecar) if one is not None]
 
 
-def with_log(cause: str, log: str) -> str:
-    """Return a cause with the end of the container's output, if there is any."""
-    return f"{cause}; the end of its log:\n{log}" if log else cause
-
-
 async def await_boot(
     instance: DockerInstance, link: Link, last_log: Callable[[], Awaitable[str]], prefix: str = ""
 ) -> None:
     """Wait until a container of an instance reports that it is ready.
-
-    Args:
-        instance: Its end, whichever container it began in, ends the wait.
-        link: To the container.
-        last_log: Returns the end of the log, for a container that neither reports nor dies.
-        prefix: Of the cause in messages; names the container.
 
     Raises:
         SandboxStartFailed: It reported a failure, died, or did not report in time.
@@ -104,7 +94,7 @@ async def await_boot(
     finally:
         report.cancel()
         await asyncio.wait([report])
-    raise SandboxStartFailed(f"{instance.id} did not start: {prefix}{why}", instance_id=instance.id)
+    raise start_failed(instance.id, f"{prefix}{why}")
 
 
 class DockerInstances:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
-from aenv_ray.engines.node.docker_labels import ISOLATION_LABEL
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
@@ -45,11 +44,6 @@ def isolation(spec: SandboxSpec, plan: ContainerPlan) -> Isolation:
         limits=_limits(spec.config.deploy, plan),
         missing=tuple(_missing(spec, plan)),
     )
-
-
-def labelled_isolation(labels: Mapping[str, str]) -> Isolation:
-    """Return the facts about an existing container, from its labels."""
-    return Isolation.model_validate_json(labels[ISOLATION_LABEL])
 
 
 def _limits(deploy: DeployConfig, plan: ContainerPlan) -> dict[str, str]:

@@ -79,9 +79,6 @@ class JanitorClient:
 
     With `DockerClient` the process would have 30 MiB instead of 21, and start in twice the time.
 
-    Args:
-        path: Of the daemon's socket.
-
     Requests raise `OSError` or `http.client.HTTPException` if the daemon does not answer.
     """
 
@@ -135,15 +132,7 @@ class JanitorClient:
 
 
 class ContainerJanitor:
-    """Decides which containers end, by the daemon's list and the clock.
-
-    Args:
-        scope: Of its containers.
-        files: Of the scope.
-        client: Lists and removes them.
-        clock: Wall clock; deadlines are compared across processes.
-        grace_s: How long containers wait for a host that went away.
-    """
+    """Decides which containers end, by the daemon's list and the wall clock."""
 
     def __init__(
         self,

@@ -52,11 +52,7 @@ _ERROR_BYTES: Final = 4096
 
 
 def has_own_kernel(description: Mapping[str, Any]) -> bool:
-    """Return whether containers of an OCI runtime may have their own kernel.
-
-    Args:
-        description: From the daemon, with the runtime's ``path`` or ``runtimeType``.
-    """
+    """Return whether a daemon's description is of a runtime whose containers may have a kernel."""
     program = PurePosixPath(description.get("path") or "").name
     if not program:  # io.containerd.NAME.v2
         parts = str(description.get("runtimeType") or "").split(".")
@@ -332,10 +328,6 @@ class Stream:
 
     Input is sent unchanged. Output comes in frames, which are unpacked here, so that the engine
     gets an ordinary socket; stderr is collected for error messages.
-
-    Args:
-        daemon: The connection, from `hijack`.
-        received: What was already received, from `hijack`.
     """
 
     def __init__(self, daemon: socket.socket, received: bytes) -> None:

@@ -133,12 +133,7 @@ class ContainerLog:
 
 
 class _Newer:
-    """Finds the messages that come after those already read.
-
-    Args:
-        stamp: Time stamp of the last message read.
-        count: How many messages with that time stamp have been read.
-    """
+    """Finds the messages after those already read: the last time stamp, and how many have it."""
 
     def __init__(self, stamp: bytes, count: int) -> None:
         self._stamp = stamp
@@ -169,12 +164,7 @@ class _Newer:
 
 
 async def follow(log: ContainerLog, ended: asyncio.Future[str]) -> AsyncGenerator[bytes, None]:
-    """Yield a log until its container has ended.
-
-    Args:
-        log: Not read by anyone else.
-        ended: Done when the container has ended.
-    """
+    """Yield a log until its container has ended."""
     is_last, pause_s, has_more = False, LOOK_S, True
     while True:
         if has_more or is_last:

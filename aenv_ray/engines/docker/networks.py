@@ -59,10 +59,6 @@ class DockerNetworks:
     ) -> AsyncIterator[ContainerNetwork]:
         """Provide a network for the container that is started within the block.
 
-        Args:
-            mode: Which kind.
-            allow: The entries of an allow-list.
-
         Raises:
             ConfigError: This node cannot enforce such a network.
             SandboxStartFailed: A name cannot be resolved.

@@ -43,15 +43,7 @@ _TRIAL_S: Final = 60.0
 
 
 class ContainerPlanner:
-    """Plans the containers of one host; what they share is prepared once.
-
-    Args:
-        host: The host.
-        cache_dir: Directory of the runtime kits.
-        image: For projects that name none.
-        runtime: OCI runtime for projects that name none; None for the daemon's default.
-        docker_config: Directory of Docker's ``config.json``.
-    """
+    """Plans the containers of one host; what they share is prepared once."""
 
     def __init__(
         self,
@@ -107,10 +99,6 @@ class ContainerPlanner:
     @contextlib.asynccontextmanager
     async def plan(self, spec: SandboxSpec, name: str) -> AsyncIterator[ContainerPlan]:
         """Plan an instance's containers; they are started within the block.
-
-        Args:
-            spec: Of the instance.
-            name: Of its main container.
 
         Raises:
             ConfigError: The project asks for something that this node does not have.

@@ -24,12 +24,7 @@ WATCH_S: Final = 2.0
 class HostPresence:
     """Marks a host as present, keeps a janitor running, and follows the daemon's events.
 
-    Args:
-        host: The host; events of its containers are followed.
-        owner_pid: Process with which everything ends.
-        grace_s: How long containers wait for a host that went away.
-        on_event: Called with each event.
-        on_gap: Awaited when events may have been missed.
+    `on_gap` is awaited when events may have been missed.
     """
 
     def __init__(

@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from aenv_ray.clock import SystemClock
-from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.base import (
+    Capabilities,
+    Engine,
+    RunningSandbox,
+    Sandbox,
+    SandboxSpec,
+    lost,
+    start_failed,
+)
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, SandboxStartFailed
@@ -94,9 +102,9 @@ class FakeEngine(Engine):
         runtimes: list[_FakeRuntime | AenvError] = []
         for spec in specs:
             if self._failures:
-                runtimes.append(_start_failed(spec.instance_id, self._failures.pop(0)))
+                runtimes.append(start_failed(spec.instance_id, self._failures.pop(0)))
             elif spec.instance_id in _alive:
-                runtimes.append(_start_failed(spec.instance_id, "it is already running"))
+                runtimes.append(start_failed(spec.instance_id, "it is already running"))
             else:
                 runtimes.append(_FakeRuntime(spec, self._host_id))
         fresh = [r for r in runtimes if isinstance(r, _FakeRuntime)]
@@ -216,7 +224,7 @@ class _FakeRuntime:
                     _alive_changed.notify_all()
                     return
             reason = "its start was cancelled"
-        self.failure = _start_failed(self.instance_id, reason)
+        self.failure = start_failed(self.instance_id, reason)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
     def open_connection(self) -> socket.socket:
@@ -353,10 +361,6 @@ async def _no_output(until_end_of: Sandbox | None) -> AsyncGenerator[bytes, None
 
 async def _in_thread(function: Callable[[], T]) -> T:
     return await asyncio.to_thread(function)
-
-
-def _start_failed(instance_id: InstanceId, reason: str) -> SandboxStartFailed:
-    return SandboxStartFailed(f"{instance_id} did not start: {reason}", instance_id=instance_id)
 
 
 @cache

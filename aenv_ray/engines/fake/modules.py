@@ -32,11 +32,7 @@ _checked: set[frozenset[tuple[str, int, int]]] = set()
 
 
 class ModuleSpace:
-    """The modules of one environment.
-
-    Args:
-        project_dir: As for `load_project`.
-    """
+    """The modules of one environment."""
 
     def __init__(self, project_dir: Path) -> None:
         self._project_dir = project_dir

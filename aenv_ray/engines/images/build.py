@@ -54,16 +54,7 @@ class BuiltImage:
 
 
 class ImageBuilder:
-    """Builds and pushes images with one daemon.
-
-    Args:
-        address: ``unix:///path``.
-        cache_dir: Directory of the runtime kits.
-        docker_config: Directory of Docker's ``config.json``, with the logins for registries.
-        say: Called with the version of BuildKit's client.
-        on_step: Called for each step of the Dockerfile.
-        on_output: Called for each line that a step prints.
-    """
+    """Builds and pushes images with one daemon."""
 
     def __init__(
         self,

@@ -89,11 +89,7 @@ async def find(client: DockerClient, path: str) -> BuildKit:
 
 
 def daemon_lack(version: Mapping[str, Any]) -> str:
-    """Return why a daemon has no BuildKit; "" if it has.
-
-    Args:
-        version: The daemon's answer to ``/version``.
-    """
+    """Return why a daemon has no BuildKit; "" if it has."""
     names = [str(part.get("Name", "")) for part in version.get("Components") or ()]
     if any("podman" in name.lower() for name in names):
         return "the daemon is Podman, which does not have it"
@@ -233,10 +229,6 @@ class ProgressReport:
     """Parses the report of one build: progress while it runs, a typed error if it fails.
 
     Steps of several stages run at once; each line carries the number of its step.
-
-    Args:
-        on_step: Called when a step begins.
-        on_output: Called for each line that a step prints.
     """
 
     def __init__(self, on_step: OnStep, on_output: OnOutput) -> None:

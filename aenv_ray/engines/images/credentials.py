@@ -56,9 +56,6 @@ class Login:
 class Credentials:
     """The logins of one user on one node.
 
-    Args:
-        directory: Of ``config.json``: ``DOCKER_CONFIG``, else ``~/.docker``.
-
     `login` does not raise: a public image needs no login, so a problem with one is reported only if
     the registry refuses.
     """

@@ -73,11 +73,6 @@ def reference_of(
 ) -> str:
     """Return the image that a project runs in.
 
-    Args:
-        config: Of the project.
-        default: For projects that name none.
-        needs_registry: An image that was built and not pushed cannot be used.
-
     Raises:
         ConfigError: The project names none, and there is no default.
     """

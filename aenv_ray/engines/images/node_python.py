@@ -55,10 +55,6 @@ def name() -> str:
 def copy(target: Path, extensions: Sequence[Path]) -> None:
     """Copy this process's Python; blocks.
 
-    Args:
-        target: Directory to create.
-        extensions: Directories with more extension modules, whose shared libraries are copied too.
-
     Raises:
         SandboxStartFailed: This Python cannot be carried.
     """

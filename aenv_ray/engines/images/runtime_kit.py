@@ -92,9 +92,6 @@ async def ensure(
 async def carried(cache_dir: Path) -> Path:
     """Return the kit with the node's own Python; creates it if it does not exist.
 
-    Args:
-        cache_dir: Directory of all kits.
-
     Raises:
         SandboxStartFailed: This node's Python cannot be used in an image.
     """

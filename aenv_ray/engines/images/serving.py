@@ -70,11 +70,6 @@ class ImageContent:
 def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tuple[Serving, str]:
     """Return what answers calls, and why there are no tools ("" if there are).
 
-    Args:
-        deploy: Of the project.
-        content: Of its image.
-        has_code: The project has Python files.
-
     Raises:
         SandboxStartFailed: The image can run nothing, or not what the project asks for.
     """
@@ -108,12 +103,7 @@ def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tu
 
 
 def server_command(content: ImageContent, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what starts an image's own server.
-
-    Args:
-        content: Of the image.
-        arguments: Of the instance; AEnvironment appends them to the entrypoint.
-    """
+    """Return what starts an image's own server."""
     if PUBLIC_PORT in content.ports or any("aenv.main" in word for word in content.command):
         return (*content.command, *arguments)
     return (*PUBLIC_SERVER, *arguments)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.base import SandboxSpec, start_failed
 from aenv_ray.engines.images import runtime_kit
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
@@ -47,18 +47,8 @@ Order = tuple[dict[str, Any], list[tuple[Path, str]]]
 """What a container is told, and the directories that it gets, each with its path there."""
 
 
-def start_failed(instance_id: str, why: str) -> SandboxStartFailed:
-    """Return the error for an instance that did not start."""
-    return SandboxStartFailed(f"{instance_id} did not start: {why}", instance_id=instance_id)
-
-
 def check_deadline(pod: pod_status.Pod, deadline: float, grace_s: float) -> None:
     """Refuse a deadline beyond the pod's own, which cannot be moved.
-
-    Args:
-        pod: The instance's.
-        deadline: The new deadline, in seconds since the epoch.
-        grace_s: How much longer than its instance a pod may live.
 
     Raises:
         ConfigError: The deadline is too late.
@@ -74,10 +64,6 @@ def check_deadline(pod: pod_status.Pod, deadline: float, grace_s: float) -> None
 
 async def await_containers(instance: PodInstance, schedule_s: float) -> None:
     """Wait until all containers of a pod run.
-
-    Args:
-        instance: Its status is kept up to date by the watch.
-        schedule_s: How long it may wait for a node.
 
     Raises:
         SandboxStartFailed: The containers cannot run, or the pod ended.
@@ -112,14 +98,6 @@ async def boot(
     ends_in_s: float,
 ) -> None:
     """Send the containers of a pod what they serve, and wait until they are ready.
-
-    Args:
-        instance: Its containers run.
-        spec: Of the instance.
-        plan: Of its pod.
-        key: Of this host.
-        kits: The runtime for any Python.
-        ends_in_s: Seconds until its deadline.
 
     Raises:
         SandboxStartFailed: A container reports a failure, or ended.
@@ -220,14 +198,7 @@ async def _read_line(sock: Any) -> bytes:
 
 
 def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
-    """Return the order for the main container.
-
-    Args:
-        spec: Of the instance.
-        plan: Of its pod.
-        key: Of all further connections to the container.
-        ends_in_s: Seconds until its deadline.
-    """
+    """Return the order for the main container."""
     deploy = spec.config.deploy
     variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     if "PATH" not in {**deploy.variables, **spec.environment_variables}:
@@ -278,11 +249,7 @@ def _common_order(
 
 
 class RuntimeKits:
-    """The runtime with libraries for each Python, as archives.
-
-    Args:
-        directory: Cache of the kits.
-    """
+    """The runtime with libraries for each Python, as archives."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -314,11 +281,7 @@ def _compile(kit: Path) -> None:
 
 
 def pack(directories: Sequence[tuple[Path, str]]) -> bytes:
-    """Return directories as one archive that any user may unpack; blocks.
-
-    Args:
-        directories: Each with its path in the archive.
-    """
+    """Return directories as one archive that any user may unpack; blocks."""
 
     def readable(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644

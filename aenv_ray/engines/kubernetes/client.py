@@ -36,14 +36,7 @@ _CONNECTIONS: Final = 32
 
 
 class ApiRefused(Exception):
-    """The API answered a request with an error.
-
-    Args:
-        access: The request.
-        status: HTTP status.
-        reason: Kubernetes' reason, for example ``AlreadyExists``.
-        message: Kubernetes' message.
-    """
+    """The API answered a request with an error."""
 
     def __init__(self, access: Access, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -157,6 +150,15 @@ class KubernetesClient:
                 )
             await asyncio.sleep(wait * random.uniform(1.0, 1.25))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def find(self, access: Access, name: str) -> dict[str, Any] | None:
+        """Return an object, or None if it does not exist; raises as `request`."""
+        try:
+            return await self.request(access, name)
+        except ApiRefused as exc:
+            if exc.status == 404:
+                return None
+            raise
 
     async def may(self, access: Access) -> bool:
         """Return whether this service account has a permission; asking needs none.

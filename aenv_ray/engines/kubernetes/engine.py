@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import SystemClock
-from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
+from aenv_ray.engines.base import (
+    Capabilities,
+    Engine,
+    RunningSandbox,
+    Sandbox,
+    SandboxSpec,
+    lost,
+    start_failed,
+)
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.boot import (
@@ -27,7 +35,6 @@ from aenv_ray.engines.kubernetes.boot import (
     await_containers,
     boot,
     check_deadline,
-    start_failed,
 )
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.plan import PodPlanner
@@ -111,15 +118,13 @@ class KubernetesEngine(Engine):
         """
         async with self._opening:
             if self._pods_or_none is None:
-                try:
+                with pod_status.api_errors(self._client):
                     await self._client.open()
                     owner = await self._planner.connect()
                     await asyncio.to_thread(self._key.load)
                     selector = names.host_selector(owner.uid, self._host_id)
                     pods = Pods(self._client, selector, self._on_pod)
                     await pods.start_watch()
-                except ApiRefused as exc:
-                    raise pod_status.error_of(exc, self._client.namespace) from exc
                 self._pods_or_none = pods
                 self._janitor = PodJanitor(pods, names.owner_selector(owner.uid), self._is_known)
             return self._pods_or_none
@@ -208,7 +213,7 @@ class KubernetesEngine(Engine):
             return sandbox
 
         def on_ended(cause: str, log: str) -> None:
-            self._finish(instance, pod_status.with_log(cause, log))
+            self._finish(instance, pod_status.explained(cause, log))
             self._in_background(self._discard(instance))
 
         try:
@@ -243,7 +248,7 @@ class KubernetesEngine(Engine):
                 await self._discard(instance)
                 raise lost(instance_id, cause or "it had not started when its host went away")
             self._enforce_deadline(instance, float(annotations[names.DEADLINE]))
-            isolation = manifest.listed_isolation(annotations)
+            isolation = Isolation.model_validate_json(annotations[names.ISOLATION])
             return await self._connect(instance, isolation, annotations[names.START_MODE])
         except AenvError:
             self._untrack(instance)
@@ -256,10 +261,8 @@ class KubernetesEngine(Engine):
             SandboxLost: It does not exist, or belongs to another host.
         """
         pods = await self._open()
-        try:
+        with pod_status.api_errors(self._client):
             pod = await pods.get(names.pod_name(self._planner.owner.uid, instance_id))
-        except ApiRefused as exc:
-            raise pod_status.error_of(exc, self._client.namespace) from exc
         if pod is None:
             raise lost(instance_id, "it ended while its host was away")
         if pod["metadata"]["annotations"][names.HOST] != self._host_id:
@@ -268,10 +271,8 @@ class KubernetesEngine(Engine):
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         pods = await self._open()
-        try:
+        with pod_status.api_errors(self._client):
             listed = await pods.list()
-        except ApiRefused as exc:
-            raise pod_status.error_of(exc, self._client.namespace) from exc
         found = []
         for pod in listed:
             annotations = pod["metadata"]["annotations"]
@@ -291,10 +292,8 @@ class KubernetesEngine(Engine):
         if instance is None or instance.ended.done() or pod_status.is_over(pod):
             raise lost(instance_id, "it does not run")
         check_deadline(pod, deadline, self._settings.grace_s)
-        try:
+        with pod_status.api_errors(self._client):
             is_there = await pods.annotate(instance.name, {names.DEADLINE: repr(deadline)})
-        except ApiRefused as exc:
-            raise pod_status.error_of(exc, self._client.namespace) from exc
         if not is_there:
             raise lost(instance_id, "it does not run")
         self._enforce_deadline(instance, deadline)
@@ -353,10 +352,8 @@ class KubernetesEngine(Engine):
         if instance is not None:
             self._finish(instance, RELEASED)
         name = names.pod_name(self._planner.owner.uid, instance_id)
-        try:
+        with pod_status.api_errors(self._client):
             await pods.delete(name, "" if instance is None else instance.uid)
-        except ApiRefused as exc:
-            raise pod_status.error_of(exc, self._client.namespace) from exc
         if instance is not None:
             await instance.release_control()
 
@@ -378,13 +375,7 @@ class KubernetesEngine(Engine):
             return  # disconnected
         try:
             await pods.delete(instance.name, instance.uid)
-        except ApiRefused as exc:
-            logger.warning(
-                "pod %s is not deleted yet; Kubernetes deletes it with its owner: %s",
-                instance.name,
-                exc.message,
-            )
-        except FabricUnavailable as exc:
+        except (ApiRefused, FabricUnavailable) as exc:
             logger.warning(
                 "pod %s is not deleted yet; Kubernetes deletes it with its owner: %s",
                 instance.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -317,8 +317,3 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
         limits=limits,
         missing=tuple(missing),
     )
-
-
-def listed_isolation(annotations: Mapping[str, str]) -> Isolation:
-    """Return the isolation facts that a pod was annotated with at its creation."""
-    return Isolation.model_validate_json(annotations[names.ISOLATION])

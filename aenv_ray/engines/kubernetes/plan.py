@@ -105,13 +105,6 @@ class PodPlanner:
     ) -> PodPlan:
         """Return the plan of a pod.
 
-        Args:
-            spec: Of the instance.
-            name: Of the pod.
-            nonce: As `PodPlan.nonce`.
-            secret_digest: As `PodPlan.secret_digest`.
-            image_problem: What its image turned out to lack; "" for nothing.
-
         Raises:
             ConfigError: The project asks for something that pods do not support.
             FabricUnavailable: The API does not answer, or the instance's storage is gone.

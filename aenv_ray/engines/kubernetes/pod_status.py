@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from aenv_ray.engines.base import start_failed, with_log
 from aenv_ray.engines.kubernetes import names
-from aenv_ray.engines.kubernetes.client import ApiRefused
+from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import (
     AenvError,
@@ -105,30 +106,24 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | N
         if reason in _NEVER or (
             reason == "ErrImagePull" and any(word in message.lower() for word in _NO_SUCH_IMAGE)
         ):
-            return SandboxStartFailed(
-                f"{instance_id} did not start: image {image} cannot be pulled: {words}",
-                instance_id=instance_id,
-                hint="check its name and tag; for a private registry, set "
-                "AENV_KUBERNETES_PULL_SECRETS",
-            )
+            return start_failed(
+                instance_id, f"image {image} cannot be pulled: {words}",
+                "check its name and tag; for a private registry, set AENV_KUBERNETES_PULL_SECRETS",
+            )  # fmt: skip
         ended = state.get("terminated") or {}
         broken = ended if ended.get("reason") in ("StartError", "ContainerCannotRun") else waiting
         if name == names.MAIN_CONTAINER and _lacks_python(broken.get("message", "")):
             return UnsuitableImage(f"image {image} has no python3 that runs")
         if reason in _BROKEN or broken is ended:
-            return SandboxStartFailed(
-                f"{instance_id} did not start: container {name}: "
-                f"{broken.get('reason')}: {broken.get('message', '')}",
-                instance_id=instance_id,
-                hint=_way_out(broken.get("message", "")),
-            )
+            message = broken.get("message", "")
+            why = f"container {name}: {broken.get('reason')}: {message}"
+            return start_failed(instance_id, why, _way_out(message))
         if name == names.CARRIER_CONTAINER and ended.get("exitCode"):
-            return SandboxStartFailed(
-                f"{instance_id} did not start: image {image} supplies no runtime: exit code "
-                f"{ended['exitCode']} {ended.get('message', '')}",
-                instance_id=instance_id,
-                hint="set AENV_KUBERNETES_CARRIER_IMAGE to an image with this package",
-            )
+            why = f"exit code {ended['exitCode']} {ended.get('message', '')}"
+            return start_failed(
+                instance_id, f"image {image} supplies no runtime: {why}",
+                "set AENV_KUBERNETES_CARRIER_IMAGE to an image with this package",
+            )  # fmt: skip
     return None
 
 
@@ -171,7 +166,7 @@ def end_cause(pod: Pod) -> str:
 def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         left = json.loads(ended.get("message") or "")
-        return with_log(left["cause"], base64.b64decode(left["log"]).decode(errors="replace"))
+        return explained(left["cause"], base64.b64decode(left["log"]).decode(errors="replace"))
     if ended.get("reason") == "OOMKilled":
         limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
         limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
@@ -183,19 +178,14 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
     return f"its main process exited with code {code}"
 
 
+def explained(cause: str, log: str) -> str:
+    """Return a cause with the end of the log, unless the cause explains itself."""
+    return cause if cause in (TTL_PASSED, HOST_GONE) else with_log(cause, log)
+
+
 def of_sidecar(cause: str) -> str:
     """Return a cause that names the sidecar, unless both containers share it."""
     return cause if cause in (TTL_PASSED, HOST_GONE) else SIDECAR + cause
-
-
-def with_log(cause: str, log: str) -> str:
-    """Return a cause with the end of the log, unless the cause explains itself."""
-    log = log.strip()
-    return (
-        cause
-        if not log or cause in (TTL_PASSED, HOST_GONE)
-        else f"{cause}; the end of its log:\n{log}"
-    )
 
 
 def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
@@ -205,14 +195,17 @@ def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
 # --- refusals of the API --------------------------------------------------------------------------
 
 
-def error_of(refused: ApiRefused, namespace: str, instance_id: str | None = None) -> AenvError:
-    """Return the error for a refusal of the API.
+@contextlib.contextmanager
+def api_errors(client: KubernetesClient) -> Iterator[None]:
+    """Raise the API's refusals within the block as our errors."""
+    try:
+        yield
+    except ApiRefused as exc:
+        raise error_of(exc, client.namespace) from exc
 
-    Args:
-        refused: The refusal.
-        namespace: The namespace of the request.
-        instance_id: The instance to start, if the request was for one.
-    """
+
+def error_of(refused: ApiRefused, namespace: str, instance_id: str | None = None) -> AenvError:
+    """Return the error for a refusal of the API."""
     permission, message = refused.access.value, refused.message
     who = f"{instance_id} did not start: " if instance_id else ""
     if _QUOTA in message:

@@ -34,11 +34,6 @@ _OVERDUE_S: Final = 5.0
 class Pods:
     """Requests about pods, and the latest state of each.
 
-    Args:
-        client: Of the API.
-        selector: Of this host's pods.
-        on_pod: Called whenever one of them changes.
-
     Requests raise `FabricUnavailable` when the API cannot be reached, and `ApiRefused` when it
     refuses, unless their docstring says otherwise.
     """
@@ -150,12 +145,7 @@ class Pods:
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """Return a pod, or None if it does not exist."""
-        try:
-            return await self._client.request(Access.GET_POD, name)
-        except ApiRefused as exc:
-            if exc.status == 404:
-                return None
-            raise
+        return await self._client.find(Access.GET_POD, name)
 
     async def list(self, selector: str | None = None) -> list[dict[str, Any]]:
         """Return pods from the API.
@@ -245,11 +235,6 @@ class PodJanitor:
 
     Kubernetes deletes a host's pods together with the host's own pod. The janitor is for hosts that
     died while their pod kept running; it finds pods by label, whichever host created them.
-
-    Args:
-        pods: Of a host.
-        selector: Of the pods of all hosts in this pod.
-        is_known: Returns whether this host manages a pod, by uid.
     """
 
     def __init__(self, pods: Pods, selector: str, is_known: Callable[[str], bool]) -> None:
@@ -299,12 +284,11 @@ async def list_owned_pods(settings: PodSettings) -> list[str]:
     """
     client = KubernetesClient(settings.namespace)
     try:
-        await client.open()
-        owner = await find_owner(client, settings)
-        query = {"labelSelector": names.owner_selector(owner.uid)}
-        listed = await client.request(Access.LIST_PODS, query=query)
-    except ApiRefused as exc:
-        raise pod_status.error_of(exc, client.namespace) from exc
+        with pod_status.api_errors(client):
+            await client.open()
+            owner = await find_owner(client, settings)
+            query = {"labelSelector": names.owner_selector(owner.uid)}
+            listed = await client.request(Access.LIST_PODS, query=query)
     finally:
         await client.close()
     return [pod["metadata"]["name"] for pod in listed["items"]]

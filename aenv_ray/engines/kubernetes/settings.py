@@ -72,10 +72,6 @@ class PodSettings:
 def parse_pairs(text: str, setting: str) -> dict[str, str]:
     """Parse ``a=b,c=d``.
 
-    Args:
-        text: May be empty.
-        setting: Name of the setting, for errors.
-
     Raises:
         ConfigError: An entry has no ``=``, or no name before it.
     """

@@ -26,10 +26,6 @@ _POLL_S: Final = 0.5
 class VolumeClaims:
     """The claims of one namespace.
 
-    Args:
-        client: Of the API.
-        storage_class: Of new claims. None: the cluster's default.
-
     Requests raise `ApiRefused` when the API refuses, and `FabricUnavailable` when it does not
     answer, unless their docstring says otherwise.
     """
@@ -45,7 +41,7 @@ class VolumeClaims:
             ConfigError: The existing claim has another access mode.
             FabricUnavailable: The claim existed and is gone, or belongs to another storage.
         """
-        found = await self._find(storage.name)
+        found = await self._client.find(Access.GET_CLAIM, storage.name)
         if found is None:
             if storage.is_made:
                 raise FabricUnavailable(
@@ -71,15 +67,13 @@ class VolumeClaims:
             AenvError: The API refuses.
             FabricUnavailable: A pod still uses it.
         """
-        try:
+        with pod_status.api_errors(self._client):
             await self._delete(storage)
-        except ApiRefused as exc:
-            raise pod_status.error_of(exc, self._client.namespace) from exc
 
     async def _delete(self, storage: StorageMount) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + _GONE_S
-        found = await self._find(storage.name)
+        found = await self._client.find(Access.GET_CLAIM, storage.name)
         if found is None or not _is_of(found, storage):
             return
         uid = found["metadata"]["uid"]
@@ -96,15 +90,7 @@ class VolumeClaims:
                     hint="a pod still uses it: Kubernetes deletes it after the last such pod",
                 )
             await asyncio.sleep(_POLL_S)
-            found = await self._find(storage.name)
-
-    async def _find(self, name: str) -> dict[str, Any] | None:
-        try:
-            return await self._client.request(Access.GET_CLAIM, name)
-        except ApiRefused as exc:
-            if exc.status == 404:
-                return None
-            raise
+            found = await self._client.find(Access.GET_CLAIM, storage.name)
 
     def _body(self, storage: StorageMount) -> dict[str, Any]:
         return {

@@ -71,12 +71,7 @@ def daemon_environment() -> dict[str, str]:
 
 
 def set_owner(directory: Path, pid: int) -> None:
-    """Record the process with which a directory becomes useless; the first caller decides.
-
-    Args:
-        directory: From `node_directory`.
-        pid: Of the raylet.
-    """
+    """Record the process with which a directory becomes useless; the first caller decides."""
     path = directory / _OWNER
     if not path.exists():
         write_atomically(path, json.dumps([pid, _started_at(pid)]))

@@ -66,9 +66,6 @@ def daemon_hint(address: str) -> str:
 class DockerClient:
     """A client of one daemon; safe to use concurrently.
 
-    Args:
-        address: ``unix:///path``.
-
     Every request raises `FabricUnavailable` if the daemon does not answer, and `DaemonRefused` if
     it answers with an error.
     """
@@ -190,12 +187,7 @@ class DockerClient:
     async def frames(
         self, path: str, params: Mapping[str, Any]
     ) -> AsyncGenerator[list[bytes], None]:
-        """Yield the frames of a container's log, in batches as they arrive.
-
-        Args:
-            path: Of the request.
-            params: Query.
-        """
+        """Yield the frames of a container's log, in batches as they arrive."""
         async with self._answer(
             "GET", path, params, opens_in_s=REQUEST_DEADLINE_S, silence_s=REQUEST_DEADLINE_S
         ) as response:

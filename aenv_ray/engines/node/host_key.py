@@ -22,9 +22,6 @@ class HostKey:
     """A key that the hosts of a node share, and from which the secrets of instances are derived.
 
     It is a file that only their user can read, so that a restarted host derives the same secrets.
-
-    Args:
-        path: Of the file.
     """
 
     def __init__(self, path: Path) -> None:

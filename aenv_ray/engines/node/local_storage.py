@@ -36,11 +36,7 @@ class LocalDirectory:
 
 
 class LocalStorage:
-    """The storages below a directory.
-
-    Args:
-        root: The directory; created if missing.
-    """
+    """The storages below a directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -93,10 +89,6 @@ class LocalStorage:
 
     def delete(self, storage: StorageMount, within_s: float = DELETE_S) -> None:
         """Delete a storage once no sandbox uses it; does nothing if it is missing.
-
-        Args:
-            storage: Which.
-            within_s: How long to wait for sandboxes that use it.
 
         Raises:
             FabricUnavailable: A sandbox still uses it, or its files cannot be deleted.
