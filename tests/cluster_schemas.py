@@ -1,4 +1,4 @@
-"""What Kubernetes 1.34 with KubeRay 1.7 accepts: strict schemas, KubeRay's rules, Pod Security."""
+"""What Kubernetes 1.34 with KubeRay 1.7 accepts: strict schemas and KubeRay's rules."""
 
 from __future__ import annotations
 
@@ -73,27 +73,3 @@ def pod_specs(document: dict[str, Any]) -> list[dict[str, Any]]:
     if document["kind"] == "RayJob":
         return [spec["submitterPodTemplate"]["spec"]]
     return [spec["template"]["spec"]] if document["kind"] == "StatefulSet" else []
-
-
-def violations(pod: dict[str, Any]) -> list[str]:
-    """Return what Pod Security's level ``restricted`` refuses of a pod."""
-    found = []
-    above = pod.get("securityContext") or {}
-    volumes = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
-    found += [f"volume {v['name']}" for v in pod.get("volumes", []) if not set(v) & volumes]
-    found += [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
-    for container in [*pod.get("initContainers", []), *pod["containers"]]:
-        own = container.get("securityContext") or {}
-        both = {**above, **own}
-        name = container["name"]
-        if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-            found.append(f"{name} runs as root")
-        if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
-            found.append(f"{name} may gain privileges")
-        if "ALL" not in (own.get("capabilities") or {}).get("drop", []):
-            found.append(f"{name} keeps capabilities")
-        if (both.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
-            found.append(f"{name} has no seccomp filter")
-        if own.get("procMount", "Default") != "Default":
-            found.append(f"{name} unmasks /proc")
-    return found

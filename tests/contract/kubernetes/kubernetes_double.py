@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from aenv_ray.cluster import kustomize
 from aenv_ray.cluster.objects import KINDS, Kind
-from tests.cluster_schemas import schema_problems, violations
+from tests.cluster_schemas import schema_problems
 from tests.emulators.kubernetes import kuberay
+from tests.emulators.kubernetes.rules import violations
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]

@@ -8,6 +8,7 @@ from tests.emulators.kubernetes.store import Kind, Object, Refused, Store
 from tests.emulators.kubernetes.validation import check_pod
 
 _RESTRICTED: Final = "restricted"
+_VOLUMES: Final = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 VERBS: Final = {
     "POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete",
 }  # fmt: skip
@@ -109,23 +110,27 @@ def admit_pod(store: Store, kind: Kind, body: Object) -> None:
 
 def violations(spec: Object) -> list[str]:
     """Return how a pod violates the Pod Security level ``restricted``."""
-    problems = []
+    problems = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     around = spec.get("securityContext") or {}
-    for container in (*spec["containers"], *spec.get("initContainers", ())):
-        name, security = container["name"], container.get("securityContext") or {}
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        security = container.get("securityContext") or {}
+        both = {**around, **security}
         capabilities = security.get("capabilities") or {}
-        profile = security.get("seccompProfile") or around.get("seccompProfile") or {}
+        profile = both.get("seccompProfile") or {}
         checks = {
+            "privileged": not security.get("privileged"),
             "allowPrivilegeEscalation != false": security.get("allowPrivilegeEscalation") is False,
             "unrestricted capabilities": "ALL" in capabilities.get("drop", ())
             and set(capabilities.get("add", ())) <= {"NET_BIND_SERVICE"},
-            "runAsNonRoot != true": security.get("runAsNonRoot") is True,
-            "runAsUser=0": security.get("runAsUser") != 0,
+            "runAsNonRoot != true": both.get("runAsNonRoot") is True,
+            "runAsUser=0": both.get("runAsUser") != 0,
             "seccompProfile": profile.get("type") in ("RuntimeDefault", "Localhost"),
+            "procMount": security.get("procMount", "Default") == "Default",
         }
+        name = container["name"]
         problems += [f'{what} (container "{name}")' for what, holds in checks.items() if not holds]
-    for volume in spec.get("volumes", ()):
-        if "hostPath" in volume:
+    for volume in spec.get("volumes") or ():
+        if not set(volume) & _VOLUMES:
             problems.append(f'restricted volume types (volume "{volume["name"]}")')
     return problems
 

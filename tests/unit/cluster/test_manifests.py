@@ -21,8 +21,9 @@ from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
 from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.runtime.fork.jail_spec import NOBODY
-from tests.cluster_schemas import pod_specs, problems, violations
+from tests.cluster_schemas import pod_specs, problems
 from tests.conftest import require
+from tests.emulators.kubernetes.rules import violations
 
 ROOT = Path(__file__).parents[3]
 KUBERAY = ROOT / "clusters" / "kuberay"
