@@ -24,6 +24,7 @@
     │  ├─ InstanceReleased           it was released                                           410
     │  ├─ SandboxStartFailed         it could not be created, or its code does not load        502
     │  ├─ SandboxLost                the sandbox, its host or its node died: episode void      410
+    │  │  ├─ SandboxDiedInside       something in it ended it: an outcome of the episode       410
     │  │  └─ SessionLost             a service's replica and its session state are lost        410
     │  ├─ CallOutcomeUnknown         the call may have run; its outcome is unknown             504
     │  ├─ FileAccessError            a path inside the sandbox cannot be read or written       400
@@ -34,19 +35,22 @@
     │  ├─ ToolTimeout                (also TimeoutError) stopped at its deadline               504
     │  ├─ CallCancelled              the caller cancelled the call                             499
     │  └─ FunctionFailed             a reward, function or health check raised                 500
+    │     └─ SandboxExhausted        it raised because the sandbox reached one of its limits   500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
     ├─ FabricUnavailable             Ray or one of our services does not answer  retryable     503
     ├─ DeadlineExceeded              (also TimeoutError) something did not happen in time      504
     └─ InternalError                 a bug in aenv-ray; please report it                       500
 
 A tool that raises is a *result* with ``is_error``, never one of these errors. A dead sandbox is an
-error, never a result: confusing the two would produce wrong rewards.
+error, never a result: confusing the two would produce wrong rewards. A sandbox that was ended from
+inside is the outcome of its episode (`SandboxDiedInside`), since an agent may do so on purpose.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Any, ClassVar
 
 
@@ -188,6 +192,41 @@ class SandboxLost(InstanceError, code="sandbox_lost", http_status=410):
     """The sandbox, its host or its node died; the episode is void, not failed."""
 
 
+class InsideCause(StrEnum):
+    """What inside a sandbox ended it, or made its reward fail."""
+
+    EXIT = "exit"
+    """Its main process exited."""
+    SIGNAL = "signal"
+    """A process in it killed its main process, or that crashed."""
+    MEMORY = "memory"
+    """It reached its own memory limit; not that the node had no memory left."""
+    PROCESSES = "processes"
+    """It reached its limit of processes, threads or open files."""
+    DISK = "disk"
+    """It reached its limit of disk space."""
+    CONNECTION = "connection"
+    """It closed its connection to the host, or sent invalid messages, while it ran."""
+
+
+class SandboxDiedInside(SandboxLost, code="sandbox_died_inside"):
+    """Something inside the sandbox ended it; `died_of` says what.
+
+    An agent can cause this, so it is an outcome of the episode and no infrastructure failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        died_of: InsideCause | None = None,
+        instance_id: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, instance_id=instance_id, hint=hint)
+        self.died_of = died_of
+
+
 class SessionLost(SandboxLost, code="session_lost"):
     """The replica with a session's state is lost; the next call starts with new state.
 
@@ -240,6 +279,24 @@ class FunctionFailed(ToolError, code="function_failed", http_status=500):
     """A reward, function or health check raised, or returned an invalid value."""
 
 
+class SandboxExhausted(FunctionFailed, code="sandbox_exhausted"):
+    """A reward or function raised because the sandbox reached a limit; `died_of` says which.
+
+    An agent can cause this, so it is an outcome of the episode.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        died_of: InsideCause | None = None,
+        tool_name: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, tool_name=tool_name, hint=hint)
+        self.died_of = died_of
+
+
 class CircuitOpen(AenvError, code="circuit_open", http_status=503):
     """Calls are refused after repeated infrastructure failures, until a pause has passed."""
 
@@ -265,9 +322,10 @@ ERRORS: tuple[type[AenvError], ...] = (
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
     RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
-    SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, FileAccessError,
-    PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout, CallCancelled,
-    FunctionFailed, CircuitOpen, FabricUnavailable, DeadlineExceeded, InternalError,
+    SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
+    FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout,
+    CallCancelled, FunctionFailed, SandboxExhausted, CircuitOpen, FabricUnavailable,
+    DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""
 
@@ -279,7 +337,16 @@ INFRASTRUCTURE: tuple[type[AenvError], ...] = (
     SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, CircuitOpen,
     FabricUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
-"""Errors that void an episode: they say nothing about the policy, so they never become a reward."""
+"""Errors that void an episode: they say nothing about the policy, so they never become a reward.
+
+`SandboxDiedInside` is a `SandboxLost`, but an outcome: see `is_infrastructure`.
+"""
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether an error voids an episode, rather than being caused by what ran in the sandbox."""
+    return isinstance(error, INFRASTRUCTURE) and not isinstance(error, SandboxDiedInside)
+
 
 GONE = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)
 """Errors that mean that an instance has ended."""
@@ -306,7 +373,16 @@ def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> Aen
         context["tool_name"] = data.get("tool_name")
     elif issubclass(cls, CapacityExceeded):
         context["retry_after_s"] = float(data.get("retry_after_s", 1.0))
+    if issubclass(cls, SandboxDiedInside | SandboxExhausted):
+        context["died_of"] = inside_cause(data.get("died_of"))
     return cls(str(data.get("message", "no message")), **context)
+
+
+def inside_cause(value: object) -> InsideCause | None:
+    """Return the cause that a message names; None if it names none that is known."""
+    with contextlib.suppress(ValueError):
+        return InsideCause(str(value))
+    return None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, CircuitOpen
+from aenv_ray.errors import AenvError, CircuitOpen, is_infrastructure
 
 CIRCUIT_THRESHOLD: Final = 5
 """Consecutive infrastructure failures that open the circuit; as in AEnvironment."""
@@ -57,7 +57,7 @@ class CircuitBreaker:
     def record(self, error: BaseException | None) -> None:
         """Record the outcome of a call."""
         self._probing = False
-        if isinstance(error, INFRASTRUCTURE):
+        if error is not None and is_infrastructure(error):
             self._failures += 1
             if self._failures >= self._threshold:
                 self._opened_at = self._now()

@@ -10,8 +10,8 @@ Every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
   to it and calls continue. It is not a child of the host and inherits none of its descriptors.
 - Nothing is left of a sandbox after `Engine.stop`, 10 s after its deadline, or after the end of the
   process that the engine was given as owner, whichever processes were killed in between.
-- The end of a sandbox is reported with a cause in words. A dead sandbox never answers a call with a
-  result.
+- The end of a sandbox is reported with a cause in words, which says whether something inside ended
+  it (`EndCause`). A dead sandbox never answers a call with a result.
 - A sandbox sees the environment variables, arguments and labels of its spec and none of the host's.
 """
 
@@ -19,13 +19,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import pydantic_core
 
-from aenv_ray.errors import AenvError, ConfigError, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import (
+    AenvError,
+    ConfigError,
+    InsideCause,
+    SandboxDiedInside,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig
@@ -81,6 +88,28 @@ class RunningSandbox:
     deadline: float
 
 
+@dataclass(frozen=True)
+class EndCause:
+    """Why a sandbox ended.
+
+    An agent can end its sandbox on purpose, so such an end counts as an outcome of its episode
+    (design D17). `inside` is set if, and only if, something in the sandbox caused the end; not for
+    a release, a deadline, a signal from outside, or a node without memory.
+    """
+
+    text: str
+    """For people."""
+    inside: InsideCause | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def with_log(self, log: str) -> EndCause:
+        """Return the cause with the end of the sandbox's log, if there is any."""
+        log = log.strip()
+        return replace(self, text=f"{self.text}; the end of its log:\n{log}") if log else self
+
+
 class Sandbox(ABC):
     """One running sandbox, as its host sees it.
 
@@ -118,7 +147,8 @@ class Sandbox(ABC):
 
         Raises:
             ToolError: The runtime refused or stopped the call; the subclass says why.
-            SandboxLost: The sandbox ended before it answered.
+            SandboxLost: The sandbox ended before it answered; `SandboxDiedInside` if something in
+                it ended it.
             CallOutcomeUnknown: `deadline_s` passed without an answer.
 
         Cancelling tells the runtime to stop the call and does not wait for that.
@@ -145,11 +175,11 @@ class Sandbox(ABC):
 
     @property
     @abstractmethod
-    def end_cause(self) -> str | None:
-        """Return why the sandbox ended, in words; None while it runs."""
+    def end_cause(self) -> EndCause | None:
+        """Return why the sandbox ended; None while it runs."""
 
     @abstractmethod
-    def on_end(self, callback: Callable[[str], None]) -> None:
+    def on_end(self, callback: Callable[[EndCause], None]) -> None:
         """Call `callback` with the cause when the sandbox ends; at once if it has ended."""
 
     @abstractmethod
@@ -283,22 +313,27 @@ def check_os(config: EnvironmentConfig, own: str, whose: str) -> None:
         )
 
 
-def lost(instance_id: InstanceId, cause: str) -> SandboxLost:
-    """Return the error for a sandbox that ended."""
+def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:
+    """Return the error for a sandbox that ended; a cause in words alone is none from inside."""
+    message = f"the sandbox of {instance_id} is gone: {cause}"
+    if isinstance(cause, EndCause) and cause.inside is not None:
+        return SandboxDiedInside(
+            message,
+            died_of=cause.inside,
+            instance_id=instance_id,
+            hint="this is an outcome of what ran in it; create a new instance to go on",
+        )
     return SandboxLost(
-        f"the sandbox of {instance_id} is gone: {cause}",
+        message,
         instance_id=instance_id,
         hint="create a new instance; what ran in this one counts as neither success nor failure",
     )
 
 
-def start_failed(instance_id: str, why: str, hint: str | None = None) -> SandboxStartFailed:
+def start_failed(
+    instance_id: str, why: EndCause | str, hint: str | None = None
+) -> SandboxStartFailed:
     """Return the error for an instance that did not start."""
     return SandboxStartFailed(
         f"{instance_id} did not start: {why}", instance_id=instance_id, hint=hint
     )
-
-
-def with_log(cause: str, log: str) -> str:
-    """Return a cause with the end of a sandbox's output, if there is any."""
-    return f"{cause}; the end of its log:\n{log.strip()}" if log.strip() else cause

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray import errors
-from aenv_ray.engines.base import OnProgress, Sandbox, lost
+from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 
@@ -71,7 +71,7 @@ class DoorSandbox(Sandbox):
         instance_id: InstanceId,
         isolation: Isolation,
         start_mode: str,
-        find_cause: Callable[[], Awaitable[str]],
+        find_cause: Callable[[], Awaitable[EndCause]],
         cause_wait_s: float = CAUSE_WAIT_S,
     ) -> None:
         self.instance_id = instance_id
@@ -88,8 +88,8 @@ class DoorSandbox(Sandbox):
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._cause: str | None = None
-        self._on_end: list[Callable[[str], None]] = []
+        self._cause: EndCause | None = None
+        self._on_end: list[Callable[[EndCause], None]] = []
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
         self._last_error = ""
@@ -126,7 +126,7 @@ class DoorSandbox(Sandbox):
             if end < 0:
                 self._scanned = len(buffer)
                 if len(buffer) > MAX_MESSAGE_BYTES:
-                    self.end(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+                    self._refuse(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
                 return
             line = bytes(buffer[:end])
             del buffer[: end + 1]
@@ -134,8 +134,11 @@ class DoorSandbox(Sandbox):
             try:
                 self._on_line(line)
             except (ValueError, KeyError, AttributeError, TypeError):
-                self.end(f"it sent an invalid message: {line[:100]!r}")
+                self._refuse(f"it sent an invalid message: {line[:100]!r}")
                 return
+
+    def _refuse(self, why: str) -> None:
+        self.end(EndCause(why, errors.InsideCause.CONNECTION))
 
     def _on_broken(self, exc: OSError | None) -> None:
         self._hang_up()
@@ -215,7 +218,10 @@ class DoorSandbox(Sandbox):
             async with asyncio.timeout(self._cause_wait_s):
                 cause = await self._find_cause()
         except TimeoutError:
-            cause = f"the connection to it broke ({self._last_error or exc or 'closed'})"
+            # The runtime says before it closes a connection that a limit keeps it from serving it.
+            inside = errors.InsideCause.PROCESSES if self._last_error else None
+            words = f"the connection to it broke ({self._last_error or exc or 'closed'})"
+            cause = EndCause(words, inside)
         self.end(cause)
 
     # --- requests of the runtime to its sidecar -------------------------------------------------
@@ -251,7 +257,7 @@ class DoorSandbox(Sandbox):
 
     # --- Sandbox ------------------------------------------------------------------------------
 
-    def end(self, cause: str) -> None:
+    def end(self, cause: EndCause) -> None:
         """Record that the sandbox ended and fail its pending calls; only the first cause counts."""
         if self._cause is not None:
             return
@@ -266,10 +272,10 @@ class DoorSandbox(Sandbox):
         self._hang_up()
 
     @property
-    def end_cause(self) -> str | None:  # noqa: D102
+    def end_cause(self) -> EndCause | None:  # noqa: D102
         return self._cause
 
-    def on_end(self, callback: Callable[[str], None]) -> None:  # noqa: D102
+    def on_end(self, callback: Callable[[EndCause], None]) -> None:  # noqa: D102
         if self._cause is not None:
             callback(self._cause)
         else:

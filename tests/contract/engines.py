@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, TypeVar
 
-from aenv_ray.engines.base import Engine, Sandbox
+from aenv_ray.engines.base import EndCause, Engine, Sandbox
 from aenv_ray.ids import HostId
 
 E_co = TypeVar("E_co", bound=Engine, covariant=True)
@@ -37,7 +37,7 @@ async def engine_on(node: HasEngines[E_co], **options: Any) -> AsyncIterator[E_c
 
 async def end_of(sandbox: Sandbox) -> str:
     """Return why a sandbox ended, as soon as it is told."""
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    told: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
     sandbox.on_end(told.set_result)
     async with asyncio.timeout(_WITHIN_S):
-        return await told
+        return str(await told)

@@ -74,6 +74,7 @@ class TestProcessEngine(ProcessContract):
 
 
 class TestProcessEngineWithoutNamespaces(ProcessContract):
+    signals_look_alike: ClassVar[bool] = True
     large_mib: ClassVar[int] = 5
     known_gaps: ClassVar[dict[str, str]] = {
         "test_temporary_files_are_a_sandboxs_own": "without namespaces /tmp is the node's",

@@ -19,7 +19,7 @@ import aenv_ray
 from aenv_ray.actors.calls.handle import EnvHandle, remote_method
 from aenv_ray.cli.main import COMMANDS, app, load_command
 from aenv_ray.config import Settings
-from aenv_ray.errors import ERRORS, INFRASTRUCTURE
+from aenv_ray.errors import ERRORS, is_infrastructure
 from aenv_ray.project.config import DeployConfig
 from aenv_ray.project.project import read_config
 
@@ -125,7 +125,7 @@ def test_rollouts_documents_every_error_and_which_ones_void_an_episode():
     page = text_of("docs/rollouts.md")
     rows = re.findall(r"^\| `(\w+)` \| .*? \| (yes|) ?\| (yes|) ?\|$", page, re.MULTILINE)
     found = {name: (void == "yes", retryable == "yes") for name, void, retryable in rows}
-    assert found == {e.__name__: (e in INFRASTRUCTURE, e.retryable) for e in ERRORS}
+    assert found == {e.__name__: (is_infrastructure(e("")), e.retryable) for e in ERRORS}
 
 
 def test_rollouts_documents_every_method_of_a_handle():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aenv_ray.errors import AenvError, InstanceExpired, InstanceReleased, SandboxLost
+from aenv_ray.engines.base import EndCause, lost
+from aenv_ray.errors import AenvError, InstanceExpired, InstanceReleased
 from aenv_ray.models import InstanceInfo, InstanceRecord, InstanceStatus, Lifetime
 
 
@@ -29,7 +30,7 @@ class InstanceLife:
     calls: int = 0
     calls_under_way: int = 0
     ended: EndReason | None = None
-    end_cause: str = ""
+    end_cause: EndCause | None = None
 
     def call_started(self) -> None:
         """Note the start of a call.
@@ -37,7 +38,7 @@ class InstanceLife:
         Raises:
             InstanceExpired: Its TTL, idle timeout or owner ended it.
             InstanceReleased: It was released.
-            SandboxLost: Its sandbox died.
+            SandboxLost: Its sandbox died; `SandboxDiedInside` if something in it ended it.
         """
         if self.ended is not None:
             raise self.end_error()
@@ -60,7 +61,7 @@ class InstanceLife:
             return EndReason.IDLE
         return None
 
-    def end(self, reason: EndReason, cause: str, now: float) -> bool:
+    def end(self, reason: EndReason, cause: EndCause, now: float) -> bool:
         """Note the end; return False if it had ended before, for the first reason counts.
 
         A sandbox that is found dead after its deadline counts as expired.
@@ -68,7 +69,7 @@ class InstanceLife:
         if self.ended is not None:
             return False
         if reason is EndReason.LOST and now >= self.record.deadline:
-            reason, cause = EndReason.TTL, "its TTL passed"
+            reason, cause = EndReason.TTL, EndCause("its TTL passed")
         self.ended = reason
         self.end_cause = cause
         return True
@@ -90,11 +91,7 @@ class InstanceLife:
         if self.ended is EndReason.RELEASED:
             return InstanceReleased(f"{instance_id} was released", instance_id=instance_id)
         if self.ended is EndReason.LOST:
-            return SandboxLost(
-                f"the sandbox of {instance_id} is gone: {self.end_cause}",
-                instance_id=instance_id,
-                hint="create a new instance; the episode counts neither as success nor as failure",
-            )
+            return lost(instance_id, self.end_cause or EndCause("its end was not observed"))
         why = {
             EndReason.TTL: f"the TTL of {instance_id} passed",
             EndReason.IDLE: f"{instance_id} was idle for {self.record.spec.idle_timeout_s:g} s"

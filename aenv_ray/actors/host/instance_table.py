@@ -12,8 +12,8 @@ from typing import Final
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import Clock
-from aenv_ray.engines.base import Sandbox
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
+from aenv_ray.engines.base import EndCause, Sandbox
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxDiedInside, SandboxLost
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceInfo, InstanceRecord
@@ -90,7 +90,8 @@ class InstanceTable:
                 # It may be running, and nobody could call it or end it.
                 logger.warning("%s cannot be adopted: %s", record.id, exc)
                 self._engines.owe(record.spec.engine, [record.id])
-            self._note_end(record.id, EndReason.LOST, exc.message)
+            inside = exc.died_of if isinstance(exc, SandboxDiedInside) else None
+            self._note_end(record.id, EndReason.LOST, EndCause(exc.message, inside))
             return
         self._store.put([record])
         self._add_sandbox(record.id, sandbox)
@@ -128,7 +129,7 @@ class InstanceTable:
         self.empty_since = None
         sandbox.on_end(functools.partial(self._note_end, instance_id, EndReason.LOST))
 
-    def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: str) -> None:
+    def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: EndCause) -> None:
         life = self.lives.get(instance_id)
         if life is None or not life.end(reason, cause, self._clock.now()):
             return
@@ -151,7 +152,7 @@ class InstanceTable:
             life = self.lives.get(instance_id)
             if life is not None and life.record.id in self.sandboxes:
                 by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
-                self._note_end(life.record.id, reason, cause)
+                self._note_end(life.record.id, reason, EndCause(cause))
         for name, group in by_engine.items():
             await self._engines.stop(name, group)
 

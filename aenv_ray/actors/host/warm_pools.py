@@ -18,7 +18,7 @@ from aenv_ray.actors.host.pool import MAX_AGE_S, PoolKey, Pools, pool_key
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import EndCause, Sandbox
 from aenv_ray.errors import AenvError, DeadlineExceeded
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId, new_instance_id, split_reference
@@ -308,7 +308,7 @@ class WarmPools:
         self._ready[record.id] = record, sandbox
         sandbox.on_end(functools.partial(self._note_end, record.id))
 
-    def _note_end(self, instance_id: InstanceId, cause: str) -> None:
+    def _note_end(self, instance_id: InstanceId, cause: EndCause) -> None:
         """Forget a sandbox that died before it was taken."""
         if self._ready.pop(instance_id, None) is not None:
             logger.info("warm sandbox %s died: %s", instance_id, cause)

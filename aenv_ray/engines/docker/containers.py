@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Final
 
-from aenv_ray.engines.base import RunningSandbox
+from aenv_ray.engines.base import EndCause, RunningSandbox
+from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.files import START_SLOTS
 from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.link import Link
@@ -16,7 +17,7 @@ from aenv_ray.engines.docker.names import sidecar_name, volume_name
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
 from aenv_ray.engines.node.shielded import shielded
-from aenv_ray.errors import FabricUnavailable
+from aenv_ray.errors import FabricUnavailable, InsideCause
 from aenv_ray.files import FileLock
 from aenv_ray.ids import InstanceId
 
@@ -40,6 +41,8 @@ DAEMON_AWAY: Final = (
     "the Docker daemon was killed or unreachable, and meanwhile or on its return {}"
 )
 """The cause of an end that was not observed."""
+EXPECTED: Final = (janitor.TTL_PASSED, janitor.HOST_GONE)
+"""Causes for which the janitor ends containers, besides too much data; no log explains them."""
 _KILLED_EXIT: Final = 137
 _TERMINATED_EXIT: Final = 143
 _UNKNOWN_EXIT: Final = 255
@@ -152,32 +155,46 @@ class Containers:
         """Return everything that the daemon knows about a container."""
         return dict(await self._client.request("GET", f"/containers/{name}/json"))
 
-    def cause(self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()) -> str:
-        """Return why a container ended, in words.
+    def recorded_cause(self, name: str) -> EndCause | None:
+        """Return why the janitor ended a container; None if it did not."""
+        recorded = self._files.cause(name)
+        if recorded is None:
+            return None
+        return EndCause(recorded, None if recorded in EXPECTED else InsideCause.DISK)
+
+    def cause(
+        self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()
+    ) -> EndCause:
+        """Return why a container ended.
 
         `out_of_memory` names containers for which the daemon reported an out-of-memory kill when it
         happened; later it does not always know.
         """
         state = details["State"]
-        recorded = self._files.cause(name)
+        recorded = self.recorded_cause(name)
         if recorded is not None:
             return recorded
         if state["Status"] == "removing":
-            return REMOVED
+            return EndCause(REMOVED)
         if name in out_of_memory or state.get("OOMKilled"):
             limit = details["HostConfig"].get("Memory") or 0
             bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
-            return f"it ran out of memory and was killed ({bound})"
+            words = f"it ran out of memory and was killed ({bound})"
+            return EndCause(words, InsideCause.MEMORY if limit else None)
         code = int(state["ExitCode"])
         if state.get("Error"):
-            return f"its container failed: {state['Error']}"
+            return EndCause(f"its container failed: {state['Error']}")
         if code == _KILLED_EXIT:
-            return "its main process was killed by SIGKILL"
+            return EndCause("its main process was killed by SIGKILL")
         if code == _TERMINATED_EXIT:
-            return "its main process was ended by SIGTERM, for example as the Docker daemon stopped"
+            return EndCause(
+                "its main process was ended by SIGTERM, for example as the Docker daemon stopped"
+            )
         if code == _UNKNOWN_EXIT:
-            return f"its main process exited with code {code}, or unobserved by the Docker daemon"
-        return f"its main process exited with code {code}"
+            return EndCause(
+                f"its main process exited with code {code}, or unobserved by the Docker daemon"
+            )
+        return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
 
     # --- logs -----------------------------------------------------------------------------------
 
@@ -193,7 +210,7 @@ class Containers:
         return ""
 
     async def logs(
-        self, name: str, *, lines: int | None, ended: asyncio.Future[str] | None
+        self, name: str, *, lines: int | None, ended: asyncio.Future[EndCause] | None
     ) -> AsyncGenerator[bytes, None]:
         """Yield a container's output.
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from aenv_ray.engines.base import (
     Capabilities,
+    EndCause,
     Engine,
     RunningSandbox,
     Sandbox,
@@ -34,6 +35,7 @@ from aenv_ray.engines.docker.instances import (
     DockerInstance,
     DockerInstances,
     await_boot,
+    of_sidecar,
 )
 from aenv_ray.engines.docker.isolation import isolation
 from aenv_ray.engines.docker.janitor import ADOPTION_GRACE_S
@@ -247,7 +249,7 @@ class DockerEngine(Engine):
     # --- running --------------------------------------------------------------------------------
 
     async def _connect(self, instance: DockerInstance, facts: Isolation, mode: str) -> DoorSandbox:
-        async def find_cause() -> str:
+        async def find_cause() -> EndCause:
             return await asyncio.shield(instance.ended)
 
         async def open_door(name: str) -> DoorSandbox:
@@ -293,7 +295,9 @@ class DockerEngine(Engine):
             self._instances.untrack(instance)
             raise
 
-    def _find(self, instance: DockerInstance, name: str, details: dict[str, Any]) -> str | None:
+    def _find(
+        self, instance: DockerInstance, name: str, details: dict[str, Any]
+    ) -> EndCause | None:
         """Take over a container that an earlier host actor started; return why it does not run."""
         instance.ids[name] = details["Id"]
         instance.started.add(name)
@@ -302,13 +306,13 @@ class DockerEngine(Engine):
             return None
         return self._containers.cause(name, details, instance.out_of_memory)
 
-    async def _find_sidecar(self, instance: DockerInstance) -> str | None:
+    async def _find_sidecar(self, instance: DockerInstance) -> EndCause | None:
         name = sidecar_name(instance.name)
         try:
             cause = self._find(instance, name, await self._containers.details(name))
         except DaemonRefused:
-            cause = "it was removed while its host was away"
-        return None if cause is None else SIDECAR + cause
+            cause = EndCause("it was removed while its host was away")
+        return None if cause is None else of_sidecar(cause)
 
     async def running(self) -> list[RunningSandbox]:  # noqa: D102
         await self._open()
@@ -358,7 +362,7 @@ class DockerEngine(Engine):
         name = container_name(self._host.scope, instance_id)
         instance = self._instances.find(instance_id)
         if instance is not None:
-            self._instances.finish(instance, RELEASED)
+            self._instances.finish(instance, EndCause(RELEASED))
         async with self._containers.slot():
             has_sidecar = instance is None or instance.has_sidecar  # unknown: there may be one
             await self._containers.remove_all(name, has_sidecar=has_sidecar)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from aenv_ray.engines.base import start_failed, with_log
-from aenv_ray.engines.docker import janitor
-from aenv_ray.engines.docker.containers import DAEMON_AWAY, REMOVED, Containers
+from aenv_ray.engines.base import EndCause, start_failed
+from aenv_ray.engines.docker.containers import DAEMON_AWAY, EXPECTED, REMOVED, Containers
 from aenv_ray.engines.docker.link import Link
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
@@ -31,8 +30,6 @@ CAUSE_WAIT_S: Final = 10.0
 SIDECAR: Final = "its sidecar: "
 """Prefix of the cause of an end that began in the sidecar."""
 _CLOSE_S: Final = 10.0
-_EXPECTED: Final = (janitor.TTL_PASSED, janitor.HOST_GONE)
-"""Causes that no log explains."""
 
 
 @dataclass
@@ -42,7 +39,7 @@ class DockerInstance:
     id: InstanceId
     name: str
     """Of the main container."""
-    ended: asyncio.Future[str]
+    ended: asyncio.Future[EndCause]
     """Done when it ended, with the cause."""
     ids: dict[str, str] = field(default_factory=dict)
     """The daemon's ids of its containers, by name: an earlier one may have had the same name."""
@@ -84,13 +81,14 @@ async def await_boot(
             # A container that closes the link without a report is dying; the daemon knows how.
             why = message.get("failed") or await asyncio.shield(instance.ended)
     except TimeoutError:
-        why = with_log(f"it was not ready after {BOOT_DEADLINE_S:g} s", await last_log())
+        late = EndCause(f"it was not ready after {BOOT_DEADLINE_S:g} s")
+        why = late.with_log(await last_log())
     except OSError as exc:
         try:
             async with asyncio.timeout(CAUSE_WAIT_S):
                 why = await asyncio.shield(instance.ended)
         except TimeoutError:
-            why = with_log(f"it does not answer ({exc})", await last_log())
+            why = EndCause(f"it does not answer ({exc})").with_log(await last_log())
     finally:
         report.cancel()
         await asyncio.wait([report])
@@ -114,7 +112,7 @@ class DockerInstances:
 
     def track(self, instance_id: InstanceId, name: str) -> DockerInstance:
         """Add a new instance."""
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
         instance = self._instances[instance_id] = DockerInstance(instance_id, name, ended)
         return instance
 
@@ -140,7 +138,7 @@ class DockerInstances:
             case "die":
                 self._bury(instance, name)
             case "destroy" if not instance.ended.done() and instance.burial is None:
-                cause = self._files.cause(name) or REMOVED
+                cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
                 self._finish_removed(instance, name, cause)
 
     async def find_ended(self) -> None:
@@ -155,12 +153,12 @@ class DockerInstances:
             for name in instance.started:  # for others, the request that starts them fails
                 row = rows.get(name)
                 if row is None:
-                    cause = DAEMON_AWAY.format("its container was removed")
+                    cause = EndCause(DAEMON_AWAY.format("its container was removed"))
                     self._finish_removed(instance, name, cause)
                 elif row["State"] != "running":
                     self._bury(instance, name, DAEMON_AWAY)
 
-    def _finish_removed(self, instance: DockerInstance, name: str, cause: str) -> None:
+    def _finish_removed(self, instance: DockerInstance, name: str, cause: EndCause) -> None:
         self.finish(instance, _prefixed(instance, name, cause))
         if instance.has_sidecar:
             self._in_background(self.discard(instance))
@@ -197,25 +195,25 @@ class DockerInstances:
             if details["State"]["Status"] != "removing":
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):
-            cause = self._files.cause(name) or REMOVED
-        if self._files.cause(name) is None:  # else the janitor ended it
-            cause = template.format(cause)
+            cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
+        if self._containers.recorded_cause(name) is None:  # else the janitor ended it
+            cause = replace(cause, text=template.format(cause))
         self.finish(instance, _prefixed(instance, name, cause))
         await self._containers.wait_for_readers(name)
         await self.discard(instance)
 
-    def finish(self, instance: DockerInstance, cause: str) -> None:
+    def finish(self, instance: DockerInstance, cause: EndCause) -> None:
         """Record that an instance ended and tell its sandboxes; the first cause counts."""
         if instance.ended.done():
             return
-        if cause not in _EXPECTED:
-            cause = with_log(cause, instance.log)
+        if cause.text not in EXPECTED:
+            cause = cause.with_log(instance.log)
         instance.ended.set_result(cause)
         self.untrack(instance)
         for sandbox in instance.sandboxes:
             sandbox.end(cause)
 
-    def abandon(self, instance: DockerInstance, cause: str) -> None:
+    def abandon(self, instance: DockerInstance, cause: EndCause) -> None:
         """End an instance that cannot be reached any more, although it may still run."""
         if not instance.ended.done():
             self.finish(instance, cause)
@@ -231,6 +229,11 @@ class DockerInstances:
         self._instances.clear()
 
 
-def _prefixed(instance: DockerInstance, name: str, cause: str) -> str:
+def _prefixed(instance: DockerInstance, name: str, cause: EndCause) -> EndCause:
     """Return a cause, prefixed if it is that of the sidecar."""
-    return cause if name == instance.name or cause in _EXPECTED else SIDECAR + cause
+    return cause if name == instance.name or cause.text in EXPECTED else of_sidecar(cause)
+
+
+def of_sidecar(cause: EndCause) -> EndCause:
+    """Return a cause that names the sidecar."""
+    return replace(cause, text=f"{SIDECAR}{cause}")

@@ -163,7 +163,7 @@ class _Newer:
         return [message for message in held if message[0] > self._stamp]
 
 
-async def follow(log: ContainerLog, ended: asyncio.Future[str]) -> AsyncGenerator[bytes, None]:
+async def follow(log: ContainerLog, ended: asyncio.Future[Any]) -> AsyncGenerator[bytes, None]:
     """Yield a log until its container has ended."""
     is_last, pause_s, has_more = False, LOOK_S, True
     while True:

@@ -30,6 +30,7 @@ from typing import Final, TypeVar
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import (
     Capabilities,
+    EndCause,
     Engine,
     RunningSandbox,
     Sandbox,
@@ -39,7 +40,7 @@ from aenv_ray.engines.base import (
 )
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.fake.modules import ModuleSpace
-from aenv_ray.errors import AenvError, SandboxStartFailed
+from aenv_ray.errors import AenvError, InsideCause, SandboxStartFailed
 from aenv_ray.files import FileLock
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
@@ -54,6 +55,7 @@ T = TypeVar("T")
 PREFIX: Final = "aenv-threads-"
 _LOCK: Final = "lock"
 START_MODE: Final = "fresh: the fake engine starts no process"
+_RELEASED: Final = EndCause("it was released")
 _LONGEST_WAIT_S: Final = 60.0
 """Deadlines are checked at least this often, because the wall clock may be set."""
 _FACTS: Final = Isolation(
@@ -90,9 +92,14 @@ class FakeEngine(Engine):
         """Make one of the next starts fail; several calls apply in their order."""
         self._failures.append(reason)
 
-    def kill(self, instance_id: InstanceId) -> None:
-        """End a sandbox as a crash would; ignores unknown ids."""
-        _end([instance_id], "it was killed")
+    def kill(self, instance_id: InstanceId, inside: InsideCause | None = None) -> None:
+        """End a sandbox as a crash would; ignores unknown ids.
+
+        Args:
+            instance_id: Of the sandbox.
+            inside: What in the sandbox ended it. None: it was killed from outside.
+        """
+        _end([instance_id], EndCause("it was killed", inside))
 
     # --- Engine ---------------------------------------------------------------------------------
 
@@ -118,14 +125,14 @@ class FakeEngine(Engine):
             with _alive_changed:
                 for runtime in fresh:
                     runtime.is_cancelled.set()
-            _end([r.instance_id for r in fresh], "its start was cancelled")
+            _end([r.instance_id for r in fresh], EndCause("its start was cancelled"))
             raise
 
     async def _connect(self, runtime: _FakeRuntime) -> Sandbox:
         instance_id = runtime.instance_id
 
-        async def find_cause() -> str:
-            return runtime.cause or "the connection to it broke"
+        async def find_cause() -> EndCause:
+            return runtime.cause or EndCause("the connection to it broke", InsideCause.CONNECTION)
 
         sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause)
         ours = runtime.first
@@ -158,8 +165,8 @@ class FakeEngine(Engine):
         for instance_id in instance_ids:
             sandbox = self._sandboxes.get(instance_id)
             if sandbox is not None:
-                sandbox.end("it was released")
-        await _in_thread(lambda: _end(instance_ids, "it was released"))
+                sandbox.end(_RELEASED)
+        await _in_thread(lambda: _end(instance_ids, _RELEASED))
 
     async def set_deadline(self, instance_id: InstanceId, deadline: float) -> None:  # noqa: D102
         runtime = _alive.get(instance_id)
@@ -194,7 +201,7 @@ class _FakeRuntime:
         self.instance_id = spec.instance_id
         self.host_id = host_id
         self.deadline = spec.deadline
-        self.cause: str | None = None
+        self.cause: EndCause | None = None
         self.failure: SandboxStartFailed | None = None
         self.first: socket.socket | None = None
         """The engine's end of the first connection."""
@@ -253,14 +260,14 @@ class _FakeRuntime:
         thread.start()
         thread.join()
 
-    def end(self, cause: str) -> None:
+    def end(self, cause: EndCause) -> None:
         """Break every connection and stop every call; only the first cause counts."""
         self.cause = self.cause or cause
         for peer in self._peers:
             with contextlib.suppress(OSError):  # the peer closed it
                 peer.shutdown(socket.SHUT_RDWR)
         if self._dispatcher is not None:
-            self._dispatcher.cancel_all(cause)
+            self._dispatcher.cancel_all(cause.text)
         if self.first is not None:
             self.first.close()
 
@@ -299,7 +306,7 @@ def _boot_all(runtimes: Sequence[_FakeRuntime]) -> None:
     _start_deadlines()
 
 
-def _end(instance_ids: Iterable[InstanceId], cause: str) -> None:
+def _end(instance_ids: Iterable[InstanceId], cause: EndCause) -> None:
     """End sandboxes with their processes and files."""
     with _alive_changed:
         ended = [_alive.pop(i) for i in instance_ids if i in _alive]
@@ -346,7 +353,7 @@ def _keep_deadlines() -> None:
             if not due:
                 earliest = min((r.deadline for r in _alive.values()), default=float("inf"))
                 _alive_changed.wait(min(earliest - now, _LONGEST_WAIT_S))
-        _end(due, "its TTL passed")
+        _end(due, EndCause("its TTL passed"))
 
 
 async def _no_output(until_end_of: Sandbox | None) -> AsyncGenerator[bytes, None]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.engines.base import SandboxSpec, start_failed
+from aenv_ray.engines.base import EndCause, SandboxSpec, start_failed
 from aenv_ray.engines.images import runtime_kit
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
@@ -136,7 +136,7 @@ async def _boot_container(
             raise start_failed(instance.id, instance.ended.result())
         booting.result()
     except OSError as exc:
-        why = f"its pod did not answer ({exc})"
+        why = EndCause(f"its pod did not answer ({exc})")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CAUSE_WAIT_S):
                 why = await asyncio.shield(instance.ended)

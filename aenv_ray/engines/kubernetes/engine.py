@@ -19,6 +19,7 @@ from typing import Any, Final
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import (
     Capabilities,
+    EndCause,
     Engine,
     RunningSandbox,
     Sandbox,
@@ -204,7 +205,7 @@ class KubernetesEngine(Engine):
             del self._instances[instance.id]
 
     async def _connect(self, instance: PodInstance, isolation: Isolation, mode: str) -> DoorSandbox:
-        async def find_cause() -> str:
+        async def find_cause() -> EndCause:
             return await asyncio.shield(instance.ended)
 
         async def open_door(port: int) -> DoorSandbox:
@@ -212,7 +213,7 @@ class KubernetesEngine(Engine):
             await sandbox.connect(await instance.connect(port, self._key, {"kind": "door"}))
             return sandbox
 
-        def on_ended(cause: str, log: str) -> None:
+        def on_ended(cause: EndCause, log: str) -> None:
             self._finish(instance, pod_status.explained(cause, log))
             self._in_background(self._discard(instance))
 
@@ -330,7 +331,7 @@ class KubernetesEngine(Engine):
         """Delete a pod that does not end itself at its deadline."""
 
         def overdue() -> None:
-            self._finish(instance, TTL_PASSED)
+            self._finish(instance, EndCause(TTL_PASSED))
             self._in_background(self._discard(instance))
 
         if instance.timer is not None:
@@ -350,7 +351,7 @@ class KubernetesEngine(Engine):
         pods = await self._open()
         instance = self._instances.get(instance_id)
         if instance is not None:
-            self._finish(instance, RELEASED)
+            self._finish(instance, EndCause(RELEASED))
         name = names.pod_name(self._planner.owner.uid, instance_id)
         with pod_status.api_errors(self._client):
             await pods.delete(name, "" if instance is None else instance.uid)
@@ -382,7 +383,7 @@ class KubernetesEngine(Engine):
                 exc.message,
             )
 
-    def _finish(self, instance: PodInstance, cause: str) -> None:
+    def _finish(self, instance: PodInstance, cause: EndCause) -> None:
         """Record that a sandbox ended; the first cause counts."""
         instance.end(cause)
         self._untrack(instance)

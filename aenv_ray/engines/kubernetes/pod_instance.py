@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.node.host_key import HostKey, authenticate
-from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.errors import AenvError, FabricUnavailable, inside_cause
 from aenv_ray.ids import InstanceId
 
 CONNECT_S: Final = 10.0
@@ -35,7 +36,7 @@ class PodInstance:
     id: InstanceId
     name: str
     nonce: str
-    ended: asyncio.Future[str]
+    ended: asyncio.Future[EndCause]
     """The cause, once it has ended."""
     address: asyncio.Future[str]
     """Its address, once all its containers run."""
@@ -65,7 +66,7 @@ class PodInstance:
         annotations = pod["metadata"].get("annotations") or {}
         return bool(annotations.get(names.NONCE) == self.nonce)
 
-    def update(self, pod: Mapping[str, Any], gone: bool) -> str | None:
+    def update(self, pod: Mapping[str, Any], gone: bool) -> EndCause | None:
         """Update from the API's view of its pod; return the cause if the pod has ended."""
         self.uid = pod["metadata"]["uid"]
         self.node = pod["spec"].get("nodeName") or ""
@@ -89,7 +90,7 @@ class PodInstance:
             self.failed.set_exception(failure)
             self.failed.exception()  # retrieved, in case nothing waits for it
 
-    def end(self, cause: str) -> None:
+    def end(self, cause: EndCause) -> None:
         """Record that it ended; the first cause counts."""
         if self.ended.done():
             return
@@ -100,14 +101,14 @@ class PodInstance:
             if sandbox is not None:
                 sandbox.end(cause)
 
-    async def take_control(self, key: HostKey, on_ended: Callable[[str, str], None]) -> None:
+    async def take_control(self, key: HostKey, on_ended: Callable[[EndCause, str], None]) -> None:
         """Become its host, from the pod's point of view; `on_ended` gets cause and log.
 
         Raises:
             OSError: It does not answer.
         """
 
-        def on_sidecar_ended(cause: str, log: str) -> None:
+        def on_sidecar_ended(cause: EndCause, log: str) -> None:
             on_ended(pod_status.of_sidecar(cause), log)
 
         await self.release_control()
@@ -217,7 +218,7 @@ async def open_authenticated(
 class ControlConnection:
     """Keeps an instance owned by this host, and reports the cause and log of its end."""
 
-    def __init__(self, sock: socket.socket, on_ended: Callable[[str, str], None]) -> None:
+    def __init__(self, sock: socket.socket, on_ended: Callable[[EndCause, str], None]) -> None:
         self._sock = sock
         self._on_ended = on_ended
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
@@ -233,7 +234,9 @@ class ControlConnection:
                 for line in lines:
                     message = json.loads(line)
                     if "ended" in message:
-                        self._on_ended(str(message["ended"]), str(message.get("log") or ""))
+                        inside = inside_cause(message.get("inside"))
+                        cause = EndCause(str(message["ended"]), inside)
+                        self._on_ended(cause, str(message.get("log") or ""))
                     else:
                         self._answers.put_nowait(True)
         except (OSError, ValueError):

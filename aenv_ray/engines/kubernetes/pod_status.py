@@ -9,10 +9,11 @@ import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from aenv_ray.engines.base import start_failed, with_log
+from aenv_ray.engines.base import EndCause, start_failed
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -21,7 +22,9 @@ from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
     FabricUnavailable,
+    InsideCause,
     SandboxStartFailed,
+    inside_cause,
 )
 from aenv_ray.runtime.container.pod import HOST_GONE, TTL_PASSED
 
@@ -141,51 +144,54 @@ def _way_out(message: str) -> str | None:
     return None
 
 
-def end_cause(pod: Pod) -> str:
+def end_cause(pod: Pod) -> EndCause:
     """Return why a pod ended, or is ending."""
     status = pod["status"]
     if status.get("reason") == "DeadlineExceeded":
-        return TTL_PASSED
+        return EndCause(TTL_PASSED)
     for condition in status.get("conditions") or ():
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             words = _DISRUPTIONS.get(condition.get("reason", ""), condition.get("reason", ""))
             detail = condition.get("message")
-            return f"{words} ({detail})" if detail else words
+            return EndCause(f"{words} ({detail})" if detail else words)
     if status.get("reason") == "Evicted":
-        return f"its node evicted it: {status.get('message', 'no reason given')}"
+        return EndCause(f"its node evicted it: {status.get('message', 'no reason given')}")
     if status.get("reason") in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown", "Preempting"):
-        return f"its node was lost: {status.get('message') or status['reason']}"
+        return EndCause(f"its node was lost: {status.get('message') or status['reason']}")
     for container in _statuses(pod):
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
             cause = _container_cause(pod, container["name"], ended)
             return cause if container["name"] == names.MAIN_CONTAINER else of_sidecar(cause)
-    return str(status.get("message") or REMOVED)
+    return EndCause(str(status.get("message") or REMOVED))
 
 
-def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> str:
+def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         left = json.loads(ended.get("message") or "")
-        return explained(left["cause"], base64.b64decode(left["log"]).decode(errors="replace"))
+        cause = EndCause(left["cause"], inside_cause(left.get("inside")))
+        return explained(cause, base64.b64decode(left["log"]).decode(errors="replace"))
     if ended.get("reason") == "OOMKilled":
         limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
         limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
         bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node ran out"
-        return f"it ran out of memory and was killed ({bound})"
+        words = f"it ran out of memory and was killed ({bound})"
+        return EndCause(words, InsideCause.MEMORY if limit.isdigit() else None)
     code = int(ended.get("exitCode", 0))
     if code == _KILLED_EXIT:
-        return "its main process was killed by SIGKILL"
-    return f"its main process exited with code {code}"
+        return EndCause("its main process was killed by SIGKILL")
+    return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
 
 
-def explained(cause: str, log: str) -> str:
+def explained(cause: EndCause, log: str) -> EndCause:
     """Return a cause with the end of the log, unless the cause explains itself."""
-    return cause if cause in (TTL_PASSED, HOST_GONE) else with_log(cause, log)
+    return cause if cause.text in (TTL_PASSED, HOST_GONE) else cause.with_log(log)
 
 
-def of_sidecar(cause: str) -> str:
+def of_sidecar(cause: EndCause) -> EndCause:
     """Return a cause that names the sidecar, unless both containers share it."""
-    return cause if cause in (TTL_PASSED, HOST_GONE) else SIDECAR + cause
+    is_shared = cause.text in (TTL_PASSED, HOST_GONE)
+    return cause if is_shared else replace(cause, text=f"{SIDECAR}{cause}")
 
 
 def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:

@@ -18,8 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aenv_ray.engines.base import Capabilities, Engine, RunningSandbox, Sandbox, SandboxSpec, lost
-from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.base import (
+    Capabilities,
+    EndCause,
+    Engine,
+    RunningSandbox,
+    Sandbox,
+    SandboxSpec,
+    lost,
+)
+from aenv_ray.engines.door import CAUSE_WAIT_S, DoorSandbox
 from aenv_ray.engines.node.directory import node_directory, short_name
 from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.engines.node.variables import instance_variables
@@ -30,6 +38,7 @@ from aenv_ray.engines.process.launcher_client import (
     BOOT_DEADLINE_S,
     TEMPLATE_DEADLINE_S,
     LauncherClient,
+    end_cause,
 )
 from aenv_ray.engines.process.plan import (
     NETWORK_MODES,
@@ -40,7 +49,7 @@ from aenv_ray.engines.process.plan import (
     why_not_from_template,
     with_storage,
 )
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import AenvError, FabricUnavailable, InsideCause, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.storage import StorageMount
 
@@ -50,7 +59,7 @@ class _Connection:
     """A running sandbox. Removed when its process ends; then the sandbox itself tells the cause."""
 
     sandbox: DoorSandbox
-    exited: asyncio.Future[str]
+    exited: asyncio.Future[EndCause]
     """Done, with the cause, when the launcher reports the end of the process."""
 
 
@@ -240,7 +249,11 @@ class ProcessEngine(Engine):
         previous = self._connections.get(instance_id)
         exited = previous.exited if previous else asyncio.get_running_loop().create_future()
         sandbox = DoorSandbox(
-            instance_id, isolation_of(report), mode, lambda: asyncio.shield(exited)
+            instance_id,
+            isolation_of(report),
+            mode,
+            lambda: self._find_cause(instance_id, exited),
+            2 * CAUSE_WAIT_S,
         )
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -254,6 +267,23 @@ class ProcessEngine(Engine):
         sandbox.on_end(lambda _: self._on_door_end(instance_id))
         return sandbox
 
+    async def _find_cause(
+        self, instance_id: InstanceId, exited: asyncio.Future[EndCause]
+    ) -> EndCause:
+        """Return why a connection broke: the launcher reports the end of a process in milliseconds.
+
+        Connections on a node do not break by themselves: one that ended while its process runs
+        was ended by that process.
+        """
+        await asyncio.wait([exited], timeout=CAUSE_WAIT_S)
+        if not exited.done():
+            with contextlib.suppress(FabricUnavailable):
+                found = await self._launcher.ask("find", id=instance_id)
+                if found["instance"] is not None:
+                    words = "it closed its connection to its host, and its process runs on"
+                    return EndCause(words, InsideCause.CONNECTION)
+        return await asyncio.shield(exited)
+
     def _on_door_end(self, instance_id: InstanceId) -> None:
         """End a sandbox whose door failed while its process runs."""
         if instance_id in self._connections:
@@ -263,7 +293,10 @@ class ProcessEngine(Engine):
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._launcher.connect()
-        row = (await self._launcher.ask("find", id=instance_id))["instance"]
+        found = await self._launcher.ask("find", id=instance_id)
+        row, ended = found["instance"], found["ended"]
+        if ended is not None:
+            raise lost(instance_id, _with_log(end_cause(ended), ended["log"]))
         if row is None or row["host"] != self._launcher.host_id:
             raise lost(instance_id, "it ended while its host was away")
         sandbox = await self._connect(instance_id, row["mode"], row)
@@ -300,7 +333,7 @@ class ProcessEngine(Engine):
                 answer = await self._launcher.receive(
                     answers, "the end of an instance", ANSWER_DEADLINE_S
                 )
-                self._on_exit(answer["id"], "it was released", "")
+                self._on_exit(answer["id"], EndCause("it was released"), "")
         finally:
             self._launcher.forget(seq)
 
@@ -316,12 +349,11 @@ class ProcessEngine(Engine):
         path = self._directory / "log" / short_name(instance_id)
         return logs.read(path, tail_lines, connection.exited if follow else None)
 
-    def _on_exit(self, instance_id: str, cause: str, log: str) -> None:
+    def _on_exit(self, instance_id: str, cause: EndCause, log: str) -> None:
         connection = self._connections.pop(InstanceId(instance_id), None)
         if connection is None:
             return  # it was stopped, or never connected
-        if log.strip() and cause not in (TTL_PASSED, HOST_GONE):
-            cause = f"{cause}; the end of its log:\n{log.strip()}"
+        cause = _with_log(cause, log)
         if not connection.exited.done():
             connection.exited.set_result(cause)
         connection.sandbox.end(cause)
@@ -329,13 +361,18 @@ class ProcessEngine(Engine):
     def _on_launcher_lost(self) -> None:
         self._ready.clear()
         for instance_id in list(self._connections):
-            self._on_exit(instance_id, "the node's launcher died, and its sandboxes with it", "")
+            cause = EndCause("the node's launcher died, and its sandboxes with it")
+            self._on_exit(instance_id, cause, "")
 
     async def close(self) -> None:  # noqa: D102
         for connection in list(self._connections.values()):
             await connection.sandbox.close()
         self._connections.clear()
         await self._launcher.close()
+
+
+def _with_log(cause: EndCause, log: str) -> EndCause:
+    return cause if cause.text in (TTL_PASSED, HOST_GONE) else cause.with_log(log)
 
 
 def _template_gone(spec: SandboxSpec) -> AenvError:

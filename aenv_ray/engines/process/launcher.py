@@ -44,7 +44,10 @@ from aenv_ray.engines.process.templates import (
     TemplateProcess,
     Templates,
     cause_of,
+    inside_of,
+    node_oom_kills,
 )
+from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock
 
 ADOPTION_GRACE_S: Final = 30.0
@@ -58,6 +61,8 @@ MAX_DEAD_SPARES: Final = 3
 SPARE_PAUSE_S: Final = 5.0
 """No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
+MAX_UNREPORTED: Final = 4096
+"""Ends that are remembered for hosts that are away."""
 TTL_PASSED: Final = "its TTL passed"
 HOST_GONE: Final = "its host is gone"
 _LOCK_DEADLINE_S: Final = 0.2
@@ -145,6 +150,8 @@ class Launcher:
             on_end=self._on_template_end, in_use=self._used_templates,
         )  # fmt: skip
         self._away: dict[str, float] = {}
+        self._unreported: dict[str, dict[str, Any]] = {}
+        """The ends of instances whose host was away, by id."""
         self._owner = -1
         self._quiet_since = self._clock()
         self._stopping = False
@@ -215,7 +222,8 @@ class Launcher:
             case "find":
                 instance = self._instances.get(message["id"])
                 row = None if instance is None else self._row(instance)
-                self._peers.send(peer, {"seq": seq, "instance": row})
+                ended = self._unreported.get(message["id"])
+                self._peers.send(peer, {"seq": seq, "instance": row, "ended": ended})
 
     def _hello(self, peer: Peer, seq: int, message: dict[str, Any]) -> None:
         peer.host = message["host"]
@@ -268,9 +276,9 @@ class Launcher:
             if template.queued:
                 self._fail_start(template.queued.popleft(), f"fork: {message['no_spare']}")
         elif "exited" in message:
-            self._process_exited(template, message["exited"], cause_of(message["status"]))
+            self._process_exited(template, message["exited"], message["status"])
 
-    def _process_exited(self, template: TemplateProcess, number: int, cause: str) -> None:
+    def _process_exited(self, template: TemplateProcess, number: int, status: int) -> None:
         instance = self._instances.get(template.instances.pop(number, ""))
         if instance is not None and self._died_as_a_spare(template, instance):
             instance.dead_spares += 1
@@ -279,9 +287,15 @@ class Launcher:
             self._assign_spares(template)
             template.order(self._clock())
         elif instance is not None:
+            cause = cause_of(status)
+            inside = inside_of(
+                status,
+                isolated=template.is_isolated,
+                oom_kills_before=instance.oom_kills,
+            )
             if instance.status == "starting":
                 cause = f"{cause}\n{self._logs.tail(template.log)}".strip()
-            self._exited(instance.id, cause)
+            self._exited(instance.id, cause, inside)
         elif number in template.spares:
             template.spares.pop(number).close()
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
@@ -346,8 +360,10 @@ class Launcher:
         self, template: TemplateProcess, instance: InstanceProcess, channel: socket.socket
     ) -> None:
         assert template.ready is not None
-        jailed = template.ready["isolation"]["kind"] == "namespaces"
-        work_dir = "" if jailed else str(self._files.make_work_dir(instance.id))
+        work_dir = ""
+        if not template.is_isolated:
+            work_dir = str(self._files.make_work_dir(instance.id))
+            instance.oom_kills = node_oom_kills()
         output = self._logs.open(instance.log)
         try:
             with self._files.listen(instance.id) as listener:
@@ -376,7 +392,21 @@ class Launcher:
             instance.status = "running"
             self._peers.send(peer, {"seq": seq, "id": instance_id, "started": True})
 
-    def _stop(self, instance_id: str, cause: str, stopper: tuple[Peer, int] | None = None) -> None:
+    def _stop(
+        self,
+        instance_id: str,
+        cause: str,
+        stopper: tuple[Peer, int] | None = None,
+        inside: InsideCause | None = None,
+    ) -> None:
+        """End an instance; the first cause counts.
+
+        Args:
+            instance_id: Of the instance.
+            cause: Why, in words.
+            stopper: Who asked for it, with the request's number.
+            inside: The limit that it exceeded, if it is ended for that.
+        """
         instance = self._instances.get(instance_id)
         if instance is None:
             if stopper:
@@ -384,7 +414,8 @@ class Launcher:
                     stopper[0], {"seq": stopper[1], "id": instance_id, "stopped": True}
                 )
             return
-        instance.cause = instance.cause or cause
+        if not instance.cause:
+            instance.cause, instance.inside = cause, inside
         if stopper:
             instance.stoppers.append(stopper)
         template = self._templates.get(instance.template)
@@ -396,11 +427,12 @@ class Launcher:
         else:
             template.end(instance.number)
 
-    def _exited(self, instance_id: str, cause: str) -> None:
+    def _exited(self, instance_id: str, cause: str, inside: InsideCause | None = None) -> None:
         instance = self._instances.get(instance_id)
         if instance is None:
             return
-        cause = instance.cause or cause
+        if instance.cause:
+            cause, inside = instance.cause, instance.inside
         is_complete = instance.status == "failed"  # the project's own error message
         error = cause if is_complete else f"it ended while it started: {cause}"
         self._answer_start(instance_id, error)
@@ -413,9 +445,16 @@ class Launcher:
         self._files.clean(instance.id)
         for peer, seq in instance.stoppers:
             self._peers.send(peer, {"seq": seq, "id": instance_id, "stopped": True})
-        for peer in self._peers.of(instance.host):
-            report = {"event": "exited", "id": instance_id, "cause": cause, "log": tail}
+        report = {
+            "event": "exited", "id": instance_id, "cause": cause, "inside": inside, "log": tail,
+        }  # fmt: skip
+        peers = self._peers.of(instance.host)
+        for peer in peers:
             self._peers.send(peer, report)
+        if not peers and not instance.stoppers:
+            self._unreported[instance_id] = report
+            while len(self._unreported) > MAX_UNREPORTED:
+                del self._unreported[next(iter(self._unreported))]
 
     # --- the sweep ----------------------------------------------------------------------------
 

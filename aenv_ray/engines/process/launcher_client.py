@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.node.directory import daemon_environment
-from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
+from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, inside_cause
 
 START_DEADLINE_S: Final = 20.0
 ANSWER_DEADLINE_S: Final = 60.0
@@ -40,7 +41,7 @@ class LauncherClient:
         directory: Path,
         host_id: str,
         owner_pid: int,
-        on_exit: Callable[[str, str, str], None],
+        on_exit: Callable[[str, EndCause, str], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.directory = directory
@@ -121,7 +122,7 @@ class LauncherClient:
             while line := await reader.readline():
                 message = json.loads(line)
                 if message.get("event") == "exited":
-                    self._on_exit(message["id"], message["cause"], message["log"])
+                    self._on_exit(message["id"], end_cause(message), message["log"])
                     continue
                 queue = self._answers.get(message["seq"])
                 if queue is not None:
@@ -216,3 +217,8 @@ class LauncherClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def end_cause(report: Mapping[str, Any]) -> EndCause:
+    """Return the cause that the launcher reports."""
+    return EndCause(report["cause"], inside_cause(report["inside"]))

@@ -22,7 +22,7 @@ import selectors
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
@@ -229,7 +229,7 @@ class LogReader:
 
 
 async def read(
-    path: Path, tail_lines: int | None, ended: asyncio.Future[str] | None
+    path: Path, tail_lines: int | None, ended: asyncio.Future[Any] | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the end of a log, and then what is written to it.
 
@@ -253,7 +253,7 @@ async def read(
     path.unlink(missing_ok=True)  # noqa: ASYNC240  # a file in memory
 
 
-async def _follow(log: LogReader, ended: asyncio.Future[str]) -> AsyncGenerator[bytes, None]:
+async def _follow(log: LogReader, ended: asyncio.Future[Any]) -> AsyncGenerator[bytes, None]:
     import asyncio
 
     is_last = False

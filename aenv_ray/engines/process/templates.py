@@ -22,6 +22,7 @@ from typing import Any, Final
 from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
+from aenv_ray.errors import InsideCause
 
 TEMPLATE_DEADLINE_S: Final = 180.0
 """A template that has not loaded the project's code within this is ended."""
@@ -64,6 +65,11 @@ class InstanceProcess:
     stoppers: list[tuple[Peer, int]] = field(default_factory=list)
     """Who asked for its end."""
     cause: str = ""
+    """Why it is being ended; "" unless the launcher ends it."""
+    inside: InsideCause | None = None
+    """Set if it is being ended for what happened in it, as for a limit that it exceeded."""
+    oom_kills: int = 0
+    """How many processes the node had killed for lack of memory when this one started."""
 
     @property
     def log(self) -> str:
@@ -133,6 +139,11 @@ class TemplateProcess:
     def log(self) -> str:
         """Return the name of its log."""
         return _log_name(self.key)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Return whether its instances have namespaces."""
+        return self.ready is not None and self.ready["isolation"]["kind"] == "namespaces"
 
     def end(self, number: int) -> None:
         """Order it to end a process with all that the process started."""
@@ -433,6 +444,30 @@ def _start(
         ours.send(json.dumps({"setup": first}).encode())
     ours.setblocking(False)
     return TemplateProcess(key, setup, process, ours, launched_at=now, used_at=now)
+
+
+def node_oom_kills() -> int:
+    """Return how many processes the node's kernel has killed for lack of memory; Linux only."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/vmstat").read_text().split("oom_kill ")[1].split("\n")[0])
+    return 0
+
+
+def inside_of(status: int, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:
+    """Return what inside a sandbox ended its process; None if it was ended from outside.
+
+    Args:
+        status: Its exit code or negated signal.
+        isolated: It was process 1 of a pid namespace, which no signal from inside kills: SIGKILL
+            came from outside, for example because the node had no memory left.
+        oom_kills_before: `node_oom_kills` when it started; used without isolation, where its own
+            processes can send SIGKILL too.
+    """
+    if status >= 0:
+        return InsideCause.EXIT
+    if status == -signal.SIGKILL and (isolated or node_oom_kills() != oom_kills_before):
+        return None
+    return InsideCause.SIGNAL
 
 
 def cause_of(status: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import EndCause, Sandbox
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
@@ -121,10 +121,10 @@ async def test_a_sandbox_whose_server_dies_during_a_call_is_lost(bench: Bench) -
     foreign = await bench.start(bare_project(bench, aenvironment_image()))
     with pytest.raises((SandboxLost, CallOutcomeUnknown)):
         await call(foreign, "die")
-    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
     foreign.on_end(ended.set_result)
     async with asyncio.timeout(30.0):
-        assert "exited with code 7" in await ended
+        assert "exited with code 7" in str(await ended)
     with pytest.raises(SandboxLost, match="exited with code 7"):
         await call(foreign, "echo", {"text": "x"})
 

@@ -25,6 +25,8 @@ from aenv_ray.errors import (
     InstanceReleased,
     InternalError,
     PortUnreachable,
+    SandboxDiedInside,
+    SandboxExhausted,
     SandboxLost,
     ToolInputInvalid,
     ToolNotFound,
@@ -42,12 +44,12 @@ Query = Mapping[str, tuple[Json, str]]
 TAG: Final = "data"
 _ALWAYS: Final[Errors] = (
     ConfigError, Unauthorized, Forbidden, InstanceNotFound, InstanceExpired, InstanceReleased,
-    SandboxLost, FabricUnavailable, InternalError,
+    SandboxLost, SandboxDiedInside, FabricUnavailable, InternalError,
 )  # fmt: skip
 _CALL: Final[Errors] = (
     ToolNotFound, ToolInputInvalid, ToolTimeout, DeadlineExceeded, CallOutcomeUnknown,
 )  # fmt: skip
-_FUNCTION: Final[Errors] = (*_CALL, FunctionFailed, MethodRefused)
+_FUNCTION: Final[Errors] = (*_CALL, FunctionFailed, SandboxExhausted, MethodRefused)
 _TEXT: Final = {"type": "string"}
 _NAME: Final = {"type": "string", "minLength": 1}
 _OBJECT: Final = {"type": "object"}

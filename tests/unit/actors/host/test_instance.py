@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
+from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceStatus, Lifetime
@@ -74,7 +75,7 @@ def test_after_its_end_calls_are_told_why(
 ) -> None:
     """Invariant 2: each end is its own error, and none is a result."""
     one = life()
-    assert one.end(reason, "out of memory", T0 + 1.0)
+    assert one.end(reason, EndCause("out of memory"), T0 + 1.0)
     assert one.status is status
     with pytest.raises(error, match=words) as raised:
         one.call_started()
@@ -91,22 +92,22 @@ def test_after_its_end_calls_are_told_why(
 )
 def test_each_end_names_its_own_way_out(reason: EndReason, way_out: str) -> None:
     one = life()
-    one.end(reason, "", T0 + 1.0)
+    one.end(reason, EndCause(""), T0 + 1.0)
     assert way_out in str(one.end_error().hint)
 
 
 def test_the_first_reason_stays() -> None:
     """Invariant 4: release works from every state, any number of times."""
     one = life()
-    assert one.end(EndReason.RELEASED, "released", T0)
-    assert not one.end(EndReason.LOST, "its process died", T0)
-    assert not one.end(EndReason.RELEASED, "again", T0)
+    assert one.end(EndReason.RELEASED, EndCause("released"), T0)
+    assert not one.end(EndReason.LOST, EndCause("its process died"), T0)
+    assert not one.end(EndReason.RELEASED, EndCause("again"), T0)
     assert isinstance(one.end_error(), InstanceReleased)
 
 
 def test_a_sandbox_found_dead_after_its_deadline_died_of_that() -> None:
     one = life()
-    assert one.end(EndReason.LOST, "killed", T0 + 100.0)
+    assert one.end(EndReason.LOST, EndCause("killed"), T0 + 100.0)
     assert isinstance(one.end_error(), InstanceExpired)
 
 

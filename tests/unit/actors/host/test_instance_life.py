@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
+from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import AenvError, InstanceExpired, InstanceReleased, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import (
@@ -112,7 +113,7 @@ def test_a_call_after_the_end_says_what_ended_it(
 ) -> None:
     """Invariant 2: each end is a typed error, and only a lost sandbox voids as lost."""
     instance = life(idle_timeout_s=7.0)
-    assert instance.end(reason, "killed by signal 9", START + 1.0)
+    assert instance.end(reason, EndCause("killed by signal 9"), START + 1.0)
     with pytest.raises(error, match=words) as caught:
         instance.call_started()
     assert vars(caught.value)["instance_id"] == "env-abc"
@@ -124,25 +125,25 @@ def test_a_call_after_the_end_says_what_ended_it(
 def test_every_reason_has_an_error_also_without_an_idle_timeout() -> None:
     for reason in EndReason:
         instance = life()
-        instance.end(reason, "cause", START)
+        instance.end(reason, EndCause("cause"), START)
         assert "env-abc" in instance.end_error().message
 
 
 def test_the_first_end_stays() -> None:
     """Invariant 4: a second end, of whatever kind, changes nothing."""
     instance = life()
-    assert instance.end(EndReason.RELEASED, "asked", START)
-    assert not instance.end(EndReason.LOST, "gone", START + 1.0)
-    assert not instance.end(EndReason.RELEASED, "asked again", START + 2.0)
+    assert instance.end(EndReason.RELEASED, EndCause("asked"), START)
+    assert not instance.end(EndReason.LOST, EndCause("gone"), START + 1.0)
+    assert not instance.end(EndReason.RELEASED, EndCause("asked again"), START + 2.0)
     assert instance.ended is EndReason.RELEASED
-    assert instance.end_cause == "asked"
+    assert instance.end_cause == EndCause("asked")
 
 
 def test_a_sandbox_found_dead_after_its_deadline_expired() -> None:
     """Invariant 2: an expiry is not reported as a loss."""
     late, early = life(ttl_s=100.0), life(ttl_s=100.0)
-    late.end(EndReason.LOST, "connection closed", START + 100.0)
-    early.end(EndReason.LOST, "connection closed", START + 99.0)
+    late.end(EndReason.LOST, EndCause("connection closed"), START + 100.0)
+    early.end(EndReason.LOST, EndCause("connection closed"), START + 99.0)
     assert late.ended is EndReason.TTL
     assert early.ended is EndReason.LOST
 
@@ -156,7 +157,7 @@ def test_renew_counts_from_now_and_never_shortens() -> None:
 
 def test_what_has_ended_cannot_be_renewed() -> None:
     instance = life()
-    instance.end(EndReason.RELEASED, "asked", START)
+    instance.end(EndReason.RELEASED, EndCause("asked"), START)
     with pytest.raises(InstanceReleased):
         instance.renewed(100.0, START)
 
@@ -164,7 +165,7 @@ def test_what_has_ended_cannot_be_renewed() -> None:
 def test_a_call_that_finishes_after_the_end_is_still_counted() -> None:
     instance = life()
     instance.call_started()
-    instance.end(EndReason.RELEASED, "asked", START)
+    instance.end(EndReason.RELEASED, EndCause("asked"), START)
     instance.call_finished(START + 1.0)
     assert (instance.calls, instance.calls_under_way) == (1, 0)
 

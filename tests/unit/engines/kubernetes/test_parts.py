@@ -186,7 +186,7 @@ LEFT = json.dumps(
 )  # fmt: skip
 def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     """Invariant 2."""
-    assert words in pod_status.end_cause(pod)
+    assert words in str(pod_status.end_cause(pod))
 
 
 @pytest.mark.parametrize(
