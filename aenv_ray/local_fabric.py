@@ -60,6 +60,10 @@ class LocalFabric(BaseModel):
     user: str
     """The user who started it."""
 
+    def is_broken(self) -> bool:
+        """Return whether its start failed half-way, or its Ray does not answer any more."""
+        return self.phase is not Phase.UP or not self.ray_answers()
+
     def ray_answers(self) -> bool:
         """Return whether something listens at the Ray address."""
         host, _, port = self.ray_address.rpartition(":")

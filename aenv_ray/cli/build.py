@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +15,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output, ProjectPath, WorkDir
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 
 if TYPE_CHECKING:
     from aenv_ray.engines.images.build import BuildPlan, BuiltImage
@@ -72,7 +75,6 @@ def build(
       aenv build ./todo
       aenv build ./todo -t 1.0.0 -t latest --push
     """
-    from aenv_ray.cli import artifacts
     from aenv_ray.cli.terminal import config_file
     from aenv_ray.project import project
 
@@ -83,11 +85,11 @@ def build(
     config = loaded.path / project.CONFIG_NAME
     plan = _plan(loaded, image_name, image_tag or [], registry, namespace, dockerfile, platform,
                  build_arg or [])  # fmt: skip
-    artifacts.check_writable(config)
+    check_writable(config)
     reference = plan.references[0]
     image, pushed = asyncio.run(_build(plan, push=push))
     digest = pushed or image.id
-    artifacts.record_image(config, reference, digest)
+    record_image(config, reference, digest)
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
     show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
@@ -215,3 +217,47 @@ class Progress:
         if self._bar is not None and self._task is not None:
             text = text[:_STEP_LENGTH]
             self._bar.update(self._task, completed=done, total=total, description=text)
+
+
+# --- the record in config.json --------------------------------------------------------------------
+
+
+def check_writable(config: Path) -> None:
+    """Check that `record_image` will be able to write, before a long build.
+
+    Raises:
+        ConfigError: The directory of the file is read-only.
+    """
+    directory = config.resolve().parent
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{directory} is not writable, and the image is recorded in {config.name} there",
+            hint="make it writable, or build from a copy",
+        )
+
+
+def record_image(config: Path, reference: str, digest: str) -> None:
+    """Record an image in the artifacts of a config.json, in place of an earlier one.
+
+    Args:
+        config: The file; replaced atomically, with its permissions.
+        reference: The image's name and tag.
+        digest: The image's id, or its name by digest in the registry.
+
+    Raises:
+        ConfigError: The file cannot be read or written any more; it is unchanged.
+    """
+    config = config.resolve()  # a symbolic link stays one
+    try:
+        data = json.loads(config.read_text(encoding="utf-8"))
+        others = [a for a in data.get("artifacts") or [] if a.get("type") != "image"]
+        built = {"type": "image", "content": reference, "digest": digest}
+        data["artifacts"] = [*others, built]
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(config, text, mode=config.stat().st_mode & 0o777, durable=True)
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ConfigError(
+            f"{reference} was built, but cannot be recorded in {config}: {exc}",
+            hint=f'add it to "artifacts" there: {{"type": "image", "content": "{reference}", '
+            f'"digest": "{digest}"}}',
+        ) from exc

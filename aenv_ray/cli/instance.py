@@ -423,15 +423,7 @@ def _output(done: dict[str, Any], name: str) -> bytes:
 
 
 class _CreateRequest:
-    """Creates instances exactly once, even if a response is lost.
-
-    Args:
-        door: The gateway.
-        environment: ``name@version`` or ``name``.
-        options: Options of the create.
-        deadline_s: Seconds until the instances must run.
-        retries: Attempts beyond the first, if the fabric is full or unreachable.
-    """
+    """Creates instances exactly once, even if a response is lost."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""``aenv status``: the fabric on this machine, and the configured gateway."""
+"""``aenv status`` and ``aenv hub``: the fabric on this machine, the configured gateway, its hub."""
 
 from __future__ import annotations
 
@@ -95,3 +95,31 @@ def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None
         except AenvError as exc:
             return facts | {"gateway": exc.message}
     return facts | {"gateway": "ok"}
+
+
+hub = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Show the hub, which stores environments, leases and tokens.\n\n"
+    "Example:\n  aenv hub status",
+)  # fmt: skip
+
+
+@hub.callback()
+def _noun() -> None:
+    """Make this a group although it has a single command."""
+
+
+@hub.command("status")
+def hub_status(
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show the hub's contents, storage and start time.
+
+    Example:
+      aenv hub status -o json
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        show(door.hub(), output)

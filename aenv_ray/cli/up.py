@@ -1,4 +1,4 @@
-"""``aenv up``: start Ray, hub and gateway on this machine; they keep running after the command."""
+"""``aenv up`` and ``aenv down``: Ray, hub and gateway on this machine, beyond the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -31,31 +30,6 @@ _HEALTH_S: Final = 10.0
 _TOKEN_OWNER: Final = "admin"
 _REVOKE_S: Final = 5.0
 _RAY_ATTEMPTS: Final = 3
-
-
-class UpStep(Enum):
-    """What ``aenv up`` has to do."""
-
-    NOTHING = "it is up"
-    REPAIR = "Ray runs, but hub or gateway do not"
-    START = "nothing runs"
-    CLEAN = "an earlier fabric is broken and has to be removed first"
-
-
-def next_step(*, known: bool, ray_answers: bool, is_up: bool, is_healthy: bool) -> UpStep:
-    """Return what has to be done.
-
-    Args:
-        known: There is a record of a fabric.
-        ray_answers: Its Ray can be reached.
-        is_up: Everything was running once.
-        is_healthy: Its gateway answers.
-    """
-    if not known:
-        return UpStep.START
-    if not ray_answers or not is_up:
-        return UpStep.CLEAN
-    return UpStep.NOTHING if is_healthy else UpStep.REPAIR
 
 
 def up(
@@ -90,16 +64,15 @@ def up(
     from aenv_ray.config import settings
 
     data_dir = settings().data_dir
-    with locked(data_dir), _quiet_stdout():
+    with _locked(data_dir), contextlib.redirect_stdout(sys.stderr):  # Ray prints there
         found = local_fabric.read(data_dir)
-        step = _look(found)
-        if step is UpStep.CLEAN and found is not None:
+        if found is not None and found.is_broken():
             console.say("removing a broken earlier fabric")
-            take_down(found)
-            step, found = UpStep.START, None
+            _take_down(found)
+            found = None
         if found is None:
             port, mcp_port = _free_ports(host, port, mcp_port)
-        if step is UpStep.NOTHING and found is not None:
+        if found is not None and _is_healthy(found):
             console.say(f"already up, started by {found.user}")
             fabric = found
         else:
@@ -109,18 +82,7 @@ def up(
     show(shown, output)
 
 
-def _look(found: LocalFabric | None) -> UpStep:
-    from aenv_ray.local_fabric import Phase
-
-    return next_step(
-        known=found is not None,
-        ray_answers=found is not None and found.ray_answers(),
-        is_up=found is not None and found.phase is Phase.UP,
-        is_healthy=found is not None and is_healthy(found),
-    )
-
-
-def is_healthy(fabric: LocalFabric) -> bool:
+def _is_healthy(fabric: LocalFabric) -> bool:
     """Return whether a fabric's gateway answers and accepts its token."""
     from aenv_ray.client.gateway import Gateway
     from aenv_ray.client.gateway_http import GatewayHttp
@@ -161,7 +123,7 @@ def _bring_up(
     except BaseException:
         if found is None:
             console.say("removing what was started")
-            take_down(local_fabric.read(data_dir) or fabric)
+            _take_down(local_fabric.read(data_dir) or fabric)
         raise
     return fabric
 
@@ -244,14 +206,14 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
         ray_api.leave()
     place = node_path(settings().runtime_dir, scope) if fabric.owns_ray else None
     fabric = fabric.model_copy(update={"token": token, "node_dir": place})
-    if not is_healthy(fabric):
+    if not _is_healthy(fabric):
         raise FabricUnavailable(
             f"the gateway at {fabric.url} does not answer", hint="try again: aenv up"
         )
     return fabric
 
 
-def take_down(fabric: LocalFabric) -> None:
+def _take_down(fabric: LocalFabric) -> None:
     """End everything that a fabric started, and remove its record."""
     from aenv_ray import local_fabric
     from aenv_ray.cli.local import local_ray
@@ -323,7 +285,7 @@ def _free_ports(host: str, *wanted: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def locked(data_dir: Path) -> Iterator[None]:
+def _locked(data_dir: Path) -> Iterator[None]:
     """Wait for other ``aenv up`` and ``aenv down`` of this user, and exclude them.
 
     Raises:
@@ -349,11 +311,27 @@ def locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """Redirect Ray's messages from standard output, which is for data, to standard error."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def down(output: Output = None) -> None:
+    """End what `aenv up` started, with its instances.
+
+    The hub's data stays on disk. Also works if `aenv up` failed halfway.
+
+    Example:
+      aenv down
+    """
+    from aenv_ray import local_fabric
+    from aenv_ray.config import settings
+
+    data_dir = settings().data_dir
+    with _locked(data_dir), contextlib.redirect_stdout(sys.stderr):
+        fabric = local_fabric.read(data_dir)
+        if fabric is None:
+            console.say("nothing is up")
+        else:
+            console.say("ending gateway, hub and instances …")
+            _take_down(fabric)
+    ended = {"ended": fabric is not None, "url": fabric.url if fabric else None}
+    show(ended, output, "down")
 
 
 # --- the token ------------------------------------------------------------------------------------

@@ -106,10 +106,7 @@ class ClusterApi:
     ) -> list[Document]:
         """Return the objects of a kind; an empty list if the cluster does not have the kind.
 
-        Args:
-            kind: Of the objects.
-            namespace: None: all namespaces.
-            selector: Label selector. None: all objects.
+        Without `namespace` those of all namespaces, without a label `selector` all of them.
 
         Raises:
             AenvError: As `request`.
@@ -127,12 +124,6 @@ class ClusterApi:
         self, kind: Kind, document: Document, *, force: bool = False, dry_run: bool = False
     ) -> Document:
         """Create or change an object by server-side apply; idempotent.
-
-        Args:
-            kind: Of the object.
-            document: The object, with a name.
-            force: Take over fields that other managers own.
-            dry_run: Check only.
 
         Raises:
             AenvError: As `request`.

@@ -22,13 +22,7 @@ _SHOWN: Final = 6
 
 
 class Doctor:
-    """Checks a Kubernetes cluster with the caller's permissions.
-
-    Args:
-        api: Of the cluster.
-        namespace: The namespace of the RayCluster, which need not exist.
-        documents: The objects to apply.
-    """
+    """Checks a Kubernetes cluster with the caller's permissions."""
 
     def __init__(self, api: ClusterApi, namespace: str, documents: Sequence[Document]) -> None:
         self._api = api

@@ -32,14 +32,7 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """Operations on the cluster in one namespace.
-
-    Args:
-        api: Of the Kubernetes cluster.
-        namespace: Of the RayCluster.
-        say: Called with each line of progress.
-        pause: Sleeps for some seconds.
-    """
+    """Operations on the cluster in one namespace."""
 
     def __init__(
         self,
@@ -75,11 +68,6 @@ class Lifecycle:
         self, documents: Sequence[Document], *, force: bool = False, dry_run: bool = False
     ) -> None:
         """Create or change the cluster; running pods are unaffected.
-
-        Args:
-            documents: Its objects.
-            force: Take over fields that other managers own.
-            dry_run: Have the API check everything without changing it.
 
         Raises:
             ConfigError: KubeRay is not installed, or the API refuses an object.

@@ -77,9 +77,6 @@ class TaskFeed:
     once. An iterator may block, so it is read in a separate thread, always the same; an async
     iterator is read on the loop of its consumers. Consumers may take tasks concurrently.
 
-    Args:
-        source: See `TaskSource`.
-
     Raises:
         ConfigError: The source cannot be iterated, the file cannot be read, or a task of a file or
             list is invalid.

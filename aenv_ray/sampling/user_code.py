@@ -24,10 +24,6 @@ async def outcome(awaitable: Awaitable[Any], what: str) -> Any:
     """Return the result of the user's awaitable.
 
     Cancelling its episode and Ctrl-C, which reaches only the main thread, pass unchanged.
-
-    Args:
-        awaitable: The user's awaitable.
-        what: Its name, for messages.
     """
     try:
         return await awaitable

@@ -197,16 +197,7 @@ class Tally:
 
 
 class Round:
-    """One round: create instances, make calls, kill the victim, count what is left.
-
-    Args:
-        node: Where it runs.
-        victim: What to kill.
-        number: Of the round; number and seed determine all other random choices.
-        seed: Of the run.
-        tally: For the counts.
-        daemon: The Docker daemon, if it may be killed.
-    """
+    """One round: create instances, make calls, kill the victim, count what is left."""
 
     def __init__(
         self,

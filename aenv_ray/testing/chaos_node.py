@@ -29,13 +29,7 @@ _POLL_S: Final = 0.1
 
 
 class ChaosNode:
-    """A local Ray with separate directories, from `open` to `close`.
-
-    Args:
-        engine: The engine of every instance.
-        docker_host: Address of the Docker daemon; None if it is not used.
-        image: The image of the containers.
-    """
+    """A local Ray with separate directories, from `open` to `close`."""
 
     def __init__(self, engine: str, docker_host: str | None, image: str | None) -> None:
         self.engine = engine

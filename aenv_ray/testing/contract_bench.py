@@ -89,12 +89,7 @@ def write_project(
 
 
 class Bench:
-    """One engine under test, with a directory for projects.
-
-    Args:
-        engine: Under test.
-        directory: An empty directory for projects.
-    """
+    """One engine under test, with a directory for projects."""
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self.engine = engine

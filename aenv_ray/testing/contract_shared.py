@@ -54,14 +54,7 @@ class SharedSandboxes:
     async def sandbox(
         self, name: str, test: str, make_engine: MakeEngine, left_over: LeftOver
     ) -> Sandbox:
-        """Return the sandbox with that name; start it if it does not run.
-
-        Args:
-            name: Distinguishes the sandboxes of a class.
-            test: Name of the test that requests it.
-            make_engine: As in `EngineContract`.
-            left_over: As in `EngineContract`.
-        """
+        """Return the sandbox with that name; start it if it does not run."""
         ended = [one.end_cause for one in self._sandboxes.values() if one.end_cause is not None]
         if ended:
             self._lost.append(f"after {self._last_test}: {ended}")

@@ -19,13 +19,7 @@ def check(
     wanted: str | None,
     find: Callable[[str], str | None] = shutil.which,
 ) -> Finding:
-    """Check that the wanted runtime is registered, and that the programs of all runtimes exist.
-
-    Args:
-        info: The daemon's answer to ``/info``.
-        wanted: ``AENV_DOCKER_RUNTIME``.
-        find: Returns the path of a program, or None if it is not installed.
-    """
+    """Check that the wanted runtime is registered, and that the programs of all runtimes exist."""
     described: dict[str, dict[str, Any]] = {
         name: dict(one or {})
         for name, one in sorted(dict(info.get("Runtimes") or {}).items())

@@ -70,12 +70,7 @@ def look_here() -> list[Finding]:
 
 
 async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]:
-    """Check permissions, an instance, and what that reaches.
-
-    Args:
-        settings: Of this process.
-        client: Of the API; closed afterwards.
-    """
+    """Check permissions, an instance, and what that reaches."""
     from aenv_ray.engines.kubernetes.client import ApiRefused
 
     try:

@@ -18,12 +18,7 @@ _COLUMNS: Final[Columns] = {
 
 
 def show_findings(findings: Sequence[Finding], given: Format | None) -> None:
-    """Print findings on standard output, and how to fix them on standard error.
-
-    Args:
-        findings: One per row.
-        given: The ``-o`` option.
-    """
+    """Print findings on standard output, and how to fix them on standard error."""
     show_rows([asdict(finding) for finding in findings], given, _COLUMNS)
     for finding in findings:
         if finding.mend and finding.verdict is not Verdict.OK:

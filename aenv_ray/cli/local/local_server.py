@@ -36,12 +36,6 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process in a new session; on Linux it is killed when this process dies.
 
-    Args:
-        command: Program and arguments.
-        environment: All environment variables.
-        cwd: Working directory.
-        output: File descriptor, or `subprocess.PIPE`, for standard output and standard error.
-
     Raises:
         ConfigError: It cannot be started.
     """

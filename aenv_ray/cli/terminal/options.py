@@ -127,9 +127,6 @@ def reference(name: str, version: str | None) -> tuple[str, str | None]:
 def reference_here(noun: str) -> str:
     """Return the environment of the ``config.json`` in the working directory.
 
-    Args:
-        noun: The command's noun, for the hint.
-
     Raises:
         ConfigError: The file is missing or invalid.
     """

@@ -151,12 +151,7 @@ def instances_left(environment: str, engine: str | None, owner: str) -> int:
 
 
 def table(summary: Summary, left: int | None = None) -> str:
-    """Return the summary of rollouts as text.
-
-    Args:
-        summary: The summary.
-        left: Number of instances left; None if not counted.
-    """
+    """Return the summary of rollouts as text."""
 
     def ms(value: float | None) -> str:
         return "-" if value is None else f"{value:.1f} ms"

@@ -13,7 +13,6 @@ from aenv_ray import local_fabric
 from aenv_ray.cli.main import main
 from aenv_ray.cli.sample import load_policy
 from aenv_ray.cli.terminal import config_file, options
-from aenv_ray.cli.up import UpStep, next_step
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.local_fabric import LocalFabric, Phase
@@ -31,20 +30,17 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("known", "ray_answers", "is_up", "is_healthy", "step"),
-    [
-        (False, False, False, False, UpStep.START),
-        (True, True, True, True, UpStep.NOTHING),
-        (True, True, True, False, UpStep.REPAIR),
-        (True, False, True, False, UpStep.CLEAN),  # the machine was restarted
-        (True, True, False, False, UpStep.CLEAN),  # an `aenv up` was killed half-way
-        (True, False, False, False, UpStep.CLEAN),
-    ],
-)
-def test_what_up_does_next(known, ray_answers, is_up, is_healthy, step):
-    found = next_step(known=known, ray_answers=ray_answers, is_up=is_up, is_healthy=is_healthy)
-    assert found is step
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("ray_answers", [True, False])
+def test_only_a_complete_fabric_whose_ray_answers_is_used_again(phase, ray_answers):
+    """It is incomplete if `aenv up` was killed; Ray is gone after the machine was restarted."""
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        port = ray.getsockname()[1] if ray_answers else 1
+        fabric = local_fabric.LocalFabric(
+            id="a", phase=phase, url="http://127.0.0.1:1", mcp_url="http://127.0.0.1:1",
+            ray_address=f"127.0.0.1:{port}", owns_ray=True, started_at=0.0, user="me",
+        )  # fmt: skip
+        assert fabric.is_broken() is not (ray_answers and phase is Phase.UP)
 
 
 def test_a_taken_port_is_an_error_before_anything_starts(capsys, tmp_path):

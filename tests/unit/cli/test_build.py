@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from aenv_ray.cli import artifacts
+from aenv_ray.cli import build
 from aenv_ray.errors import ConfigError
 
 _FULL = """
 import resource, sys
 from pathlib import Path
-from aenv_ray.cli import artifacts
+from aenv_ray.cli import build
 from aenv_ray.errors import ConfigError
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))  # as if the disk took no more
 try:
-    artifacts.record_image(Path(sys.argv[1]), "r:1", "sha256:00")
+    build.record_image(Path(sys.argv[1]), "r:1", "sha256:00")
 except ConfigError as exc:
     sys.exit(0 if "cannot be recorded" in str(exc) and "sha256:00" in exc.hint else 2)
 """
@@ -34,7 +34,7 @@ def config(tmp_path):
 
 
 def test_an_image_replaces_an_earlier_one_and_nothing_else(config):
-    artifacts.record_image(config, "r:1", "r@sha256:00")
+    build.record_image(config, "r:1", "r@sha256:00")
     assert json.loads(config.read_text()) == {
         "name": "täglich",
         "artifacts": [
@@ -50,7 +50,7 @@ def test_a_symbolic_link_stays_one(config, tmp_path):
     link = tmp_path / "project" / "config.json"
     link.parent.mkdir()
     link.symlink_to(config)
-    artifacts.record_image(link, "r:1", "sha256:00")
+    build.record_image(link, "r:1", "sha256:00")
     assert link.is_symlink()
     assert "sha256:00" in config.read_text()
 
@@ -68,11 +68,11 @@ def test_a_full_disk_leaves_the_file_unchanged(config):
 def test_a_config_that_became_invalid_is_reported(config):
     config.write_text("{")
     with pytest.raises(ConfigError, match="was built, but cannot be recorded"):
-        artifacts.record_image(config, "r:1", "sha256:00")
+        build.record_image(config, "r:1", "sha256:00")
 
 
 def test_a_read_only_directory_is_reported_before_the_build(monkeypatch, config):
-    artifacts.check_writable(config)
+    build.check_writable(config)
     monkeypatch.setattr("os.access", lambda *_: False)  # nothing is closed to root
     with pytest.raises(ConfigError, match="is not writable"):
-        artifacts.check_writable(config)
+        build.check_writable(config)
