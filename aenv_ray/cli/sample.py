@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aenv_ray.sampling import Task
 
 
-def sample(
+def sample(  # noqa: PLR0913, PLR0917  # each is an option
     environment: Annotated[
         str,
         typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
@@ -52,6 +52,10 @@ def sample(
         str | None,
         typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
     ] = None,
+    reward_on_death: Annotated[
+        float,
+        typer.Option("--reward-on-death", help="Reward of episodes whose sandbox died inside."),
+    ] = 0.0,
     ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
     engine: Engine = None,
     env: Annotated[
@@ -63,7 +67,8 @@ def sample(
 
     The policy is `policy(env, task)`, sync or async; see docs/rollouts.md.
     Infrastructure failures are excluded from means. Exits with 1 if an episode
-    failed for such a reason.
+    failed for such a reason. A sandbox that its agent ended or exhausted is an
+    outcome: it counts with --reward-on-death.
 
     Example:
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
@@ -95,6 +100,7 @@ def sample(
             concurrency=concurrency,
             infra_retries=infra_retries,
             episode_timeout=episode_timeout,
+            reward_on_death=reward_on_death,
             out=out,
             resume=resume,
             ttl=ttl,

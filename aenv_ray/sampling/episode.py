@@ -71,12 +71,16 @@ class EpisodeStatus(StrEnum):
 
     COMPLETED = "completed"
     """The policy ended, and the reward was computed if the task has one."""
+    DIED_INSIDE = "died_inside"
+    """While or after the policy acted, something in the sandbox ended it or kept the reward from
+    running: an outcome, counted in means with `reward_on_death`, and not restarted."""
     INFRA_FAILED = "infra_failed"
     """The infrastructure failed: void, excluded from means."""
     POLICY_FAILED = "policy_failed"
     """The policy raised: void, excluded from means."""
     TIMED_OUT = "timed_out"
-    """The policy did not end within `episode_timeout`: void, excluded from means."""
+    """The policy did not end within `episode_timeout` or the life of the instance: void, excluded
+    from means, and not restarted."""
     REWARD_FAILED = "reward_failed"
     """Setup or reward raised, or returned no number: void, excluded from means."""
 
@@ -91,7 +95,7 @@ class Episode(BaseModel):
     task_id: str
     status: EpisodeStatus
     reward: float | None
-    """None unless `status` is completed."""
+    """None unless `status` is completed or died_inside."""
     reward_detail: Any = None
     """The result of the reward function."""
     steps: tuple[Step, ...] = ()

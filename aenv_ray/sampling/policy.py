@@ -12,7 +12,14 @@ from concurrent.futures import Future
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, InstanceReleased, ToolError
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    ConfigError,
+    InstanceReleased,
+    SandboxDiedInside,
+    ToolError,
+)
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
 from aenv_ray.sampling.user_code import call, hand_over, outcome
@@ -38,7 +45,8 @@ class EpisodeEnv:
         self._instance = instance
         self._steps = steps
         self.failure: AenvError | None = None
-        """The first infrastructure failure; it voids the episode even if the policy ignores it."""
+        """The first infrastructure failure, or the end of the sandbox; it ends the episode even if
+        the policy ignores it."""
         self.instance_id = str(instance.handle.instance_id)
 
     async def list_tools(self) -> list[dict[str, Any]]:
@@ -63,12 +71,13 @@ class EpisodeEnv:
 
         Raises:
             ToolError: The call was refused or stopped; the episode can continue.
+            SandboxDiedInside: The call, or what ran in the sandbox, ended it: the episode is over.
             AenvError: The infrastructure failed. Do not catch it: the sampler restarts the episode.
         """
         started = time.perf_counter()
         try:
             result = await self._noting(self._instance.call_tool(name, arguments, timeout_s))
-        except ToolError as exc:
+        except (ToolError, SandboxDiedInside) as exc:
             self._note(name, arguments, exc.message, True, exc.code, started)
             raise
         self._note(name, arguments, result.text(), result.is_error, None, started)

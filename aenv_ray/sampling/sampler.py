@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +15,16 @@ from typing import Any, Final
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.errors import INFRASTRUCTURE, AenvError, ConfigError, DeadlineExceeded, ToolError
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    ConfigError,
+    DeadlineExceeded,
+    InstanceExpired,
+    SandboxDiedInside,
+    SandboxExhausted,
+    ToolError,
+)
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
@@ -57,6 +67,7 @@ class Sampling:
         concurrency: int,
         infra_retries: int,
         episode_timeout_s: float | None,
+        reward_on_death: float,
         options: CreateOptions,
         out: Path | None,
         kept: list[Episode],
@@ -67,6 +78,7 @@ class Sampling:
         self._concurrency = concurrency
         self._infra_retries = infra_retries
         self._episode_timeout_s = episode_timeout_s
+        self._reward_on_death = reward_on_death
         self._options = options
         self._out = out
         self.output_failure: ConfigError | None = None
@@ -238,6 +250,18 @@ class Sampling:
                 await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
         except ToolError as exc:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
+        try:
+            return await self._act_and_score(instance, task, steps)
+        except (SandboxDiedInside, SandboxExhausted) as exc:
+            reward = None if task.reward is None else self._reward_on_death
+            return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
+        except InstanceExpired as exc:
+            return _failure(EpisodeStatus.TIMED_OUT, exc)  # an agent can wait for its TTL
+
+    async def _act_and_score(
+        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
+    ) -> dict[str, Any]:
+        """Run policy and reward; infrastructure failures and deaths from inside are raised."""
         env = EpisodeEnv(instance, steps)
         try:
             acting = act(self._policy, env, task)
@@ -263,6 +287,8 @@ class Sampling:
                 task.reward.arguments, task.reward.name, CALL_TIMEOUT_S
             )
             return fields | {"reward": reward_number(detail), "reward_detail": detail}
+        except SandboxExhausted:
+            raise
         except ToolError as exc:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
 
@@ -306,6 +332,10 @@ def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> boo
     return True
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _recordable(output: Any) -> Any:
     try:
         json.dumps(output)
@@ -322,6 +352,7 @@ def sample(
     concurrency: int = 16,
     infra_retries: int = INFRA_RETRIES,
     episode_timeout: str | float | None = None,
+    reward_on_death: float = 0.0,
     out: str | Path | None = None,
     resume: bool = False,
     actor: str = "shared",
@@ -339,6 +370,8 @@ def sample(
         infra_retries: Restarts of an episode after infrastructure failures.
         episode_timeout: Limit for the policy in an episode: 90, "90s", "30m". Then the policy is
             cancelled, and the episode is ``timed_out``. None: the life of the instance.
+        reward_on_death: Reward of episodes whose sandbox the agent ended or exhausted, on purpose
+            or not; they are ``died_inside``, counted in means, and not restarted. A finite number.
         out: File for one JSON object per line and finished episode. If it cannot be written, the
             run continues, and raises ConfigError after its last episode.
         resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
@@ -354,6 +387,8 @@ def sample(
         ConfigError: An invalid file, option or task, or a policy that is not callable or is a
             generator.
     """
+    if not _is_finite(reward_on_death):
+        raise ConfigError(f"reward_on_death must be a finite number, not {reward_on_death!r}")
     if concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
     check_policy(policy)
@@ -369,6 +404,7 @@ def sample(
         feed,
         concurrency=concurrency,
         infra_retries=infra_retries,
+        reward_on_death=float(reward_on_death),
         episode_timeout_s=limit_s,
         options=CreateOptions(actor=actor, **options),
         out=file,

@@ -19,12 +19,13 @@ class Summary(BaseModel):
 
     rollouts: int
     succeeded: int
+    died_inside: int
     infra_failed: int
     policy_failed: int
     timed_out: int
     reward_failed: int
     reward_mean: float | None
-    """Mean over completed episodes with a reward."""
+    """Mean over episodes with a reward: completed ones, and those that died inside."""
     tool_calls: int
     calls_per_s: float
     create_p50_ms: float | None
@@ -50,7 +51,11 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
     count = {status: sum(e.status is status for e in found) for status in EpisodeStatus}
     return Summary(
         rollouts=len(found),
-        succeeded=sum(reward >= SUCCESS_REWARD for reward in rewards),
+        succeeded=sum(
+            e.status is EpisodeStatus.COMPLETED and (e.reward or 0.0) >= SUCCESS_REWARD
+            for e in found
+        ),
+        died_inside=count[EpisodeStatus.DIED_INSIDE],
         infra_failed=count[EpisodeStatus.INFRA_FAILED],
         policy_failed=count[EpisodeStatus.POLICY_FAILED],
         timed_out=count[EpisodeStatus.TIMED_OUT],

@@ -162,6 +162,7 @@ def table(summary: Summary, left: int | None = None) -> str:
         ("rollouts", f"{summary.rollouts}"),
         ("success", f"{summary.succeeded} of {summary.rollouts}"),
         ("reward mean", mean),
+        ("died inside", f"{summary.died_inside}"),
         ("infrastructure failures", f"{summary.infra_failed}"),
         ("void in total", f"{summary.infra_failed + own}"),
         ("tool calls", f"{summary.tool_calls}"),

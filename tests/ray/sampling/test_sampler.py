@@ -82,13 +82,13 @@ def test_an_episode_records_its_steps(cluster: Cluster) -> None:
 
 
 def test_an_infrastructure_failure_is_never_a_reward(cluster: Cluster) -> None:
-    """Invariant 2: a sandbox that dies every time is void after bounded retries, and in no mean."""
+    """Invariant 2: a sandbox that is killed every time is void after some retries."""
     seen: list[str] = []
 
     async def act(env: Any, task: Task) -> None:
         if task.id == "t1":
             seen.append(env.instance_id)
-            await env.call_tool("leave", {"code": 9})
+            signal_all(cluster.sandboxes())
         await env.call_tool("count")
 
     sampling = aenv_ray.sample(PROBE, act, probe_tasks(3), concurrency=1, infra_retries=2)
@@ -102,8 +102,8 @@ def test_an_infrastructure_failure_is_never_a_reward(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_failure_that_the_policy_swallows_is_no_reward(cluster: Cluster, is_async: bool) -> None:
-    """Invariant 2: also when the policy catches everything and goes on."""
+def test_a_death_from_inside_is_an_outcome(cluster: Cluster, is_async: bool) -> None:
+    """Invariant 14: also when the policy catches everything and goes on."""
 
     async def careless(env: Any, task: Task) -> str:
         del task
@@ -121,11 +121,14 @@ def test_a_failure_that_the_policy_swallows_is_no_reward(cluster: Cluster, is_as
         PROBE,
         careless if is_async else careless_sync,
         probe_tasks(1),
-        infra_retries=0,
+        reward_on_death=-1.0,
     )
     (episode,) = list(sampling)
-    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
-    assert sampling.summary().reward_mean is None
+    assert (episode.status, episode.reward) == (EpisodeStatus.DIED_INSIDE, -1.0)
+    assert episode.attempts == 1
+    assert str(episode.error).startswith("sandbox_died_inside: ")
+    assert (episode.steps[-1].tool, episode.steps[-1].error) == ("leave", "sandbox_died_inside")
+    assert (sampling.summary().died_inside, sampling.summary().reward_mean) == (1, -1.0)
 
 
 def test_a_transient_failure_is_retried(cluster: Cluster) -> None:
@@ -251,6 +254,7 @@ def test_a_policy_acts_no_longer_than_its_instance_lives(
     async def act(env: Any, task: Task) -> None:
         await asyncio.Event().wait()
 
-    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), ttl="2s", infra_retries=0)
-    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), ttl="2s")
+    assert (episode.status, episode.reward) == (EpisodeStatus.TIMED_OUT, None)
+    assert episode.attempts == 1, "an agent that waits for its TTL gets no second attempt"
     assert str(episode.error).startswith("instance_expired: ")

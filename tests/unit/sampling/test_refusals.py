@@ -40,5 +40,7 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         aenv_ray.sample(ENVIRONMENT, act, tmp_path / "no-file.jsonl")
     with pytest.raises(ConfigError, match="concurrency"):
         aenv_ray.sample(ENVIRONMENT, act, [], concurrency=0)
+    with pytest.raises(ConfigError, match="reward_on_death"):
+        aenv_ray.sample(ENVIRONMENT, act, [], reward_on_death=float("nan"))
     with pytest.raises(ConfigError, match="actor"):
         aenv_ray.sample(ENVIRONMENT, act, [], actor="lonely")

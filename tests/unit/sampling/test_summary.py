@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from aenv_ray.sampling import Episode, EpisodeStatus, Step, summarize
 
-VOID = [status for status in EpisodeStatus if status is not EpisodeStatus.COMPLETED]
+COUNTED = {EpisodeStatus.COMPLETED, EpisodeStatus.DIED_INSIDE}
+VOID = [status for status in EpisodeStatus if status not in COUNTED]
 
 
 def episode(reward: float | None, status: str = "completed", **fields: Any) -> Episode:
@@ -30,6 +31,13 @@ def test_a_void_episode_enters_no_mean(void: EpisodeStatus) -> None:
     assert with_void.succeeded == alone.succeeded == 1
     assert (alone.rollouts, with_void.rollouts) == (2, 3)
     assert getattr(with_void, void.value) == 1
+
+
+def test_a_death_from_inside_counts_and_is_no_success() -> None:
+    """Invariant 14: an agent gains nothing by ending its sandbox."""
+    summary = summarize([episode(1.0), episode(1.0, "died_inside"), episode(0.0, "died_inside")], 1)
+    assert summary.reward_mean == pytest.approx(2 / 3)
+    assert (summary.died_inside, summary.succeeded, summary.infra_failed) == (2, 1, 0)
 
 
 @given(
