@@ -48,6 +48,25 @@ def write_atomically(
         raise
 
 
+def make_private(path: Path, *, close: bool = False) -> None:
+    """Create a directory, with its missing parents, that only this user can enter; idempotent.
+
+    Args:
+        path: The directory; one that exists stays as it is.
+        close: Close an existing directory of this user to others, too.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    for directory in (*reversed(path.parents), path):
+        with contextlib.suppress(FileExistsError):
+            if not directory.is_dir():
+                directory.mkdir(mode=0o700)
+    status = path.stat()
+    if close and status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        path.chmod(0o700)
+
+
 class FileLock:
     """A held advisory lock on a file (``flock``).
 

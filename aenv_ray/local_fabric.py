@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
+from aenv_ray.files import make_private, write_atomically
 
 FILE_NAME: Final = "up.json"
 MARK: Final = "AENV_UP_ID"
@@ -114,7 +114,7 @@ def write_private(path: Path, text: str) -> None:
     """
     try:
         path = path.resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         write_atomically(path, text, durable=True)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc

@@ -19,7 +19,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, FabricUnavailable
-from aenv_ray.files import FileLock
+from aenv_ray.files import FileLock, make_private
 
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
@@ -294,7 +294,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
     """
     path = data_dir / _LOCK
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_private(data_dir)
         lock = FileLock.try_acquire(path)
         if lock is None:
             console.say("waiting for another aenv up or aenv down …")

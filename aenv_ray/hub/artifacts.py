@@ -37,6 +37,7 @@ from aenv_ray.errors import (
     ConfigError,
     FabricUnavailable,
 )
+from aenv_ray.files import make_private
 from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -390,7 +391,7 @@ class DirectoryFiles(ArtifactFiles):
     def begin(self) -> Upload:  # noqa: D102
         with _translated(self.name):
             unfinished = self._directory / "unfinished"
-            unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(unfinished)
             self._sweep(unfinished)
             fd, name = tempfile.mkstemp(dir=unfinished)
             file, path = os.fdopen(fd, "wb"), Path(name)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from aenv_ray.errors import ConfigError, boundary
+from aenv_ray.files import make_private
 from aenv_ray.project import archive as project_archive
 from aenv_ray.project import project
 from aenv_ray.project.archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
@@ -97,7 +98,7 @@ def unpack_any(data: bytes, directory: Path) -> project.Project:
             or there is no project in it.
     """
     what = "the archive"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory, close=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
         content = Path(partial, "content")
         content.mkdir()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.files import FileLock, is_locked, write_atomically
+from aenv_ray.files import FileLock, is_locked, make_private, write_atomically
 from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.connection import RedisClient, connect_socket, redis_errors
 
@@ -131,6 +131,7 @@ class RedisServer:
                 hint="set AENV_RUNTIME_DIR to a shorter path",
             )
         try:
+            make_private(self.directory)
             for path in (self.directory, self.socket.parent):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if path.stat().st_uid != os.geteuid():

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aenv_ray.errors import ConfigError, boundary
+from aenv_ray.files import make_private
 from aenv_ray.project.files import FileRow, content_of, digested
 
 MAX_ARCHIVE_BYTES: Final = 256 * 1024 * 1024
@@ -231,7 +232,7 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
     if target.is_dir():
         return target
     what = f"project archive {digest[:12]}"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory, close=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
         content = Path(partial, "content")
         content.mkdir()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.another_user import open_to_others
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually, eventually_empty, processes_of
@@ -74,6 +75,15 @@ def up() -> Iterator[tuple[Machine, dict[str, str]]]:
 @pytest.fixture
 def aenv(up: tuple[Machine, dict[str, str]]) -> Callable[..., Any]:
     return up[0].run
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_other_users_of_the_machine_reach_nothing_of_it(up):
+    """Invariant 15: Ray's own directory, which Ray opens to all, is inside a private one."""
+    root = up[0].root
+    made = [path for place in ("h", "d", "r", "t") for path in (root / place).iterdir()]
+    assert len(made) >= 4
+    assert [path for directory in made for path in open_to_others(directory)] == []
 
 
 def test_a_second_up_says_that_it_is_up(up):

@@ -25,6 +25,7 @@ from aenv_ray.engines.census import live_containers, live_pods, live_processes
 from aenv_ray.engines.node.directory import node_directory, set_owner
 from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import make_private
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity
@@ -177,6 +178,7 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
     directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
     set_owner(directory, raylet)  # records outlive launchers, but not the node
+    make_private(settings().data_dir)
 
     def count_sandboxes() -> int:
         containers = live_containers(runtime_dir, scope, settings().docker_host)

@@ -29,7 +29,7 @@ from aenv_ray.actors.ray_shell.ray_start import (
     short_directory,
     start_hint,
 )
-from aenv_ray.actors.ray_shell.ray_token import carry_token, use_token
+from aenv_ray.actors.ray_shell.ray_token import carry_token, protect_token, use_token
 from aenv_ray.config import settings
 from aenv_ray.errors import (
     AenvError,
@@ -107,6 +107,7 @@ def ensure_ray(address: str | None = None) -> bool:
             f"Ray at {address} cannot be reached: {exc}",
             hint="check RAY_ADDRESS, or unset it to start a local Ray",
         ) from exc
+    protect_token()
     return address is None
 
 

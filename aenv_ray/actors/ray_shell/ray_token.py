@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final
+
+from aenv_ray.files import make_private
 
 _TOKEN_VARIABLE: Final = "RAY_AUTH_TOKEN"
 """Takes precedence over the token file."""
@@ -23,7 +26,10 @@ def use_token(*, make: bool = False) -> None:
     if setup.AUTH_MODE_ENV_VAR not in os.environ and (make or _has_token(core)):
         os.environ[setup.AUTH_MODE_ENV_VAR] = "token"
         core.Config.initialize("")  # Ray read its settings at import
+    if make:
+        _make_private_home()
     setup.ensure_token_if_auth_enabled(None, create_token_if_missing=make)
+    protect_token()
 
 
 def carry_token() -> None:
@@ -38,14 +44,31 @@ def carry_token() -> None:
 
     if _has_token(core):
         return
+    if not _make_private_home():
+        os.environ[_TOKEN_VARIABLE] = generator.generate_new_authentication_token()
+
+
+def protect_token() -> None:
+    """Close the token file to other users: Ray creates it with the umask of the process."""
+    if "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return  # whoever chose the path chooses its mode
+    for path in _token_files():
+        with contextlib.suppress(OSError):  # there is none, or it belongs to another user
+            if path.stat().st_mode & 0o077:
+                path.chmod(0o600)
+
+
+def _make_private_home() -> bool:
+    """Create Ray's directory for the token; return whether this user may write there.
+
+    It is private, so that nobody reads the token between its creation and `protect_token`.
+    """
     try:
         directory = Path.home() / ".ray"
-        directory.mkdir(parents=True, exist_ok=True)
-        is_writable = os.access(directory, os.W_OK)
-    except (OSError, RuntimeError):
-        is_writable = False
-    if not is_writable:
-        os.environ[_TOKEN_VARIABLE] = generator.generate_new_authentication_token()
+        make_private(directory, close=True)
+    except (OSError, RuntimeError):  # the user has no home, or may not write to it
+        return False
+    return os.access(directory, os.W_OK)
 
 
 def _has_token(core: Any) -> bool:

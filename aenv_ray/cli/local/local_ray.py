@@ -34,6 +34,7 @@ _NOT_INHERITED: Final = ("RAY_ADDRESS", "AENV_API_KEY", "AENV_SYSTEM_URL", "DUMM
 """Variables that concern only this command, not the fabric's processes."""
 _NO_NODE: Final = {"node_dir": None}
 _LOG: Final = "start.log"
+_RAYS: Final = "ray"
 _LOG_LINES: Final = 1
 
 
@@ -65,9 +66,10 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
 
     directory = fabric.ray_temp_dir
     assert directory is not None
+    shared = directory / _RAYS  # Ray opens it to every user, but nobody else can enter its parent
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
-        f"--temp-dir={directory}", f"--ray-client-server-port={free_port('')}",
+        f"--temp-dir={shared}", f"--ray-client-server-port={free_port('')}",
         "--include-dashboard=false", "--disable-usage-stats", "--no-monitor",
         f"--system-config={json.dumps(SYSTEM_CONFIG)}",
     ]  # fmt: skip
@@ -85,9 +87,9 @@ def start(fabric: LocalFabric, num_cpus: int | None) -> str:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
             raise DeadlineExceeded(
-                f"Ray did not start within {START_S:g} s", hint=f"see the logs in {directory}"
+                f"Ray did not start within {START_S:g} s", hint=f"see the logs in {shared}"
             ) from None
-    address = directory / "ray_current_cluster"
+    address = shared / "ray_current_cluster"
     if code or not address.is_file():
         lines = log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
         raise FabricUnavailable(

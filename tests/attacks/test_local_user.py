@@ -1,0 +1,68 @@
+"""Another user of the machine, without privileges, tries to use what belongs to a node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.clock import SystemClock
+from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
+from aenv_ray.project import project
+from aenv_ray.testing.contract_bench import ENVIRONMENT, Bench
+from tests.another_user import open_to_others
+from tests.contract.docker.docker_node import DockerNode
+from tests.contract.process.node import Node
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def shared_root(tmp_path: Path) -> Path:
+    """Return a directory that every user can enter, as /tmp and home directories often are."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.namespaces
+async def test_doors_and_launcher_of_a_process_node(walled: Bench, walled_node: Node) -> None:
+    """Invariant 15: no socket, log or list of them is open to other users."""
+    await walled.start()
+    assert list(walled_node.directory.rglob("*.sock"))
+    assert open_to_others(walled_node.root / "r") == []
+
+
+@pytest.mark.docker
+async def test_doors_and_janitor_of_a_docker_node(dockered: Bench, docker_node: DockerNode) -> None:
+    """Invariant 15: nor is anything that containers share with their host."""
+    await dockered.start()
+    assert open_to_others(docker_node.directory) == []
+
+
+async def test_projects_and_artifacts_are_closed(shared_root: Path) -> None:
+    """Invariant 15: other owners' source is private, also where an earlier version made it open."""
+    projects, artifacts = shared_root / "projects", shared_root / "d" / "artifacts"
+    projects.mkdir(mode=0o755)
+    source = project.load(ENVIRONMENT)
+    project.unpack(source.archive(), source.digest, projects)
+    store = ArtifactStore(DirectoryFiles(artifacts, SystemClock()))
+    await store.put(source.archive())
+    store.close()
+    assert open_to_others(shared_root) == [shared_root]
+
+
+def test_the_token_of_ray_is_closed(shared_root: Path) -> None:
+    """Invariant 7: who has the token can run code as its user; Ray's own file has mode 0644."""
+    token = shared_root / ".ray" / "auth_token"
+    make = "from aenv_ray.actors.ray_shell.ray_token import use_token; use_token(make=True)"
+    for _ in ("made", "left open by an earlier version"):
+        environment = {"HOME": str(shared_root), "PATH": os.environ["PATH"]}
+        subprocess.run([sys.executable, "-c", make], check=True, env=environment, umask=0o022)
+        assert token.read_text()
+        assert open_to_others(shared_root) == [shared_root]
+        token.parent.chmod(0o755)
+        token.chmod(0o644)
