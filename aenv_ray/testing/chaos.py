@@ -101,13 +101,8 @@ def _kill_sandbox(attack: Attack) -> None:
         kill(attack.random.choice(attack.node.sandbox_pids()))
 
 
-def _kill_launcher(attack: Attack) -> None:
-    for pid in attack.node.pids_of("aenv_ray.engines.process.launcher "):
-        kill(pid)
-
-
-def _kill_janitor(attack: Attack) -> None:
-    for pid in attack.node.pids_of("aenv_ray.engines.docker.janitor"):
+def _kill_module(attack: Attack, module: str) -> None:
+    for pid in attack.node.pids_of(module):
         kill(pid)
 
 
@@ -129,8 +124,8 @@ VICTIMS: Final[Mapping[str, Callable[[Attack], None]]] = {
     "host": _kill_host,
     "controller": _kill_controller,
     "sandbox": _kill_sandbox,
-    "launcher": _kill_launcher,
-    "janitor": _kill_janitor,
+    "launcher": lambda attack: _kill_module(attack, "aenv_ray.engines.process.launcher "),
+    "janitor": lambda attack: _kill_module(attack, "aenv_ray.engines.docker.janitor"),
     "container": _remove_container,
     "dockerd": _kill_daemon,
 }

@@ -192,3 +192,13 @@ async def execute(
     params = {"arguments": {"command": command, **arguments}}
     result: ExecResult = await request(sandbox, "aenv/exec", params, timeout_s=timeout_s)
     return result
+
+
+async def runs(sandbox: Sandbox, argument: str) -> bool:
+    """Return whether a process with this argument is visible in the sandbox."""
+    return bool(await value_of(sandbox, "running", argument=argument))
+
+
+async def is_gone(sandbox: Sandbox, argument: str) -> bool:
+    """Return whether no process with this argument is visible in the sandbox."""
+    return not await runs(sandbox, argument)

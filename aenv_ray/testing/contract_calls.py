@@ -24,7 +24,9 @@ from aenv_ray.testing.contract_bench import (
     evaluate,
     eventually,
     execute,
+    is_gone,
     request,
+    runs,
     sleeper,
     unique,
     value_of,
@@ -33,10 +35,6 @@ from aenv_ray.testing.contract_bench import (
 
 async def _exists(sandbox: Sandbox, path: str) -> bool:
     return (await execute(sandbox, ["test", "-e", path])).exit_code == 0
-
-
-async def _runs(sandbox: Sandbox, argument: str) -> bool:
-    return bool(await value_of(sandbox, "running", argument=argument))
 
 
 _LIMIT_BYTES = 10 * 1024 * 1024
@@ -200,11 +198,7 @@ class CallTests:
         command = sleeper()
         with pytest.raises(ToolTimeout):
             await call(shared, "run", {"command": command}, timeout_s=0.3)
-
-        async def is_dead() -> bool:
-            return not await _runs(shared, command[1])
-
-        await eventually(is_dead, "sleep is dead")
+        await eventually(lambda: is_gone(shared, command[1]), "sleep is dead")
 
     async def test_cancelling_kills_the_program_that_the_tool_waits_for(
         self, shared: Sandbox
@@ -212,15 +206,11 @@ class CallTests:
         """Invariant 11."""
         command = sleeper()
         task = asyncio.create_task(call(shared, "run", {"command": command}))
-        await eventually(lambda: _runs(shared, command[1]), "sleep runs")
+        await eventually(lambda: runs(shared, command[1]), "sleep runs")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-        async def is_dead() -> bool:
-            return not await _runs(shared, command[1])
-
-        await eventually(is_dead, "sleep is dead")
+        await eventually(lambda: is_gone(shared, command[1]), "sleep is dead")
 
     async def test_a_program_of_an_earlier_call_survives_the_timeout_of_a_later_one(
         self, shared: Sandbox
@@ -230,7 +220,7 @@ class CallTests:
         pid = await value_of(shared, "spawn", command=command)
         with pytest.raises(ToolTimeout):
             await call(shared, "nap", {"seconds": 60.0}, timeout_s=0.2)
-        assert await _runs(shared, command[1])
+        assert await runs(shared, command[1])
         await evaluate(shared, f"import os; os.kill({pid}, 9)")
 
     # --- many ---------------------------------------------------------------------------------

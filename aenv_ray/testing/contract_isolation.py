@@ -14,6 +14,7 @@ from aenv_ray.testing.contract_bench import (
     evaluate,
     eventually,
     execute,
+    runs,
     sleeper,
     unique,
     value_of,
@@ -144,11 +145,8 @@ class SharedIsolationTests:
         command = sleeper()
         pid = await value_of(shared, "spawn", command=command)
 
-        async def it_runs() -> bool:
-            return bool(await value_of(shared, "running", argument=command[1]))
-
         try:
-            await eventually(it_runs, "the program runs")
+            await eventually(lambda: runs(shared, command[1]), "the program runs")
             assert await value_of(second, "running", argument=command[1]) == 0
         finally:
             await evaluate(shared, f"import os; os.kill({pid}, 9)")

@@ -18,6 +18,8 @@ from aenv_ray.testing.contract_bench import (
     evaluate,
     eventually,
     execute,
+    is_gone,
+    runs,
     sleeper,
     value_of,
 )
@@ -141,18 +143,10 @@ class LifeTests:
         before = len(self.left_over())
         sandbox = await bench.start()
         await value_of(sandbox, "spawn", command=command, daemon=daemon)
-
-        async def it_runs() -> bool:
-            return bool(await value_of(sandbox, "running", argument=command[1]))
-
-        await eventually(it_runs, "the program runs")
+        await eventually(lambda: runs(sandbox, command[1]), "the program runs")
         await bench.engine.stop([sandbox.instance_id])
         await eventually(lambda: len(self.left_over()) <= before, "only the witness is left")
-
-        async def nothing_is_seen() -> bool:
-            return not await value_of(witness, "running", argument=command[1])
-
-        await eventually(nothing_is_seen, "it is dead")
+        await eventually(lambda: is_gone(witness, command[1]), "it is dead")
 
     async def test_a_crash_ends_whatever_was_started(self, bench: Bench) -> None:
         """Invariant 3."""

@@ -15,10 +15,10 @@ from aenv_ray.testing.contract_bench import (
     evaluate,
     eventually,
     execute,
+    is_gone,
     request,
     sleeper,
     unique,
-    value_of,
 )
 
 _OUTPUT_LIMIT_BYTES = 10 * 1024 * 1024
@@ -95,11 +95,7 @@ class WorkspaceTests:
         script = f"{nap} & ({nap} & wait) & setsid {nap} & wait"
         with pytest.raises(ToolTimeout):
             await execute(shared, script, timeout_s=0.5)
-
-        async def are_dead() -> bool:
-            return not await value_of(shared, "running", argument=command[1])
-
-        await eventually(are_dead, "every sleep is dead")
+        await eventually(lambda: is_gone(shared, command[1]), "every sleep is dead")
 
     async def test_much_output_is_cut_and_said_so(self, shared: Sandbox) -> None:
         """Invariant 12."""
