@@ -6,13 +6,14 @@
     python clusters/local/node.py status
     python clusters/local/node.py stop
 
-Run it with the Python that aenv-ray is installed in; it needs nothing else. Run again it changes
-nothing where the node is up, and starts it anew where part of it has died. `--foreground` stays
-until the node ends, for systemd. All values that one may change are variables, listed in
-`node.env`; Ray's processes, and so the instances on this node, get all of them.
+Run it with the Python that aenv-ray is installed in; it needs nothing else. Running it again
+changes nothing if the node is up, and restarts the node if a part of it has died. With
+`--foreground` it runs until the node ends, for systemd. Its settings are the variables listed in
+`node.env`. Ray's processes inherit all of them.
 
-With `AENV_REDIS_URL` the head keeps its state there, next to the hub's: after the loss of a head,
-start it again, and workers, instances and the hub go on. Without, the head is the cluster.
+With `AENV_REDIS_URL` the head stores its state in that Redis, as the hub does: if the head is lost,
+start it again, and workers, instances and the hub continue. Without it, the cluster ends with its
+head.
 """
 
 from __future__ import annotations
@@ -35,54 +36,54 @@ from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 NOT_INHERITED = ("RAY_ADDRESS", "NOTIFY_SOCKET")
-"""What steers this script, or is between it and systemd."""
+"""Variables for this script only, or between it and systemd."""
 MARK = "AENV_CLUSTER_NODE"
-"""Variable that all processes of a node inherit, and by which they are found."""
+"""Variable that identifies the processes of a node; they all inherit it."""
 GCS_PORT = 6380
-"""Not Ray's 6379, which is Redis's."""
+"""Ray's default, 6379, is the port of Redis."""
 RECONNECT_S = 600
-"""Workers wait this long for a head that is lost; Ray's own 60 s is short for a machine."""
+"""How long workers wait for a lost head; Ray's default of 60 s is too short for a reboot."""
 START_S = 180.0
 ATTEMPTS = 5
 SLOW = "timed out during startup"
-"""What Ray says when its processes needed more than its half minute; the next time is faster."""
+"""Ray's message if its processes did not start within half a minute; a second start is faster."""
 LEAVE_S = 10.0
-"""A raylet needs some tenths of a second, unless its head is away."""
+"""A raylet ends within tenths of a second, unless its head is unreachable."""
 TERM_S = 20.0
-"""Ray's processes end within this; then the sandboxes' launcher sees it and ends them too."""
+"""Time for Ray's processes to end; then the launcher notices and ends the sandboxes."""
 KILL_S = 20.0
 LOOK_S = 0.1
 IDLE_WORKERS_MS = 600_000
-"""Started workers are kept so long: an actor on one takes 0.4 s, a cold one several."""
+"""How long idle Ray workers are kept: an actor starts on one in 0.4 s, else in several seconds."""
 
 
 class Failure(Exception):
-    """It cannot be done; the message is for the user and names the way out."""
+    """An error for the user; its message says what to do."""
 
 
 def say(text: str) -> None:
-    """Write a line for people."""
+    """Print a line and flush it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says, and return the exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n")[0],
         epilog="example: python clusters/local/node.py head",
     )
     parser.add_argument(
-        "--name", default="node", help="of this node, where a machine has several (default: node)"
+        "--name", default="node", help="name of the node, if a machine has several (default: node)"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    head = commands.add_parser("head", help="be the first machine")
+    head = commands.add_parser("head", help="make this machine the head")
     worker = commands.add_parser("worker", help="join a cluster")
     worker.add_argument("address", help="HOST:PORT of the head")
     for command in (head, worker):
-        command.add_argument("--foreground", action="store_true", help="stay until the node ends")
-    commands.add_parser("stop", help="end this node, with all instances on it")
-    commands.add_parser("status", help="say whether this node is up")
+        command.add_argument("--foreground", action="store_true", help="run until the node ends")
+    commands.add_parser("stop", help="stop this node and its instances")
+    commands.add_parser("status", help="show whether this node is up")
     given = parser.parse_args(arguments)
     try:
         if given.command == "stop":
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(name: str, address: str | None, *, foreground: bool) -> None:
-    """Have the node run; a head where `address` is None."""
+    """Start the node unless it is up; as a head if `address` is None."""
     port = int(os.environ.get("AENV_CLUSTER_PORT") or GCS_PORT)
     if address is not None:
         check_address(address)
@@ -116,66 +117,66 @@ def start(name: str, address: str | None, *, foreground: bool) -> None:
 
 
 def bring_up(name: str, address: str | None, port: int) -> None:
-    """Start the node where it is not up; nobody else does meanwhile."""
+    """Start the node unless it is up; the caller holds the lock."""
     if is_up(name, is_head=address is None):
-        say(f"{name} is up already")
+        say(f"{name} is already up")
         return
     if is_up(name, is_head=None):
         role = "worker" if address is None else "head"
-        raise Failure(f"{name} is up as a {role}: end it first (stop), or give this one a --name")
+        raise Failure(f"{name} is up as a {role}: stop it first, or choose another --name")
     if processes(name):
-        say(f"{name} is up in part: ending the rest of it")
+        say(f"a part of {name} has died: stopping the rest")
         stop(name)
     environment = node_environment(name, is_head=address is None)
     if address is None:
         forget_address(environment, port)
     log = runtime_directory() / f"{name}.log"
-    end_on_signals(name)  # half a node would be left
+    end_on_signals(name)  # leave no half-started node
     for attempt in range(1, ATTEMPTS + 1):
         words = start_ray(ray_command(address, port, environment), environment, log)
         if words is None and is_up(name, is_head=address is None):
             break
         stop(name)
         if attempt == ATTEMPTS or SLOW not in (words or ""):
-            raise Failure(f"Ray did not start: {reason(words or '')}; all of it is in {log}")
-        say("the machine is slow: once more")
+            raise Failure(f"Ray did not start: {reason(words or '')}; the whole output is in {log}")
+        say("Ray started too slowly; trying again")
     say(f"{name} is up")
 
 
 def reason(words: str) -> str:
-    """Return what tells most of what Ray said: its last error, which need not be its last line."""
-    lines = words.strip().splitlines() or ["it ended at once"]
+    """Return the last error in Ray's output, or else its last lines."""
+    lines = words.strip().splitlines() or ["it ended without output"]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return errors[-1] if errors else " | ".join(lines[-4:])
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of a head."""
+    """Check that an address has the form HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise Failure(
-            f"{address!r} is not HOST:PORT of a head: its `node.py head` prints it "
-            "(AENV_HEAD in node.env, under systemd)"
+            f"invalid address of the head {address!r}: expected HOST:PORT, as `node.py head` "
+            "prints it (under systemd: AENV_HEAD in node.env)"
         )
 
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Keep others who start this node waiting: what is half up would look like remains to them."""
+    """Exclude concurrent starts, which would take a starting node for a broken one."""
     with (runtime_directory() / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def forget_address(environment: Mapping[str, str], port: int) -> None:
-    """Remove the note of a head that was lost: beside a worker of its own, Ray believes it."""
+    """Remove the stale address of a lost head, to which Ray would connect otherwise."""
     note = Path(environment.get("RAY_TMPDIR") or "/tmp/ray", "ray_current_cluster")
     if note.is_file() and note.read_text().strip().endswith(f":{port}"):
         note.unlink()
 
 
 def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> str | None:
-    """Run `ray start`; return what it said where it failed, else None."""
+    """Run `ray start`; return None, or its output if it failed."""
     with log.open("wb") as output:
         try:
             done = subprocess.run(
@@ -183,7 +184,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
                 stderr=subprocess.STDOUT, timeout=START_S, check=False, start_new_session=True,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"it did not come up within {START_S:g} s"
+            return f"it did not start within {START_S:g} s"
     return log.read_text(errors="replace") if done.returncode else None
 
 
@@ -191,7 +192,7 @@ def ray_command(address: str | None, port: int, environment: Mapping[str, str]) 
     """Return the command that starts Ray on this machine."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     if address is None:
-        command += ["--head", "--no-monitor", f"--port={port}"]  # nodes come by hand
+        command += ["--head", "--no-monitor", f"--port={port}"]  # nodes are added by hand
         command.append(f"--dashboard-port={environment.get('AENV_DASHBOARD_PORT') or 8265}")
         dashboard = environment.get("AENV_DASHBOARD", "1") not in ("0", "false")
         command.append(f"--include-dashboard={str(dashboard).lower()}")
@@ -227,8 +228,8 @@ def node_environment(name: str, *, is_head: bool) -> dict[str, str]:
         parts = urlsplit(redis)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname:
             raise Failure(
-                "AENV_REDIS_URL is not redis://… or rediss://…, which is what Ray's head can use; "
-                "unset it to have a head that keeps nothing"
+                "AENV_REDIS_URL is not redis://… or rediss://…, which Ray's head requires; "
+                "unset it to keep no state"
             )
         scheme = "rediss://" if parts.scheme == "rediss" else ""
         environment["RAY_REDIS_ADDRESS"] = f"{scheme}{parts.hostname}:{parts.port or 6379}"
@@ -238,13 +239,13 @@ def node_environment(name: str, *, is_head: bool) -> dict[str, str]:
 
 
 def redis_login() -> tuple[str, str]:
-    """Return user and password of `AENV_REDIS_URL`; empty where it has none."""
+    """Return user and password of `AENV_REDIS_URL`; "" for those it does not have."""
     parts = urlsplit(os.environ.get("AENV_REDIS_URL") or "")
     return unquote(parts.username or ""), unquote(parts.password or "")
 
 
 def ensure_token(*, may_make: bool) -> Path:
-    """Return the file with the token by which the cluster knows its own, made on the head."""
+    """Return the file with Ray's token; on the head it is created if it is missing."""
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if path.is_file():
         return path
@@ -258,7 +259,7 @@ def ensure_token(*, may_make: bool) -> Path:
 
 
 def runtime_directory() -> Path:
-    """Return where the words of `ray start` are kept: private, and gone with the machine."""
+    """Return the private directory for locks and the output of `ray start`."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else "/tmp"
     path = Path(os.environ.get("AENV_RUNTIME_DIR") or f"{shared}/aenv-{os.getuid()}")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -266,11 +267,11 @@ def runtime_directory() -> Path:
 
 
 def own_address() -> str:
-    """Return the address of this machine as others see it."""
+    """Return the address under which other machines reach this one."""
     if given := os.environ.get("AENV_NODE_IP"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
-        sock.connect(("192.0.2.1", 9))  # sends nothing: it only asks for the way there
+        sock.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
         return str(sock.getsockname()[0])
     return "127.0.0.1"
 
@@ -280,9 +281,11 @@ def say_next(address: str, *, is_head: bool) -> None:
     token = ensure_token(may_make=False)
     if is_head:
         if not os.environ.get("AENV_REDIS_URL"):
-            say("it keeps its state in memory; set AENV_REDIS_URL to outlive it (compose.yaml)")
-        say("\non each other machine:")
-        say(f"  copy {token} there, readable by you alone")
+            say(
+                "the cluster ends with this head; set AENV_REDIS_URL to keep its state (compose.yaml)"
+            )
+        say("\non every other machine:")
+        say(f"  copy {token} there, readable only by you")
         say(f"  python clusters/local/node.py worker {address}")
     say("\nto use the cluster:")
     say(f"  export RAY_ADDRESS={address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}")
@@ -290,16 +293,16 @@ def say_next(address: str, *, is_head: bool) -> None:
     say("  aenv doctor")
 
 
-# --- what runs -----------------------------------------------------------------------------------
+# --- processes -----------------------------------------------------------------------------------
 
 
 def mark(name: str) -> str:
-    """Return what a node's processes are marked with: other users' nodes are not ours."""
+    """Return the value of `MARK` for a node of this user."""
     return f"{os.getuid()}/{name}"
 
 
 def processes(name: str) -> dict[int, str]:
-    """Return the processes of this node, by pid with their commands."""
+    """Return the commands of this node's processes, by pid."""
     wanted = f"{MARK}={mark(name)}".encode()
     found = {}
     for entry in os.listdir("/proc"):
@@ -307,33 +310,33 @@ def processes(name: str) -> dict[int, str]:
             continue
         with contextlib.suppress(OSError):
             command = Path("/proc", entry, "cmdline").read_bytes()
-            # An empty command is a zombie's.
+            # A zombie has no command.
             if command and wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
                 found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
 def is_up(name: str, *, is_head: bool | None) -> bool:
-    """Whether what a node cannot do without runs; None: head or worker."""
+    """Return whether the essential processes run; with `is_head` None, of a head or a worker."""
     commands = processes(name).values()
     has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
     return any(map(is_raylet, commands)) and (is_head is None or has_gcs == is_head)
 
 
 def status(name: str) -> int:
-    """Say whether the node is up; 0 when it is."""
+    """Print whether the node is up, and return the exit code: 0 if it is."""
     found = processes(name)
     if not is_up(name, is_head=None):
-        say(f"{name} is not up" + (f"; {len(found)} processes are left of it" if found else ""))
+        say(f"{name} is not up" + (f"; {len(found)} of its processes are left" if found else ""))
         return 1
     say(f"{name} is up, with {len(found)} processes")
     return 0
 
 
 def stop(name: str) -> None:
-    """End the node; its sandboxes end with it."""
-    # A raylet takes its leave of the head and waits for the answer: on the head's own machine the
-    # one that gives it must not be asked to end at the same time.
+    """Stop the node and its sandboxes."""
+    # A raylet signs off at the head and waits for a response, so the head's own raylet must end
+    # before the rest of the head.
     steps = (
         (signal.SIGTERM, is_raylet, is_raylet, LEAVE_S),
         (signal.SIGTERM, is_rays, bool, TERM_S),
@@ -350,21 +353,21 @@ def stop(name: str) -> None:
         if not processes(name):
             say(f"{name} is down")
             return
-    raise Failure(f"processes {', '.join(map(str, processes(name)))} do not end")
+    raise Failure(f"processes {', '.join(map(str, processes(name)))} did not end")
 
 
 def is_raylet(command: str) -> bool:
-    """Whether a command is that of Ray's own process for this node."""
+    """Return whether a command is a raylet, Ray's process for a node."""
     return command.split(maxsplit=1)[0].endswith("/raylet")
 
 
 def is_rays(command: str) -> bool:
-    """Whether it is none of ours, which end sandboxes and themselves after the raylet."""
+    """Return whether a command is Ray's; ours end the sandboxes and themselves after the raylet."""
     return "aenv_ray" not in command
 
 
 def tell_systemd() -> None:
-    """Say that the node is up, where systemd waits for that (Type=notify)."""
+    """Notify systemd, if it runs this, that the node is up (``Type=notify``)."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -373,7 +376,7 @@ def tell_systemd() -> None:
 
 
 def end_on_signals(name: str) -> None:
-    """From now on, a signal to end this process ends the node first."""
+    """From now on, stop the node before SIGTERM or SIGINT ends this process."""
 
     def end(number: int, _: object) -> NoReturn:
         stop(name)
@@ -384,16 +387,16 @@ def end_on_signals(name: str) -> None:
 
 
 def wait_until_it_ends(name: str) -> None:
-    """Return when the node has ended; a signal to end ends it.
+    """Wait for the end of the node.
 
     Raises:
-        Failure: It ended by itself.
+        Failure: It has ended.
     """
     end_on_signals(name)
     while is_up(name, is_head=None):
         time.sleep(1.0)
     stop(name)
-    raise Failure(f"{name} has ended by itself")
+    raise Failure(f"{name} has ended unexpectedly")
 
 
 if __name__ == "__main__":

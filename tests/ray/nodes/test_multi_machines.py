@@ -122,8 +122,8 @@ def test_the_script_makes_a_cluster_and_says_what_to_do_next(
     assert f"RAY_ADDRESS={machines.address}" in words["worker"]
     assert token.read_text() not in "".join(words.values()), "invariant 10"
     before = {name: set(machines.processes(name)) for name in ("head", "one")}
-    assert "is up already" in machines.head()
-    assert "is up already" in machines.worker("one", 4)
+    assert "is already up" in machines.head()
+    assert "is already up" in machines.worker("one", 4)
     for name, pids in before.items():
         assert pids & set(machines.processes(name))
         assert machines.run(name, "status").returncode == 0

@@ -92,7 +92,7 @@ def test_of_what_ray_said_the_error_is_told(node: ModuleType) -> None:
     said = "Traceback …\n  File …\nValueError: port 16380 is taken\nINFO: Local node IP"
     assert node.reason(said) == "ValueError: port 16380 is taken"
     assert node.reason("a\nb\nc\nd\ne") == "b | c | d | e"
-    assert node.reason("") == "it ended at once"
+    assert node.reason("") == "it ended without output"
 
 
 @pytest.mark.parametrize(("address", "role"), [("other:6380", "head"), (None, "worker")])
