@@ -282,7 +282,7 @@ def say_next(address: str, *, is_head: bool) -> None:
     if is_head:
         if not os.environ.get("AENV_REDIS_URL"):
             say(
-                "the cluster ends with this head; set AENV_REDIS_URL to keep its state (compose.yaml)"
+                "no state is kept: set AENV_REDIS_URL to survive the loss of the head (compose.yaml)"
             )
         say("\non every other machine:")
         say(f"  copy {token} there, readable only by you")
