@@ -281,9 +281,7 @@ def say_next(address: str, *, is_head: bool) -> None:
     token = ensure_token(may_make=False)
     if is_head:
         if not os.environ.get("AENV_REDIS_URL"):
-            say(
-                "no state is kept: set AENV_REDIS_URL to survive the loss of the head (compose.yaml)"
-            )
+            say("to keep its state if this machine is lost, set AENV_REDIS_URL (compose.yaml)")
         say("\non every other machine:")
         say(f"  copy {token} there, readable only by you")
         say(f"  python clusters/local/node.py worker {address}")
