@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import socket
 from typing import Any, final
 
 import pydantic_core
@@ -37,6 +38,7 @@ from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
+from aenv_ray.runtime.door.roles import DoorRole
 
 OnProgress = Callable[[float, float | None, str | None], None]
 """Called with ``progress``, ``total`` (None if unknown) and a message."""
@@ -172,6 +174,21 @@ class Sandbox(ABC):
             method, pydantic_core.to_json(params), deadline_s=deadline_s, on_progress=on_progress
         )
         return pydantic_core.from_json(result)
+
+    async def open_door(self, role: DoorRole) -> socket:
+        """Return a new connection to the door, for a caller on this node (design D15).
+
+        The connection belongs to the caller of this method, and outlives the host. Its peer can
+        call what its role may call; nothing that is sent on it changes the role.
+
+        Args:
+            role: `OWNER` or `AGENT`.
+
+        Raises:
+            OSError: The sandbox does not answer, or is not the one that this engine started.
+            ConfigError: Sandboxes of this engine can only be reached through their host.
+        """
+        raise ConfigError(f"the door of {self.instance_id} can be reached only through its host")
 
     @property
     @abstractmethod

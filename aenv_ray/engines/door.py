@@ -15,6 +15,7 @@ from aenv_ray import errors
 from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.runtime.door.roles import HELLO, DoorRole
 
 CAUSE_WAIT_S: Final = 2.0
 """How long to wait for the cause of a broken connection; a launcher reports it in milliseconds."""
@@ -38,6 +39,11 @@ _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _LAST_ERROR_CHARACTERS: Final = 500
 _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
+_HELLO: Final = b'{"jsonrpc":"2.0",%%b"method":"%s","params":{"role":"%%b"}}\n' % HELLO.encode()
+_HELLO_S: Final = 10.0
+_HELLO_BYTES: Final = 4096
+
+Dial = Callable[[], Awaitable[socket.socket]]
 
 
 @dataclass(slots=True)
@@ -64,6 +70,8 @@ class DoorSandbox(Sandbox):
         start_mode: As for `Sandbox`.
         find_cause: Waits for the cause of a broken connection.
         cause_wait_s: How long `find_cause` may take.
+        dial: Returns a new connection to the runtime that the engine started; raises OSError. The
+            host's own connection and those of `open_door` are made by it.
     """
 
     def __init__(
@@ -73,12 +81,14 @@ class DoorSandbox(Sandbox):
         start_mode: str,
         find_cause: Callable[[], Awaitable[EndCause]],
         cause_wait_s: float = CAUSE_WAIT_S,
+        dial: Dial | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.isolation = isolation
         self.start_mode = start_mode
         self._find_cause = find_cause
         self._cause_wait_s = cause_wait_s
+        self._dial = dial
         self._ids = itertools.count(1)
         self._pending: dict[int, _Waiting] = {}
         self._outbox: list[bytes] = []
@@ -98,8 +108,18 @@ class DoorSandbox(Sandbox):
         self._requests: dict[str, asyncio.Task[None]] = {}
         """Requests of the runtime that are being answered, by id."""
 
-    async def connect(self, sock: socket.socket) -> None:
-        """Take over a connected socket."""
+    async def open(self) -> None:
+        """Connect as the host.
+
+        Raises:
+            OSError: The sandbox does not answer.
+        """
+        assert self._dial is not None
+        self.connect(await self._dial())
+        self._send(_HELLO % (b"", DoorRole.HOST.encode()))
+
+    def connect(self, sock: socket.socket) -> None:
+        """Take over a connected socket, with whatever role it has."""
         sock.setblocking(False)
         self._sock = sock
         self._loop.add_reader(sock.fileno(), self._on_readable)
@@ -323,6 +343,27 @@ class DoorSandbox(Sandbox):
             error.get("data") or {"code": "internal_error", "message": error.get("message")},
             instance_id=self.instance_id,
         )
+
+    async def open_door(self, role: DoorRole) -> socket.socket:  # noqa: D102
+        if self._dial is None or self._cause is not None:
+            return await super().open_door(role)
+        sock = await self._dial()
+        try:
+            sock.setblocking(False)
+            async with asyncio.timeout(_HELLO_S):
+                await self._loop.sock_sendall(sock, _HELLO % (b'"id":0,', role.encode()))
+                answer = bytearray()
+                while not answer.endswith(b"\n") and len(answer) < _HELLO_BYTES:
+                    if not (data := await self._loop.sock_recv(sock, _HELLO_BYTES)):
+                        break
+                    answer += data
+            if not answer.startswith(_ANSWER + b'0,"result"'):
+                # Without roles, the connection would be one of a host.
+                raise ConnectionRefusedError(f"its runtime knows no roles: {bytes(answer[:100])!r}")
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     def _cancel(self, request_id: int) -> None:
         """Tell the sandbox that a call was cancelled (invariant 11)."""

@@ -253,9 +253,10 @@ class DockerEngine(Engine):
             return await asyncio.shield(instance.ended)
 
         async def open_door(name: str) -> DoorSandbox:
-            sandbox = DoorSandbox(instance.id, facts, mode, find_cause, CAUSE_WAIT_S)
+            dial = instance.links[name].connect
+            sandbox = DoorSandbox(instance.id, facts, mode, find_cause, CAUSE_WAIT_S, dial)
             try:
-                await sandbox.connect(await instance.links[name].connect())
+                await sandbox.open()
             except OSError as exc:
                 raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
             return sandbox

@@ -134,12 +134,12 @@ class FakeEngine(Engine):
         async def find_cause() -> EndCause:
             return runtime.cause or EndCause("the connection to it broke", InsideCause.CONNECTION)
 
-        sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause)
-        ours = runtime.first
-        runtime.first = None
-        if ours is None:
-            ours = await _in_thread(runtime.open_connection)
-        await sandbox.connect(ours)
+        async def dial() -> socket.socket:
+            ours, runtime.first = runtime.first, None
+            return ours or await _in_thread(runtime.open_connection)
+
+        sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause, dial=dial)
+        await sandbox.open()
         self._sandboxes[instance_id] = sandbox
         sandbox.on_end(lambda _: self._forget(instance_id, sandbox))
         return sandbox

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -209,8 +210,9 @@ class KubernetesEngine(Engine):
             return await asyncio.shield(instance.ended)
 
         async def open_door(port: int) -> DoorSandbox:
-            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S)
-            await sandbox.connect(await instance.connect(port, self._key, {"kind": "door"}))
+            dial = partial(instance.connect, port, self._key, {"kind": "door"})
+            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S, dial)
+            await sandbox.open()
             return sandbox
 
         def on_ended(cause: EndCause, log: str) -> None:

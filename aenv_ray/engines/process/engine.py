@@ -254,14 +254,11 @@ class ProcessEngine(Engine):
             mode,
             lambda: self._find_cause(instance_id, exited),
             2 * CAUSE_WAIT_S,
+            lambda: self._dial(instance_id),
         )
-        sock = socket.socket(socket.AF_UNIX)
         try:
-            # Connecting to a listening Unix socket does not block: the backlog accepts it.
-            sock.connect(str(self._directory / "s" / short_name(instance_id)))
-            await sandbox.connect(sock)
+            await sandbox.open()
         except OSError as exc:
-            sock.close()
             return lost(instance_id, f"its socket is gone ({exc.strerror})")
         self._connections[instance_id] = _Connection(sandbox, exited)
         sandbox.on_end(lambda _: self._on_door_end(instance_id))
@@ -283,6 +280,17 @@ class ProcessEngine(Engine):
                     words = "it closed its connection to its host, and its process runs on"
                     return EndCause(words, InsideCause.CONNECTION)
         return await asyncio.shield(exited)
+
+    async def _dial(self, instance_id: InstanceId) -> socket.socket:
+        """Return a connection to the door of a sandbox."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            # Connecting to a listening Unix socket does not block: the backlog accepts it.
+            sock.connect(str(self._directory / "s" / short_name(instance_id)))
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     def _on_door_end(self, instance_id: InstanceId) -> None:
         """End a sandbox whose door failed while its process runs."""

@@ -7,7 +7,8 @@ function it hands the lead to a *follower*, which reads on. `_LeaderMonitor` rep
 function turns out to be slow.
 
 Messages: the requests that `dispatch` runs, ``notifications/cancelled`` with ``requestId``, and
-``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``.
+``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``. The first message may
+be ``aenv/hello``, which limits what the peer may call (see `roles`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ import pydantic_core
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
-from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, unread
+from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of
+from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
 
 MAX_THREADS: Final = 256
@@ -66,6 +68,8 @@ class Connection:
     def __init__(self, sock: socket.socket, dispatcher: Dispatcher) -> None:
         self._sock = sock
         self._dispatcher = dispatcher
+        self._role: DoorRole | None = None
+        """None until the first message."""
         self._lock = threading.Lock()
         """Guards the threads, the lead and the outbox. A quick call takes it directly, which costs
         less than through the condition."""
@@ -97,7 +101,6 @@ class Connection:
 
     def start(self) -> None:
         """Answer requests in background threads until the peer closes the connection."""
-        HOST.attach(self)  # before the first call, which may send requests to the host
         if not self._add_thread():
             text = f"it cannot start a thread to serve this connection ({process_limits()})"
             # With the id last, since the peer takes a line that begins with an id for a result.
@@ -295,10 +298,13 @@ class Connection:
             self._send(to_json(unread(line, exc)) + b"\n")
             return None
         if isinstance(message, dict) and "method" not in message and "id" in message:
-            HOST.on_answer(message)
+            if self._role is DoorRole.HOST:
+                HOST.on_answer(message)
             return None
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             self._refuse(None, INVALID_REQUEST, "not a JSON-RPC request")
+            return None
+        if (self._role is None or self._role is DoorRole.AGENT) and not self._admit(message):
             return None
         if message["method"] == "notifications/cancelled":
             self._cancel(message.get("params") or {})
@@ -310,6 +316,28 @@ class Connection:
         if isinstance(meta, dict) and meta.get("aenv/call_id") is not None:
             self._call_ids[message["id"]] = meta["aenv/call_id"]
         return message
+
+    def _admit(self, message: dict[str, Any]) -> bool:
+        """Learn the peer's role from its first message; return whether to run the message."""
+        method = message["method"]
+        try:
+            if self._role is None:
+                is_hello = method == HELLO
+                self._role = role_of(message.get("params")) if is_hello else DoorRole.HOST
+                if self._role is DoorRole.HOST:
+                    HOST.attach(self)  # before the first call, which may send requests to the host
+                if is_hello:
+                    if "id" in message:
+                        head = b'{"jsonrpc":"2.0","id":' + to_json(message["id"])
+                        self._send(head + b',"result":{}}\n')
+                    return False
+            if "id" in message:
+                check_method(self._role, method)
+        except Fault as fault:
+            answer = {"jsonrpc": "2.0", "id": message.get("id"), "error": fault.rpc_error()}
+            self._send(to_json(answer) + b"\n")
+            return False
+        return True
 
     def _cancel(self, params: dict[str, Any]) -> None:
         request_id = params.get("requestId")

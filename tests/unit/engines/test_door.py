@@ -27,8 +27,8 @@ class Peer:
         self.sock.setblocking(False)
         self.sandbox = DoorSandbox(InstanceId("e-1"), Isolation(kind="none"), "test", _no_cause)
 
-    async def open(self) -> None:
-        await self.sandbox.connect(self._theirs)
+    def open(self) -> None:
+        self.sandbox.connect(self._theirs)
 
     async def asked(self) -> bytes:
         """Return what the host sent."""
@@ -44,7 +44,7 @@ class Peer:
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
     made = Peer()
-    await made.open()
+    made.open()
     yield made
     await made.sandbox.close()
     made.sock.close()

@@ -1,0 +1,49 @@
+"""Who is at the other end of a connection to the fast door, and what that peer may call."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+from aenv_ray.runtime.faults import Fault
+
+HELLO: Final = "aenv/hello"
+"""First message of a connection; its ``role`` is final. A connection without it is the host's."""
+_AGENT_METHODS: Final = frozenset({"tools/list", "tools/call", "aenv/call_tools", "ping"})
+
+
+class DoorRole(StrEnum):
+    """The role of a connection's peer."""
+
+    HOST = "host"
+    """The host of the instance; it also answers requests of the runtime."""
+    OWNER = "owner"
+    """A caller on the node that acts for the owner of the instance: it may call everything."""
+    AGENT = "agent"
+    """A caller on the node that acts for the agent: it may list and call tools."""
+
+
+def check_method(role: DoorRole, method: str) -> None:
+    """Check that a role may call a method (invariant 8).
+
+    Raises:
+        Fault: ``forbidden``: it may not.
+    """
+    if role is DoorRole.AGENT and method not in _AGENT_METHODS:
+        raise Fault(
+            "forbidden",
+            f"a connection of an agent cannot call {method}",
+            f"methods of an agent: {', '.join(sorted(_AGENT_METHODS))}",
+        )
+
+
+def role_of(params: Any) -> DoorRole:
+    """Return the role that a `HELLO` names.
+
+    Raises:
+        Fault: ``config_error``: it names none.
+    """
+    try:
+        return DoorRole(params["role"])
+    except (TypeError, KeyError, ValueError):
+        raise Fault("config_error", f"{HELLO} names no role: {str(params)[:100]}") from None
