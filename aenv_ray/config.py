@@ -44,6 +44,8 @@ class Settings(BaseModel):
     """``engine=slots,…``: if `engine` is not set, the first engine with slots is the default."""
     isolation: Literal["auto", "required", "none"] = "auto"
     """Whether process sandboxes have namespaces; ``auto``: if the kernel allows it."""
+    local_door: bool = True
+    """Whether callers on a sandbox's node connect to it directly."""
     docker_image: str | None = None
     """Image of projects that name none; needs Python 3.11 or newer."""
     docker_runtime: str | None = None

@@ -1,17 +1,20 @@
 """`AsyncEnvHandle`: an `EnvHandle` whose methods are coroutines.
 
-`Environment`, the sampler and the gateway reach instances through it.
+`Environment`, the sampler and the gateway reach instances through it. Its calls to an instance on
+the same node go to the sandbox directly, from about the third call on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.calls.handle import EnvHandle, host_of, with_sender
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
+from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
+from aenv_ray.actors.calls.wire import CallMessage, decode_json
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.references import resolve
@@ -26,6 +29,9 @@ from aenv_ray.models import (
 
 T = TypeVar("T")
 
+_CALLS_BEFORE_DIRECT: Final = 1
+"""A connection costs more than a call, so an instance with fewer calls gets none."""
+
 
 class AsyncEnvHandle:
     """One instance reached through Ray; methods raise `AenvError` and never Ray's exceptions.
@@ -38,8 +44,11 @@ class AsyncEnvHandle:
     """Empty: the instance is not reached by HTTP."""
 
     def __init__(self, handle: EnvHandle) -> None:
-        self.handle = handle
         self.instance_id: str = handle.instance_id
+        self._call_host: Callable[[bytes], Awaitable[Any]] = host_of(handle).call.remote
+        self.handle = with_sender(handle, self._send)
+        self._calls = 0
+        self._door: LocalDoor | None = None
 
     @classmethod
     async def create(cls, environment: str, options: CreateOptions) -> AsyncEnvHandle:
@@ -64,6 +73,43 @@ class AsyncEnvHandle:
         """
         connect = connector()
         return cls(await asyncio.to_thread(lambda: connect().get(instance_id)))
+
+    async def connect_directly(self) -> bool:
+        """Connect to the sandbox now, not after the first calls; return whether that is possible.
+
+        It is if this process is on the sandbox's node. Then calls do not pass through the host.
+        """
+        return await self._local_door().open()
+
+    def _local_door(self) -> LocalDoor:
+        """Return the door for the running loop, which may not be that of an earlier call."""
+        if self._door is None or self._door.loop is not asyncio.get_running_loop():
+            if self._door is not None:
+                self._door.close()
+            self._door = LocalDoor(self.handle)
+        return self._door
+
+    def _send(self, message: bytes) -> Awaitable[Any]:
+        door = self._local_door()
+        if door.is_open:
+            return self._send_directly(door, message)
+        self._calls += 1
+        if self._calls > _CALLS_BEFORE_DIRECT:
+            door.open_soon()
+        return self._call_host(message)
+
+    async def _send_directly(self, door: LocalDoor, message: bytes) -> Any:
+        call = CallMessage.decode(message)
+        try:
+            return decode_json(call.method, await door.request(call))
+        except NotDirect:
+            door.open_soon()
+        sent = self._call_host(message)
+        try:
+            return await sent
+        except asyncio.CancelledError:
+            ray_api.cancel(sent)
+            raise
 
     async def _wait(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
         return await ray_api.wait_async(
@@ -160,6 +206,8 @@ class AsyncEnvHandle:
 
     async def info(self) -> InstanceInfo:
         """Return the instance's state, deadline and placement."""
+        if self._door is not None and self._door.loop is asyncio.get_running_loop():
+            await self._door.report()
         return await self._wait(self.handle.info.remote(), "info", 60.0)
 
     async def renew(self, ttl: str | float) -> InstanceInfo:
@@ -171,7 +219,10 @@ class AsyncEnvHandle:
         await self._wait(self.handle.release.remote(), "release", 60.0)
 
     async def close(self) -> None:
-        """Do nothing; a handle holds no connection."""
+        """Close the direct connection; running calls continue through the host."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
 
 async def _as_awaitable(reference: Awaitable[T]) -> T:

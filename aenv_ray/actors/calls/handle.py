@@ -487,6 +487,18 @@ def _check_tail(tail: object) -> None:
         )
 
 
+def with_sender(handle: EnvHandle, send: Callable[[bytes], Any]) -> EnvHandle:
+    """Return a handle to the same instance that sends its calls another way.
+
+    Args:
+        handle: Of the instance.
+        send: Receives the message of each call, and returns an awaitable of the result's value.
+    """
+    copy = EnvHandle(handle.instance_id, handle.reference, handle._host, handle._controller)
+    copy._send_call = send
+    return copy
+
+
 def host_of(handle: EnvHandle) -> Any:
     """Return the Ray actor that hosts the instance, for callers that exchange JSON with it."""
     return handle._host

@@ -21,6 +21,8 @@ MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 """Largest JSON of a call's parameters; the rest of the limit is for the message around them."""
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
 """Most file bytes in one call, where they are base64; the rest of the limit is for the path."""
+CALL_GRACE_S: Final = 5.0
+"""A sandbox that does not answer this long after the call's deadline counts as lost."""
 
 
 def _exec(data: Mapping[str, Any]) -> ExecResult:

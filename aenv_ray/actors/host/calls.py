@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from aenv_ray.actors.calls.call_batching import Report
-from aenv_ray.actors.calls.wire import CallMessage, WireResult
+from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.actors.host.instance_table import InstanceTable
@@ -16,8 +16,6 @@ from aenv_ray.engines.base import OnProgress, Sandbox
 from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 
-CALL_GRACE_S: Final = 5.0
-"""A sandbox that does not answer this long after the call's deadline counts as lost."""
 DELAYED_S: Final = 0.005
 """A pipelined call that waited this long in Ray's queues may wait for the calls behind it."""
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
 from aenv_ray.actors.host.instance import EndReason
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
+from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
@@ -34,6 +36,7 @@ from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
 from aenv_ray.project.storage import StorageMount
+from aenv_ray.runtime.door.roles import DoorRole
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class Host:
         on_empty: Called when the host has nothing left to do and should be ended.
         is_node_up: Returns whether the raylet of this node is alive.
         requests_path: File for requests of warm sandboxes; None: they end with this process.
+        introductions_path: Unix socket for callers on this node; None: there is none.
 
     Attributes:
         calls: Calls, streams and logs of its instances.
@@ -75,6 +79,7 @@ class Host:
         on_empty: Callable[[], None] | None = None,
         is_node_up: Callable[[], bool] = lambda: True,
         requests_path: Path | None = None,
+        introductions_path: Path | None = None,
     ) -> None:
         self._id = host_id
         self._node_id = node_id
@@ -109,6 +114,11 @@ class Host:
         self._released: dict[InstanceId, None] = {}
         self._adopted = asyncio.Event()
         self.calls = HostCalls(host_id, self._table, self._engines, self._adopted, self._clock)
+        self._introductions = (
+            None
+            if introductions_path is None
+            else Introductions(introductions_path, self.calls, self._clock)
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     # --- life of the host -------------------------------------------------------------------
@@ -139,6 +149,8 @@ class Host:
         """Disconnect; the instances run on for the next host with this id."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._introductions is not None:
+            await self._introductions.close()
         await self._pools.close()
         await self._engines.close()
 
@@ -389,6 +401,8 @@ class Host:
         if not self._stays and self._on_empty is not None and self._is_done():
             self._is_leaving = True
             self._store.forget_host(self._id)  # it ends for good and leaves nothing
+            if self._introductions is not None:
+                await self._introductions.close()
             self._on_empty()
 
     def _is_done(self) -> bool:
@@ -403,6 +417,19 @@ class Host:
         if self._capacity.taken() or self._pools.size or self._store.list():
             self._idle_since = now
         return now - max(self._idle_since, since or 0.0) > LINGER_S
+
+    # --- callers on this node ---------------------------------------------------------------
+
+    async def introduce(self, instance_id: InstanceId, role: DoorRole) -> Introduction | None:
+        """See `Introductions.introduce`; None if this host introduces nobody."""
+        if self._introductions is None:
+            return None
+        return await self._introductions.introduce(instance_id, role)
+
+    def cancel_direct(self, names: Sequence[str]) -> None:
+        """See `Introductions.cancel`."""
+        if self._introductions is not None:
+            self._introductions.cancel(names)
 
     # --- looking ----------------------------------------------------------------------------
 

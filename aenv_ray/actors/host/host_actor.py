@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
 from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
@@ -22,13 +23,14 @@ from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine, OnProgress
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
-from aenv_ray.engines.node.directory import node_directory, set_owner
+from aenv_ray.engines.node.directory import node_directory, set_owner, short_name
 from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import make_private
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity
+from aenv_ray.runtime.door.roles import DoorRole
 
 P = ParamSpec("P")
 
@@ -124,7 +126,9 @@ class HostShell:
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
     ) -> list[Answer]:
-        """See `BatchServer.exchange`."""
+        """See `BatchServer.exchange`; calls of introduced callers are cancelled too."""
+        if self._host is not None and (names := [name for name in cancel if name]):
+            self._host.cancel_direct(names)
         return await self._batches.exchange(begin, follow, cancel)
 
     async def _run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:
@@ -148,6 +152,14 @@ class HostShell:
         ) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def introduce(
+        self, instance_id: InstanceId, scope: str, role: str
+    ) -> Introduction | None:
+        """See `Host.introduce`; None for a caller on another node, which has another scope."""
+        if scope != ray_api.session_scope():
+            return None
+        return await (self._host or await self._open()).introduce(instance_id, DoorRole(role))
 
     # --- control --------------------------------------------------------------------------------
 
@@ -197,6 +209,7 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
         on_empty=ray_api.end_current_actor,
         is_node_up=lambda: raylet_pid() == raylet,
         requests_path=directory / "pools" / f"{host_id}.json",
+        introductions_path=directory / "h" / short_name(host_id) if settings().local_door else None,
     )
     await host.open()
     return host

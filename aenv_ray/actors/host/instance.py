@@ -50,6 +50,18 @@ class InstanceLife:
         self.calls += 1
         self.last_active = now
 
+    def direct_calls(self, calls: int, change: int, last_active: float) -> None:
+        """Note what a caller that is connected to the sandbox itself did.
+
+        Args:
+            calls: Calls that have ended.
+            change: 1 when the caller begins to make calls, -1 when it pauses, else 0.
+            last_active: When its last call ran, in seconds since the epoch.
+        """
+        self.calls += calls
+        self.calls_under_way += change
+        self.last_active = max(self.last_active, last_active)
+
     def due(self, now: float) -> EndReason | None:
         """Return why the instance must end now, or None."""
         if self.ended is not None:

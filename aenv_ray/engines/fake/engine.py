@@ -136,7 +136,7 @@ class FakeEngine(Engine):
 
         async def dial() -> socket.socket:
             ours, runtime.first = runtime.first, None
-            return ours or await _in_thread(runtime.open_connection)
+            return await _in_thread(runtime.open_connection) if ours is None else ours
 
         sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause, dial=dial)
         await sandbox.open()

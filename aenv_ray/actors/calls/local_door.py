@@ -1,0 +1,310 @@
+"""Direct calls of a process to an instance on its own node (design D15).
+
+Messages, call ids, deadlines, cancellation, progress and errors are those of calls through the
+host. If the connection or the host breaks, each call continues through the host under its id, and
+the runtime runs it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aenv_ray.actors.calls.handle import EnvHandle, host_of
+from aenv_ray.actors.calls.introduction import (
+    ACCEPTED,
+    LINE_BYTES,
+    Claim,
+    Introduction,
+    Report,
+    line_of,
+)
+from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
+from aenv_ray.engines.base import OnProgress
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.errors import AenvError, SandboxLost
+from aenv_ray.models import Isolation
+from aenv_ray.runtime.door.roles import DoorRole
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 0.5
+"""A caller without calls for this long reports a pause; while it is busy, a report a second."""
+RETRY_S: Final = 1.0
+"""Between two attempts to be introduced."""
+_OPEN_S: Final = 30.0
+_BROKEN: Final = "the connection through the local door is closed"
+
+
+class NotDirect(Exception):  # a direction to the caller, not an error
+    """The call must be made through the host, with the same message."""
+
+
+class LocalDoor:
+    """The direct connection to one instance, if it is on this node. Use it on one event loop.
+
+    Args:
+        handle: Of the instance.
+        role: What the connection may be used for.
+    """
+
+    def __init__(self, handle: EnvHandle, role: DoorRole = DoorRole.OWNER) -> None:
+        self._handle = handle
+        self._role = role
+        self.loop = asyncio.get_running_loop()
+        self._connection: DoorSandbox | None = None
+        self._host: _HostLink | None = None
+        self._is_elsewhere = not settings().local_door
+        self._opening: asyncio.Task[None] | None = None
+        self._retry_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are made directly now."""
+        return self._connection is not None
+
+    async def open(self) -> bool:
+        """Connect, unless connected; return whether calls are made directly now."""
+        self._retry_at = 0.0
+        self.open_soon()
+        if self._opening is not None:
+            await asyncio.shield(self._opening)
+        return self.is_open
+
+    def open_soon(self) -> None:
+        """Begin to connect, unless it is connected or connecting, or failed a moment ago."""
+        if self._connection is None and self._opening is None and not self._is_elsewhere:
+            now = self.loop.time()
+            if now >= self._retry_at:
+                self._retry_at = now + RETRY_S
+                self._opening = self.loop.create_task(self._open())
+
+    async def request(self, call: CallMessage, on_progress: OnProgress | None = None) -> bytes:
+        """Run a call and return its result as JSON text.
+
+        Raises:
+            NotDirect: Make the call through the host; it may be running in the sandbox.
+            AenvError: See `Sandbox.request_json`.
+        """
+        connection, host = self._connection, self._host
+        if connection is None or host is None or not host.begin():
+            raise NotDirect
+        try:
+            return await connection.request_json(
+                call.method,
+                call.params,
+                deadline_s=call.timeout_s + CALL_GRACE_S,
+                on_progress=on_progress,
+            )
+        except SandboxLost:
+            if connection.end_cause is None:
+                raise
+            self._disconnect()
+            raise NotDirect from None
+        finally:
+            host.end()
+
+    async def report(self) -> None:
+        """Have the host count the calls that were made; does nothing when it cannot."""
+        if self._host is not None:
+            await self._host.report()
+
+    def close(self) -> None:
+        """Disconnect; calls that are running continue through the host. Idempotent."""
+        self._is_elsewhere = True
+        if self._opening is not None:
+            self._opening.cancel()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+        if connection is not None:
+            connection.end(_BROKEN)
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                introduction = await self._introduction()
+                if introduction is None:
+                    self._is_elsewhere = True
+                else:
+                    await self._connect(introduction)
+        except (AenvError, OSError) as exc:
+            logger.info("%s is called through its host: %s", self._handle.instance_id, exc)
+        finally:
+            self._opening = None
+
+    async def _introduction(self) -> Introduction | None:
+        instance_id = self._handle.instance_id
+        asked: Awaitable[Introduction | None] = host_of(self._handle).introduce.remote(
+            instance_id, ray_api.session_scope(), self._role.value
+        )
+        return await ray_api.wait_async(asked, "an introduction", _OPEN_S, instance_id=instance_id)
+
+    async def _connect(self, introduction: Introduction) -> None:
+        instance_id = self._handle.instance_id
+        host, door = await present(introduction, Claim(instance_id, introduction.key))
+        connection = DoorSandbox(instance_id, Isolation(kind="none"), "local", _no_cause)
+        connection.connect(door)
+        connection.on_end(lambda _: self._disconnect())
+        self._connection = connection
+        self._host = _HostLink(host, introduction.idle_timeout_s, self._disconnect)
+
+
+async def present(introduction: Introduction, claim: Claim) -> tuple[socket.socket, socket.socket]:
+    """Present a key to a host; return the connections to the host and to the door.
+
+    Raises:
+        OSError: The host is gone, or refuses the key.
+    """
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, introduction.path)
+        await loop.sock_sendall(sock, line_of(claim))
+        await _readable(sock)
+        data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1)
+        if data != ACCEPTED or not descriptors:
+            raise ConnectionRefusedError(f"its host does not open {claim.instance_id} to this key")
+        return sock, socket.socket(fileno=descriptors[0])
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+async def _no_cause() -> str:
+    return _BROKEN
+
+
+class _HostLink:
+    """Reports the calls of a local door to the host, which ends instances that are idle.
+
+    Args:
+        sock: From `present`.
+        idle_timeout_s: The instance's, if it has one.
+        on_end: Called when the host disconnects, as it does when it dies.
+    """
+
+    def __init__(
+        self, sock: socket.socket, idle_timeout_s: float | None, on_end: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock: socket.socket | None = sock
+        self._longest_pause_s = float("inf") if idle_timeout_s is None else idle_timeout_s / 2
+        self._on_end = on_end
+        self._pending = 0
+        self._calls = 0
+        """Calls that have ended and were not reported."""
+        self._is_busy = False
+        self._last_call = self._loop.time()
+        self._ticks = 0
+        self._number = 0
+        self._buffer = b""
+        self._counted: dict[int, asyncio.Future[None]] = {}
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def begin(self) -> bool:
+        """Note the beginning of a call; False if it must be made through the host.
+
+        After a long pause the host could be about to end the instance: it decides.
+        """
+        now = self._loop.time()
+        pause_s, self._last_call = now - self._last_call, now
+        if self._sock is None or (not self._is_busy and pause_s > self._longest_pause_s):
+            return False
+        self._pending += 1
+        if not self._is_busy:
+            self._is_busy = True
+            self._send()
+            self._loop.call_later(PAUSE_S, self._tick)
+        return True
+
+    def end(self) -> None:
+        """Note the end of a call."""
+        self._pending -= 1
+        self._calls += 1
+        self._last_call = self._loop.time()
+
+    async def report(self) -> None:
+        """Send a report and wait until the host has it, or is gone."""
+        if self._sock is None:
+            return
+        counted = self._loop.create_future()
+        self._counted[self._number + 1] = counted
+        self._send()
+        await counted
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        for counted in self._counted.values():
+            if not counted.done():
+                counted.set_result(None)
+
+    def _tick(self) -> None:
+        if self._sock is None:
+            return
+        pause_s = self._loop.time() - self._last_call
+        if not self._pending and pause_s >= PAUSE_S:
+            self._is_busy = False
+            self._send(pause_s)
+            return
+        self._ticks += 1
+        if self._calls and self._ticks % 2 == 0:
+            self._send()
+        self._loop.call_later(PAUSE_S, self._tick)
+
+    def _send(self, quiet_s: float = 0.0) -> None:
+        assert self._sock is not None
+        self._number += 1
+        calls, self._calls = self._calls, 0
+        line = line_of(Report(self._number, calls, self._is_busy, quiet_s))
+        try:
+            sent = self._sock.send(line)
+        except OSError:
+            sent = 0
+        if sent < len(line):
+            self._on_end()  # a host that does not read reports cannot count calls
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._on_end()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._on_message(json.loads(line))
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        counted = self._counted.pop(message.get("counted", 0), None)
+        if counted is not None and not counted.done():
+            counted.set_result(None)

@@ -1,0 +1,234 @@
+"""Introduces callers on this node to the doors of their instances (design D15).
+
+A caller asks for an introduction through Ray and receives a key: a secret for one instance and one
+role, which works once. It presents the key at this host's Unix socket. The host connects to the
+door, sets the role of that connection, and passes its descriptor to the caller. So there is one
+place that connects to sandboxes, no sandbox ever sees a key, and a caller can only reach the
+instance that it was introduced to.
+
+The caller's connection to the host stays open, since the host counts the caller's calls for idle
+times. A caller that loses it makes its calls through the host again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aenv_ray.actors.calls.introduction import (
+    ACCEPTED,
+    LINE_BYTES,
+    Introduction,
+    claim_of,
+    line_of,
+    report_of,
+)
+from aenv_ray.actors.host.calls import HostCalls
+from aenv_ray.actors.host.instance import InstanceLife
+from aenv_ray.background_tasks import end_task
+from aenv_ray.bounded_cache import BoundedCache
+from aenv_ray.clock import Clock
+from aenv_ray.errors import AenvError, CapacityExceeded
+from aenv_ray.ids import InstanceId
+from aenv_ray.runtime.door.roles import DoorRole
+
+logger = logging.getLogger(__name__)
+
+KEY_S: Final = 60.0
+"""How long a key may be presented."""
+MAX_KEYS: Final = 20_000
+"""Keys that were not presented yet; the oldest are dropped."""
+MAX_CALLERS: Final = 16
+"""Introduced callers of one instance at once: each costs threads in the sandbox."""
+_CLAIM_S: Final = 10.0
+_BACKLOG: Final = 1024
+_PAUSE_S: Final = 0.05
+
+
+class _Permit(NamedTuple):
+    """What a key opens."""
+
+    instance_id: InstanceId
+    role: DoorRole
+
+
+class Introductions:
+    """The keys of one host, and the callers that presented one.
+
+    Args:
+        path: Of the Unix socket, in a directory of this user; the socket is made at first use.
+        calls: Of the host.
+        clock: For the age of keys.
+    """
+
+    def __init__(self, path: Path, calls: HostCalls, clock: Clock) -> None:
+        self._path = path
+        self._calls = calls
+        self._clock = clock
+        self._permits: BoundedCache[str, _Permit] = BoundedCache(MAX_KEYS, ttl_s=KEY_S, clock=clock)
+        self._listener: socket.socket | None = None
+        self._acceptor: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._callers: set[_Caller] = set()
+        self._counts: Counter[InstanceId] = Counter()
+
+    async def introduce(self, instance_id: InstanceId, role: DoorRole) -> Introduction:
+        """Return an introduction to an instance; does not count as activity.
+
+        Raises:
+            CapacityExceeded: It has `MAX_CALLERS` introduced callers.
+            AenvError: There is no such instance, or it has ended.
+        """
+        life, _ = await self._calls.enter(instance_id)
+        if self._counts.get(life.record.id, 0) >= MAX_CALLERS:
+            raise CapacityExceeded(
+                f"{instance_id} has {MAX_CALLERS} direct callers, the most that are allowed",
+                hint="other callers reach it through its host",
+            )
+        self._listen()
+        key = secrets.token_hex(32)
+        self._permits.put(key, _Permit(instance_id, role))
+        return Introduction(str(self._path), key, life.record.spec.idle_timeout_s)
+
+    def cancel(self, names: Sequence[str]) -> None:
+        """Cancel the calls of these names that introduced callers make; ignores unknown names."""
+        for caller in self._callers:
+            caller.send(line_of({"cancel": list(names)}))
+
+    async def close(self) -> None:
+        """Stop to listen and disconnect from all callers, which go on through the host."""
+        if self._acceptor is not None:
+            await end_task(self._acceptor)
+        for task in list(self._tasks):
+            await end_task(task)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            self._path.unlink(missing_ok=True)
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._listener is not None:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)  # of an earlier host with this id
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self._path))
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        self._listener = listener
+        self._acceptor = asyncio.create_task(self._accept(listener))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as exc:  # no descriptor is free now
+                logger.warning("callers cannot be introduced now: %s", exc)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            task = asyncio.create_task(self._serve(sock))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                async with asyncio.timeout(_CLAIM_S):
+                    life = await self._admit(sock)
+            except (OSError, ValueError, AenvError) as exc:
+                logger.info("a caller was not introduced: %s", exc)
+                return
+            caller = _Caller(sock, life, self._clock)
+            self._callers.add(caller)
+            self._counts[life.record.id] += 1
+            try:
+                await caller.follow()
+            finally:
+                self._callers.discard(caller)
+                self._counts[life.record.id] -= 1
+                if not self._counts[life.record.id]:
+                    del self._counts[life.record.id]
+
+    async def _admit(self, sock: socket.socket) -> InstanceLife:
+        """Pass a connection to the door to a caller with a key.
+
+        Raises:
+            PermissionError: The key does not open the instance that the caller names.
+            OSError, ValueError, AenvError: The caller or the sandbox does not do its part.
+        """
+        loop = asyncio.get_running_loop()
+        claim = claim_of(await loop.sock_recv(sock, LINE_BYTES))
+        permit = self._permits.pop(claim.key)
+        if permit is None or permit.instance_id != claim.instance_id:
+            raise PermissionError(f"its key does not open {claim.instance_id}")
+        life, sandbox = await self._calls.enter(permit.instance_id)
+        with await sandbox.open_door(permit.role) as door:
+            socket.send_fds(sock, [ACCEPTED], [door.fileno()])
+        return life
+
+
+class _Caller:
+    """An introduced caller.
+
+    Args:
+        sock: Its connection to this host.
+        life: The instance that it calls.
+        clock: For idle times.
+    """
+
+    def __init__(self, sock: socket.socket, life: InstanceLife, clock: Clock) -> None:
+        self._sock = sock
+        self._life = life
+        self._clock = clock
+        self._is_busy = False
+
+    def send(self, line: bytes) -> None:
+        """Send a line; a caller that does not read is disconnected."""
+        try:
+            sent = self._sock.send(line)
+        except OSError:
+            sent = 0
+        if sent < len(line):
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    async def follow(self) -> None:
+        """Count its calls until it disconnects."""
+        loop = asyncio.get_running_loop()
+        buffer = b""
+        try:
+            while data := await loop.sock_recv(self._sock, LINE_BYTES):
+                *lines, buffer = (buffer + data).split(b"\n")
+                if len(buffer) > LINE_BYTES:
+                    return
+                for line in lines:
+                    self._on_report(line)
+        except (OSError, ValueError) as exc:
+            logger.info("a caller of %s was disconnected: %s", self._life.record.id, exc)
+        finally:
+            self._count(0, is_busy=False, quiet_s=0.0)
+
+    def _on_report(self, line: bytes) -> None:
+        report = report_of(line)
+        self._count(report.calls, is_busy=report.is_busy, quiet_s=report.quiet_s)
+        self.send(line_of({"counted": report.number}))
+
+    def _count(self, calls: int, *, is_busy: bool, quiet_s: float) -> None:
+        if calls or is_busy != self._is_busy:
+            change = int(is_busy) - int(self._is_busy)
+            self._is_busy = is_busy
+            self._life.direct_calls(calls, change, self._clock.now() - quiet_s)
