@@ -17,7 +17,7 @@ import aenv_ray
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from benchmarks import containers, gateway
+from benchmarks import containers, gateway, local_door
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
 from benchmarks.pools import pools
@@ -30,6 +30,7 @@ BUDGET = {
     "call_p50_ratio": "<= 1.25 x a bare async actor call",
     "pipelined_ratio": ">= 0.85 x the bare actor",
     "batch_speedup": ">= 5 x single pipelined calls",
+    **local_door.BUDGET,
     "terminal_call_ratio": "<= 2 x an echo call",
     "process_create_p50_ms": "<= 6 ms",
     "process_creates_per_s": ">= 300 with namespaces",
@@ -181,6 +182,7 @@ def main() -> None:
     aenv_ray.init()
     try:
         calls(figures, options.quick)
+        local_door.local_door(figures, ECHO, options.quick)
         terminal(figures, options.quick)
         creates(figures, options.quick)
         if not no_containers:

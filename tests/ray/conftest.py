@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 
 import aenv_ray
 from aenv_ray.client import Environment
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
 from aenv_ray.hub.records import Role
 from tests.contract.processes import signal_all
@@ -198,12 +200,21 @@ def service_gateway(cluster: Cluster) -> ServiceGateway:
 # --- Environment, over Ray and over a gateway ----------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["ray", "gateway"])
+@pytest.fixture(scope="module", params=["ray", "local", "gateway"])
 def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
-    """How instances are reached: by Ray, or by a gateway that `AENV_SYSTEM_URL` names."""
+    """How instances are reached: by Ray, also directly, or by a gateway."""
     del cluster
     if request.param == "ray":
-        yield "ray"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AENV_LOCAL_DOOR", "0")
+            settings.cache_clear()
+            yield "ray"
+        settings.cache_clear()
+        return
+    if request.param == "local":
+        with every_call_direct() as doors:
+            yield "local"
+        assert any(doors)  # else nothing was tested
         return
     gateway: GatewayBench = request.getfixturevalue("gateway")
     with pytest.MonkeyPatch.context() as patch:
@@ -212,12 +223,30 @@ def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
         yield "gateway"
 
 
+@contextlib.contextmanager
+def every_call_direct() -> Iterator[list[bool]]:
+    """Connect to each sandbox before the first call; yields whether each call was direct."""
+    send = AsyncEnvHandle._send
+    were_direct: list[bool] = []
+
+    def connect_and_send(handle: AsyncEnvHandle, message: bytes) -> Awaitable[Any]:
+        async def run() -> Any:
+            were_direct.append(await handle.connect_directly())
+            return await send(handle, message)
+
+        return run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncEnvHandle, "_send", connect_and_send)
+        yield were_direct
+
+
 @pytest.fixture
 def named(way: str, request: pytest.FixtureRequest) -> Named:
     """Return how a project is named: over Ray by its path, at a gateway by its name."""
 
     def name(path: Path) -> str:
-        if way == "ray":
+        if way != "gateway":
             return str(path)
         gateway: GatewayBench = request.getfixturevalue("gateway")
         gateway.projects[path.name] = path

@@ -172,7 +172,8 @@ class Introductions:
         """
         loop = asyncio.get_running_loop()
         claim = claim_of(await loop.sock_recv(sock, LINE_BYTES))
-        permit = self._permits.pop(claim.key)
+        permit = self._permits.get(claim.key)
+        self._permits.pop(claim.key)
         if permit is None or permit.instance_id != claim.instance_id:
             raise PermissionError(f"its key does not open {claim.instance_id}")
         life, sandbox = await self._calls.enter(permit.instance_id)

@@ -15,6 +15,7 @@ from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door import door
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import Connection
+from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.system import threads
 
 WAIT_S = 10.0
@@ -202,3 +203,52 @@ def test_arguments_that_cannot_be_parsed_fail_only_their_call(bench: Bench, valu
     assert (answered, data["code"]) == (77, "tool_input_invalid")
     assert bench.answer_to("after") == "after"
     assert bench.ran == ["after"]
+
+
+# --- roles ---------------------------------------------------------------------------------------
+
+
+def ask(bench: Bench, request_id: int, method: str, **params: Any) -> dict[str, Any]:
+    """Send a request and return its answer."""
+    bench.send({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+    answer: dict[str, Any] = json.loads(bench.lines.readline())
+    assert answer["id"] == request_id
+    return answer
+
+
+def test_an_agents_connection_calls_tools_only(bench: Bench) -> None:
+    """Invariant 8: also after it asked for another role, and batches stay possible."""
+    bench.go.set()
+    assert ask(bench, 1, "aenv/hello", role="agent")["result"] == {}
+    for method in ("aenv/hello", "aenv/reward", "aenv/function", "aenv/exec", "aenv/health"):
+        error = ask(bench, 2, method, role="host", arguments={"command": "true"})["error"]
+        assert error["data"]["code"] == "forbidden"
+    assert "tools" in ask(bench, 3, "tools/list")["result"]
+    batch = ask(bench, 4, "aenv/call_tools", calls=[{"name": "wait", "arguments": {"label": "b"}}])
+    assert "result" in batch["result"]["results"][0]
+    assert bench.ran == ["b"]
+
+
+def test_the_role_of_a_connection_is_final(bench: Bench) -> None:
+    """A caller cannot become the host, whose answers the runtime believes."""
+    assert ask(bench, 1, "aenv/hello", role="owner")["result"] == {}
+    assert "unknown method" in ask(bench, 2, "aenv/hello", role="host")["error"]["message"]
+
+
+def test_requests_of_the_runtime_go_to_the_host_only(bench: Bench) -> None:
+    """Invariant 7: a caller on the node neither receives nor answers them."""
+    answers: list[Any] = []
+    ask(bench, 1, "aenv/hello", role="owner")
+    host, theirs = socket.socketpair()
+    Connection(theirs, bench.dispatcher).start()
+    host.settimeout(WAIT_S)
+    with host, host.makefile("rb") as lines:
+        host.sendall(b'{"jsonrpc":"2.0","id":1,"method":"aenv/hello","params":{"role":"host"}}\n')
+        assert b"result" in lines.readline()
+        request_id = HOST.new_id()
+        HOST.ask(request_id, "aenv/second", {}, answers.append)
+        assert json.loads(lines.readline())["id"] == request_id
+        bench.send({"jsonrpc": "2.0", "id": request_id, "result": {"forged": True}})
+        ask(bench, 2, "ping")  # the forged answer was read
+        assert answers == []
+        HOST.cancel(request_id)

@@ -1,0 +1,218 @@
+"""Callers on a node, introduced to instances by their host: keys, roles, idle times."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.actors.calls.introduction import Claim, Introduction, Report, line_of
+from aenv_ray.actors.calls.local_door import _HostLink, present
+from aenv_ray.actors.host import introductions
+from aenv_ray.actors.host.host import Host
+from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.errors import CapacityExceeded, InstanceExpired, InstanceReleased
+from aenv_ray.hub.store import MemoryInstanceStore
+from aenv_ray.models import ActorDensity, InstanceSpec
+from aenv_ray.project.project import Project
+from aenv_ray.runtime.door.roles import DoorRole
+from tests.unit.actors.host.spy_engine import HOST, SpyEngine
+
+Specs = Callable[..., InstanceSpec]
+Start = Callable[..., Awaitable[InstanceSpec]]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory with a path that is short enough for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="aenv-i", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(SystemClock().now())  # the engine has a clock of its own
+
+
+@pytest.fixture
+async def host(
+    directory: Path, source: Project, engine: SpyEngine, clock: FakeClock
+) -> AsyncIterator[Host]:
+    made = Host(
+        HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
+        store=MemoryInstanceStore(), projects_dir=directory / "projects", clock=clock,
+        introductions_path=directory / "h" / "host",
+    )  # fmt: skip
+    await made.put_project(source.digest, source.archive())
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def started(host: Host, spec: Specs) -> Start:
+    async def start(**fields: object) -> InstanceSpec:
+        made = spec(ttl_s=100_000.0, **fields)
+        await host.start([made])
+        return made
+
+    return start
+
+
+class Caller:
+    """An introduced caller."""
+
+    def __init__(self, host: socket.socket, door: socket.socket) -> None:
+        self.host, self.door = host, door
+
+    @classmethod
+    async def introduced(cls, introduction: Introduction, spec: InstanceSpec) -> Caller:
+        return cls(*await present(introduction, Claim(spec.instance_id, introduction.key)))
+
+    async def report(self, *, calls: int = 0, is_busy: bool, quiet_s: float = 0.0) -> None:
+        """Report, and wait until the host has counted it."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.host, line_of(Report(7, calls, is_busy, quiet_s)))
+        assert json.loads(await loop.sock_recv(self.host, 1000)) == {"counted": 7}
+
+    def close(self) -> None:
+        self.host.close()
+        self.door.close()
+
+
+@pytest.fixture
+async def caller(host: Host, started: Start) -> AsyncIterator[Caller]:
+    """A caller of an instance that ends when it is idle for ten seconds."""
+    spec = await started(idle_timeout_s=10.0)
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    assert introduction.idle_timeout_s == 10.0
+    made = await Caller.introduced(introduction, spec)
+    yield made
+    made.close()
+
+
+async def live(host: Host) -> int:
+    await host.sweep()
+    return len(await host.instances())
+
+
+async def test_an_instance_is_not_idle_while_its_caller_is_busy(
+    host: Host, caller: Caller, clock: FakeClock
+) -> None:
+    """Design D8: calls that the host does not see count, from the last one on."""
+    await caller.report(is_busy=True)
+    clock.advance(100.0)
+    assert await live(host) == 1
+    await caller.report(calls=3, is_busy=False, quiet_s=4.0)
+    clock.advance(5.0)
+    assert await live(host) == 1
+    (info,) = await host.instances()
+    assert info.calls == 3
+    clock.advance(2.0)
+    assert await live(host) == 0
+    with pytest.raises(InstanceExpired, match="idle"):
+        await host.renew(info.id, 60.0)
+
+
+async def test_a_caller_that_dies_is_not_busy_any_more(
+    host: Host, caller: Caller, clock: FakeClock
+) -> None:
+    """Invariant 3: a dead caller keeps no instance alive."""
+    await caller.report(is_busy=True)
+    clock.advance(100.0)
+    caller.close()
+    while host._introductions and host._introductions._callers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await live(host) == 1
+    clock.advance(11.0)
+    assert await live(host) == 0
+
+
+async def test_an_introduction_is_not_activity(
+    host: Host, caller: Caller, clock: FakeClock
+) -> None:
+    del caller
+    clock.advance(11.0)
+    assert await live(host) == 0
+
+
+async def test_a_key_expires(host: Host, started: Start, clock: FakeClock) -> None:
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    clock.advance(introductions.KEY_S + 1.0)
+    with pytest.raises(ConnectionRefusedError):
+        await Caller.introduced(introduction, spec)
+
+
+async def test_an_instance_that_ended_has_no_introductions(host: Host, started: Start) -> None:
+    """Neither a new one, nor the use of an earlier one."""
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    await host.release([spec.instance_id])
+    with pytest.raises(ConnectionRefusedError):
+        await Caller.introduced(introduction, spec)
+    with pytest.raises(InstanceReleased):
+        await host.introduce(spec.instance_id, DoorRole.OWNER)
+
+
+async def test_an_instance_has_a_limited_number_of_callers(
+    host: Host, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: each costs threads in the sandbox; who is refused calls through the host."""
+    monkeypatch.setattr(introductions, "MAX_CALLERS", 1)
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    caller = await Caller.introduced(introduction, spec)
+    with pytest.raises(CapacityExceeded):
+        await host.introduce(spec.instance_id, DoorRole.OWNER)
+    caller.close()
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[1, 2]\n", b'["probe-1"]\n', b"{}\n", b"\xff\n"])
+async def test_nonsense_is_not_introduced(host: Host, started: Start, line: bytes) -> None:
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, introduction.path)
+        await loop.sock_sendall(sock, line)
+        assert await loop.sock_recv(sock, 10) == b""
+
+
+async def test_the_socket_is_private_and_goes_with_the_host(
+    host: Host, started: Start, directory: Path
+) -> None:
+    spec = await started()
+    await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert os.stat(directory / "h").st_mode & 0o777 == 0o700
+    assert os.listdir(directory / "h") == ["host"]
+    await host.close()
+    assert os.listdir(directory / "h") == []
+
+
+async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
+    """The host may be about to end the instance: only it can decide which comes first."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = _HostLink(ours, 10.0, lambda: None)
+    link._last_call -= 6.0
+    assert not link.begin()
+    assert link.begin()  # the host knows of the call before
+    link._last_call -= 6.0
+    assert link.begin()  # another is running
+    link.close()
+    theirs.close()
