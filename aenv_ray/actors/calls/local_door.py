@@ -26,9 +26,9 @@ from aenv_ray.actors.calls.introduction import (
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
-from aenv_ray.engines.base import OnProgress
+from aenv_ray.engines.base import EndCause, OnProgress
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import AenvError, SandboxLost
+from aenv_ray.errors import AenvError, InstanceError
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.roles import DoorRole
 
@@ -39,7 +39,7 @@ PAUSE_S: Final = 0.5
 RETRY_S: Final = 1.0
 """Between two attempts to be introduced."""
 _OPEN_S: Final = 30.0
-_BROKEN: Final = "the connection through the local door is closed"
+_BROKEN: Final = EndCause("the direct connection is closed")
 
 
 class NotDirect(Exception):  # a direction to the caller, not an error
@@ -102,7 +102,7 @@ class LocalDoor:
                 deadline_s=call.timeout_s + CALL_GRACE_S,
                 on_progress=on_progress,
             )
-        except SandboxLost:
+        except InstanceError:
             if connection.end_cause is None:
                 raise
             self._disconnect()
@@ -192,7 +192,7 @@ async def _readable(sock: socket.socket) -> None:
         loop.remove_reader(sock.fileno())
 
 
-async def _no_cause() -> str:
+async def _no_cause() -> EndCause:
     return _BROKEN
 
 
