@@ -260,7 +260,7 @@ class DockerImages:
             for source, target in (mounts or {}).items()
         ]
         body = {
-            "NodeImage": image_id,
+            "Image": image_id,
             "Entrypoint": command,
             "Cmd": [],
             "User": user,
