@@ -46,6 +46,10 @@ class Settings(BaseModel):
     """Whether process sandboxes have namespaces; ``auto``: if the kernel allows it."""
     local_door: bool = True
     """Whether callers on a sandbox's node connect to it directly."""
+    source_builds: Literal["auto", "yes", "no"] = "auto"
+    """Whether requirements without a wheel are built; ``auto``: unless `isolation` is required."""
+    package_hosts: str = ""
+    """``host,host:port,…`` that package indexes send their clients to."""
     docker_image: str | None = None
     """Image of projects that name none; needs Python 3.11 or newer."""
     docker_runtime: str | None = None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.engines.images import node_python
-from aenv_ray.engines.node.installer import failure_of, uv_options, uv_variables
+from aenv_ray.engines.node.installer import failure_of, uv_options
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.files import FileLock
 
@@ -200,7 +200,7 @@ async def _install_libraries(python: ImagePython, target: Path) -> None:
         "--python-platform", f"{python.machine}-{_PLATFORMS[python.libc]}",
         *uv_options(), *(f"{name}=={version}" for name, version in _versions()),
     ]  # fmt: skip
-    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S, variables=uv_variables())
+    words = await failure_of(command, deadline_s=_INSTALL_DEADLINE_S)
     if words is not None:
         raise SandboxStartFailed(
             f"the runtime's libraries cannot be installed for Python {python}:\n{words}",

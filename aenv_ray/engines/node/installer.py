@@ -12,13 +12,26 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 _MAX_OUTPUT: Final = 4000
 """Characters of an installer's output in an error, counted from its end."""
 _TRUE = ("1", "true", "yes", "on")  # as pip reads it
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/'\"]+@")
+PYPI: Final = "https://pypi.org/simple"
+_PYPI_FILES: Final = "files.pythonhosted.org"
+_UV_SOURCES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL",
+               "UV_FIND_LINKS")  # fmt: skip
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
+                 "UV_NO_INDEX", "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS",
+                 "UV_INSECURE_HOST", "UV_EXCLUDE_NEWER", "UV_PRERELEASE",
+                 *_CERTIFICATES)  # fmt: skip
+"""Beginnings of the names of variables that an installer in a sandbox gets."""
 _SOURCES = ("index-url", "extra-index-url", "find-links", "no-index", "proxy", "cert")
 
 
@@ -94,20 +107,8 @@ def _has_uv_sources() -> bool:
     return any(n.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA")) for n in os.environ)
 
 
-async def failure_of(
-    command: Sequence[str],
-    *,
-    deadline_s: float,
-    cwd: Path | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> str | None:
-    """Run an installer; return the end of its output if it fails, without passwords, else None.
-
-    Args:
-        command: The program and its arguments.
-        deadline_s: After which it is ended.
-        cwd: Its working directory.
-        variables: In addition to those of this process.
+async def failure_of(command: Sequence[str], *, deadline_s: float) -> str | None:
+    """Run uv with pip's package sources; return the end of its output if it fails, else None.
 
     Raises:
         TimeoutError: It took longer than `deadline_s`.
@@ -115,19 +116,100 @@ async def failure_of(
 
     Cancelling ends the command.
     """
+    variables = {**os.environ, "NO_COLOR": "1", **uv_variables()}
+    status, output = await run_installer(command, deadline_s=deadline_s, variables=variables)
+    return output if status else None
+
+
+async def run_installer(
+    command: Sequence[str], *, deadline_s: float, variables: Mapping[str, str], data: bytes = b""
+) -> tuple[int, str]:
+    """Run an installer; return its exit code and the end of its output, without passwords.
+
+    Args:
+        command: The program and its arguments.
+        deadline_s: After which it is ended.
+        variables: All that it gets.
+        data: Its standard input.
+
+    Raises:
+        TimeoutError: It took longer than `deadline_s`.
+        OSError: It cannot be run.
+
+    Cancelling ends the command, and returns when nothing of it is left that writes output.
+    """
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "NO_COLOR": "1", **(variables or {})},
+        *command, env=dict(variables), stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
         async with asyncio.timeout(deadline_s):
-            output, _ = await process.communicate()
+            output, _ = await process.communicate(data)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()  # the caller removes the files that it writes
         raise
-    if not process.returncode:
-        return None
-    return without_passwords(output.decode(errors="replace")).strip()[-_MAX_OUTPUT:]
+    status = process.returncode or 0
+    return status, without_passwords(output.decode(errors="replace")).strip()[-_MAX_OUTPUT:]
+
+
+@dataclass(frozen=True)
+class PackageSources:
+    """Where the operator lets packages come from."""
+
+    variables: dict[str, str]
+    """For uv; may hold passwords."""
+    options: list[str]
+    """For uv."""
+    proxies: dict[str, str]
+    """This machine's proxies, as variables."""
+    hosts: dict[str, str]
+    """``host:port`` of each server, with the URL of the proxy to it; empty: none."""
+    paths: list[str]
+    """Files and directories that uv reads."""
+    addresses: list[str]
+    """Of the indexes, without users and passwords."""
+    has_password: bool
+
+
+def package_sources(further_hosts: str = "") -> PackageSources:
+    """Return the package sources that pip's and uv's configuration of this machine names.
+
+    Args:
+        further_hosts: ``host,host:port,…`` of servers that the indexes send their clients to.
+    """
+    given = {**os.environ, **uv_variables()}
+    variables = {n: v for n, v in given.items() if v and n.startswith(_UV_VARIABLES)}
+    addresses = [
+        word.partition("=")[2] if re.match(r"[\w.-]+=", word) else word
+        for name in _UV_SOURCES
+        for word in re.split(r"[\s,]+", variables.get(name, ""))
+        if word
+    ]
+    if not any(name in variables for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
+        addresses.append(PYPI)
+    parts = [urlsplit(address) for address in addresses]
+    servers = {(p.hostname, p.port or (80 if p.scheme == "http" else 443))
+               for p in parts if p.hostname and p.scheme in ("http", "https")}  # fmt: skip
+    for entry in filter(None, re.split(r"[\s,]+", further_hosts)):
+        host, _, port = entry.partition(":")
+        servers.add((host, int(port or 443)))
+    if (urlsplit(PYPI).hostname, 443) in servers:
+        servers.add((_PYPI_FILES, 443))
+    paths = [unquote(p.path) for p in parts if p.scheme in ("", "file")]
+    paths += [variables[name] for name in _CERTIFICATES if name in variables]
+    found = getproxies()
+    proxies = {f"{kind}_proxy": url for kind, url in found.items()}
+    proxies |= {"ALL_PROXY": given["ALL_PROXY"]} if given.get("ALL_PROXY") else {}
+    proxy = given.get("ALL_PROXY") or found.get("https") or found.get("all") or ""
+    return PackageSources(
+        variables=variables,
+        options=uv_options(),
+        proxies=proxies,
+        hosts={f"{h}:{p}": "" if proxy_bypass(str(h)) else proxy for h, p in sorted(servers)},
+        paths=[path for path in paths if os.path.exists(path)],
+        addresses=[_CREDENTIALS.sub("", address) for address in addresses],
+        has_password=any(p.username for p in parts)
+        or any(name.endswith("_PASSWORD") for name in variables),
+    )

@@ -186,7 +186,7 @@ class ProcessEngine(Engine):
         try:
             check_project(spec.config)
             python = await virtual_environment.ensure(
-                spec.project_dir, self._data_dir / "environments"
+                spec.project_dir, self._data_dir / "environments", self._isolation
             )
             directory = None
             if spec.storage is not None:

@@ -1,160 +1,244 @@
 """Virtual environments of projects with requirements: built by uv, once for each content.
 
-An environment is named by a hash of the requirements, with the files that they include, the
-interpreter and what the runtime itself needs. It is built under a lock in its final place, because
-scripts in it hold its absolute path.
+An environment is named by what its requirements resolve to: their lines, the contents of the
+project's own files that they name, the package sources, and the interpreter. So it is shared by
+projects that would get the same, whoever published them, and by no others. It is built under a lock
+in its final place, because scripts in it hold its absolute path.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import hashlib
+import json
 import logging
 import platform
-import re
 import shutil
 import sys
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from aenv_ray.engines.node.installer import failure_of, uv_options, uv_variables
+from aenv_ray.config import settings
+from aenv_ray.engines.node.installer import PackageSources, package_sources, run_installer
+from aenv_ray.engines.process.install_jail import BUILD, NO_JAIL, InstallOrder
+from aenv_ray.engines.process.requirements import Requirements, read_requirements
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
 from aenv_ray.files import FileLock
+from aenv_ray.runtime.fork.jail_spec import JailUnavailable
 
 logger = logging.getLogger(__name__)
 
 RUNTIME_REQUIREMENTS: Final = ("pydantic>=2.12,<3",)
 """What `aenv_ray.runtime` needs; the public door also needs fastmcp and is not started there."""
-PROVIDED: Final = frozenset({"aenvironment", "aenv-ray", "aenv_ray"})
-"""Packages that the runtime replaces; an installed one would shadow it."""
 BUILD_DEADLINE_S: Final = 1800.0
 LOCK_DEADLINE_S: Final = 2 * BUILD_DEADLINE_S
 """Longer than another process takes to build the same environment: one `uv venv`, one install."""
-_INCLUDE: Final = re.compile(r"(?:-(r|c)|--(requirement|constraint)(?=[\s=]))\s*=?\s*(\S.*)")
-_COMMENT: Final = re.compile(r"(^|\s)#.*$")
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """The lines of ``requirements.txt`` and of the files that it includes."""
-
-    packages: list[str] = field(default_factory=list)
-    constraints: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        """Return what an environment with these requirements is named by."""
-        constraints = [f"-c {line}" for line in self.constraints]
-        parts = [*self.packages, *constraints, *RUNTIME_REQUIREMENTS]
-        text = "\n".join([*parts, sys.base_prefix, platform.python_version()])
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def read_requirements(project_dir: Path) -> Requirements:
-    """Return what ``requirements.txt`` asks for; nothing without the file.
-
-    ``-r FILE`` and ``-c FILE`` are resolved relative to the including file, as pip does. Addresses
-    (``-r https://…``) are left to the installer.
-
-    Raises:
-        ConfigError: A file is not text, is missing, or is outside the project.
-    """
-    found = Requirements()
-    path = project_dir / "requirements.txt"
-    if path.is_file():
-        _read(path, project_dir.resolve(), found.packages, found, visited=set())
-    return found
-
-
-def _read(
-    path: Path, root: Path, into: list[str], found: Requirements, visited: set[tuple[Path, bool]]
-) -> None:
-    """Add the lines of a file to a list; all that a constraints file includes are constraints."""
-    is_constraints = into is found.constraints
-    visited.add((path.resolve(), is_constraints))
-    for line in _lines(path):
-        include = _INCLUDE.fullmatch(line)
-        if include is None or ("://" in include[3] and not include[3].startswith("file:")):
-            if is_constraints or _package_name(line) not in PROVIDED:
-                into.append(line)
-            continue
-        target = _included(path, include[3], root)
-        is_constraint = is_constraints or (include[1] or include[2]).startswith("c")
-        if (target, is_constraint) not in visited:
-            _read(target, root, found.constraints if is_constraint else into, found, visited)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    joined = re.sub(r"\\\r?\n", " ", text)
-    lines = (_COMMENT.sub("", line).strip() for line in joined.splitlines())
-    return [line for line in lines if line]
-
-
-def _included(path: Path, name: str, root: Path) -> Path:
-    target = (path.parent / name.strip("'\"")).resolve()
-    if not target.is_relative_to(root):
-        raise ConfigError(
-            f"{path} includes {name}, which is outside the project",
-            hint="copy the file into the project; only the project's directory is published",
-        )
-    if not target.is_file():
-        raise ConfigError(
-            f"{path} includes {name}, which does not exist",
-            hint=f"the path is relative to {path.parent}",
-        )
-    return target
-
-
-def _package_name(line: str) -> str:
-    return re.split(r"[<>=!~\[; @]", line, maxsplit=1)[0].lower()
 
 
 def may_be_installing(project_dir: Path) -> bool:
     """Return whether a project has requirements that a node may have to install first."""
     try:
-        return bool(read_requirements(project_dir).packages)
+        return bool(read_requirements(project_dir))
     except AenvError:
         return False  # the start reports it
 
 
-async def ensure(project_dir: Path, cache_dir: Path) -> Path | None:
+async def ensure(project_dir: Path, cache_dir: Path, isolation: str = "auto") -> Path | None:
     """Return the interpreter of the project's virtual environment, built if it is missing.
+
+    It is built in a sandbox, see `aenv_ray.engines.process.install_jail`.
 
     Args:
         project_dir: Unpacked project.
         cache_dir: The directory of all environments.
+        isolation: ``required``; ``auto``: build it without a sandbox if the kernel allows none, and
+            log that; ``none``: without one.
 
     Returns:
         None for a project without requirements: the node's interpreter serves it.
 
     Raises:
-        SandboxStartFailed: The installer failed; the message ends with its output.
+        SandboxStartFailed: The installer failed; the message ends with its output. Or a sandbox is
+            required, and the kernel allows none.
         ConfigError: ``requirements.txt``, or a file that it includes, cannot be used.
         DeadlineExceeded: Another process held the environment's lock for too long, or the
             installer took too long.
 
     Cancelling ends the installer and releases the lock.
     """
-    requirements = read_requirements(project_dir)
-    if not requirements.packages:
+    requirements = await asyncio.to_thread(read_requirements, project_dir)
+    if not requirements:
         return None
-    target = cache_dir / requirements.key
-    python = target / "bin" / "python"
-    if not _exists(python):
-        with await _lock(target.with_suffix(".lock")):
-            if not _exists(python):
-                await _build(project_dir, requirements, target)
-    return python
+    kinds = {"required": (True,), "none": (False,)}.get(isolation, (True, False))
+    for is_jailed in kinds:
+        build = Build(project_dir, cache_dir, requirements, isolation, is_jailed=is_jailed)
+        try:
+            return await build.ensure()
+        except JailUnavailable as exc:
+            if isolation == "required":
+                raise SandboxStartFailed(
+                    "the project's requirements are not installed: a sandbox is required for it, "
+                    f"but: {exc}",
+                    hint="allow this user to create namespaces, or use the docker engine; "
+                    "AENV_ISOLATION=auto installs without a sandbox",
+                ) from None
+            logger.warning("requirements of %s are installed without a sandbox: %s",
+                           project_dir.name, exc)  # fmt: skip
+    raise AssertionError("an environment that needs no sandbox can be built")
 
 
-def _exists(path: Path) -> bool:
-    return path.exists()
+class Build:
+    """One environment: where it is, and how it is built.
+
+    Args:
+        project_dir: Unpacked project.
+        cache_dir: The directory of all environments.
+        requirements: The project's.
+        isolation: As for `ensure`.
+        is_jailed: Build it in a sandbox. Environments that were not are never used as if they were.
+    """
+
+    def __init__(
+        self,
+        project_dir: Path,
+        cache_dir: Path,
+        requirements: Requirements,
+        isolation: str,
+        *,
+        is_jailed: bool,
+    ) -> None:
+        self._project_dir = project_dir
+        self._requirements = requirements
+        self._is_jailed = is_jailed
+        self._sources = package_sources(settings().package_hosts)
+        self._may_compile = _may_compile(isolation, self._sources)
+        key = requirements.key(
+            *RUNTIME_REQUIREMENTS, sys.base_prefix, platform.python_version(),
+            f"jailed={is_jailed} compiled={self._may_compile}", *self._sources.addresses,
+        )  # fmt: skip
+        self.target = cache_dir / key
+        self.lock = cache_dir / f"{key}.lock"
+        self._done = cache_dir / f"{key}.done"  # not where what is installed could write it
+
+    async def ensure(self) -> Path:
+        """Return the interpreter; raises as `ensure`, and JailUnavailable."""
+        if not self._done.exists():
+            with await _lock(self.lock):
+                if not self._done.exists():
+                    await self._build()
+        return self.target / "bin" / "python"
+
+    async def _build(self) -> None:
+        count = len(self._requirements.packages)
+        logger.info("installing %d requirements of project %s", count, self._project_dir.name)
+        shutil.rmtree(self.target, ignore_errors=True)
+        own = self.target / BUILD
+        try:
+            (own / "tmp").mkdir(parents=True)
+            lists = await asyncio.to_thread(self._write_lists, own)
+            await self._run(self._commands(lists), own)
+            self._done.touch()
+        except BaseException:
+            shutil.rmtree(self.target, ignore_errors=True)
+            raise
+        shutil.rmtree(own, ignore_errors=True)
+
+    def _commands(self, lists: list[str]) -> list[list[str]]:
+        uv, python = find_uv(), str(self.target / "bin" / "python")
+        options = [*lists, *self._sources.options]
+        if not self._may_compile:
+            options += ["--only-binary", ":all:"]
+        return [
+            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable,
+             str(self.target)],
+            [uv, "pip", "install", "--quiet", "--python", python, *options],
+        ]  # fmt: skip
+
+    def _write_lists(self, directory: Path) -> list[str]:
+        """Write what to install, and return the installer's options for it."""
+        files = []
+        for number, (path, rest) in enumerate(self._requirements.files.items()):
+            copy = directory / str(number) / path.name  # a build may write to it
+            copy.parent.mkdir()
+            if path.is_dir():
+                shutil.copytree(path, copy, symlinks=True)
+            else:
+                shutil.copyfile(path, copy)
+            files.append(f"{copy}{rest}")
+        packages = [*self._requirements.packages, *files, *RUNTIME_REQUIREMENTS]
+        options = []
+        for option, lines in (("-r", packages), ("-c", self._requirements.constraints)):
+            if lines:
+                file = directory / f"requirements{option}.txt"
+                file.write_text("\n".join(lines), encoding="utf-8")
+                options += [option, str(file)]
+        return options
+
+    async def _run(self, commands: list[list[str]], own: Path) -> None:
+        variables = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(own), "TMPDIR": str(own / "tmp"), "LANG": "C.UTF-8", "NO_COLOR": "1",
+            "UV_CACHE_DIR": str(own / "cache"), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never",
+            **self._sources.variables,
+        }  # fmt: skip
+        if not self._is_jailed:
+            for command in commands:
+                # A sandbox must be able to read it. Ray's uvloop has no `umask` argument.
+                readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh", *command]
+                await self._installed(readable, {**variables, **self._sources.proxies})
+            return
+        order = InstallOrder(
+            project=str(self._project_dir), target=str(self.target), commands=commands,
+            variables=variables, shown=[*self._sources.paths, find_uv()], hosts=self._sources.hosts,
+        )  # fmt: skip
+        command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.install_jail"]
+        await self._installed(command, {"PYTHONPATH": _package_parent()}, order)
+
+    async def _installed(
+        self, command: list[str], variables: dict[str, str], order: InstallOrder | None = None
+    ) -> None:
+        data = b"" if order is None else json.dumps(asdict(order)).encode()
+        try:
+            status, output = await run_installer(
+                command, deadline_s=BUILD_DEADLINE_S, variables=variables, data=data
+            )
+        except TimeoutError as exc:
+            raise DeadlineExceeded(
+                f"installing the project's requirements took more than {BUILD_DEADLINE_S:g} s",
+                hint="pin versions, use wheels, or build an image and use the docker engine",
+            ) from exc
+        if order is not None and status == NO_JAIL:
+            raise JailUnavailable(output)
+        if status != 0:
+            hint = "correct requirements.txt; the lines above are the installer's output"
+            if not self._may_compile:
+                hint += (
+                    ". Only wheels are installed, unless the operator sets AENV_SOURCE_BUILDS=yes"
+                )
+            raise SandboxStartFailed(
+                f"the project's requirements cannot be installed:\n{output}", hint=hint
+            )
+
+
+def _may_compile(isolation: str, sources: PackageSources) -> bool:
+    """Whether packages without a wheel are built; their code then runs in the installer's sandbox.
+
+    Raises:
+        ConfigError: The operator wants it, but that code would see the password of an index.
+    """
+    wish = settings().source_builds
+    if wish == "yes" and isolation == "required" and sources.has_password:
+        raise ConfigError(
+            "AENV_SOURCE_BUILDS=yes would show the password of the package index to every package "
+            "that is built",
+            hint="use an index without a password, or AENV_SOURCE_BUILDS=no",
+        )
+    return wish == "yes" or (wish == "auto" and isolation != "required")
+
+
+def _package_parent() -> str:
+    return str(Path(__file__).resolve().parents[3])
 
 
 async def _lock(path: Path) -> FileLock:
@@ -167,57 +251,6 @@ async def _lock(path: Path) -> FileLock:
             "virtual environment",
             hint="end the process that holds the lock; `fuser` names it",
         ) from exc
-
-
-async def _build(project_dir: Path, requirements: Requirements, target: Path) -> None:
-    uv = find_uv()
-    count = len(requirements.packages)
-    logger.info("installing %d requirements of project %s", count, project_dir.name)
-    shutil.rmtree(target, ignore_errors=True)
-    marker = target / "bin" / "python"
-    partial = target / "bin" / "python.partial"
-    try:
-        await _run([uv, "venv", "--quiet", "--python", sys.executable, str(target)])
-        marker.rename(partial)
-        with tempfile.TemporaryDirectory() as directory:
-            lists = _write_lists(Path(directory), requirements)
-            install = [uv, "pip", "install", "--python", str(partial), *lists, *uv_options()]
-            await _run(install, project_dir, **uv_variables())
-        partial.rename(marker)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-
-
-def _write_lists(directory: Path, requirements: Requirements) -> list[str]:
-    """Write what to install, and return the installer's options for it."""
-    lists = {"-r": [*requirements.packages, *RUNTIME_REQUIREMENTS], "-c": requirements.constraints}
-    options = []
-    for option, lines in lists.items():
-        if lines:
-            file = directory / f"requirements{option}.txt"
-            file.write_text("\n".join(lines), encoding="utf-8")
-            options += [option, str(file)]
-    return options
-
-
-async def _run(command: list[str], cwd: Path | None = None, **variables: str) -> None:
-    # A sandbox must be able to read it. Ray's actors run on uvloop, which has no `umask` argument.
-    readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh"]
-    try:
-        output = await failure_of(
-            [*readable, *command], deadline_s=BUILD_DEADLINE_S, cwd=cwd, variables=variables
-        )
-    except TimeoutError as exc:
-        raise DeadlineExceeded(
-            f"installing the project's requirements took more than {BUILD_DEADLINE_S:g} s",
-            hint="pin versions, use wheels, or build an image and use the docker engine",
-        ) from exc
-    if output is not None:
-        raise SandboxStartFailed(
-            f"the project's requirements cannot be installed:\n{output}",
-            hint="correct requirements.txt; the lines above are the installer's output",
-        )
 
 
 def find_uv() -> str:

@@ -134,6 +134,7 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
             elif _package_dir() == path:
                 _hide(f"{root}{view}/envs")
     _show(root, spec.project, PROJECT)
+    _show_further(root, spec)
     for name in (WORK[1:], "tmp", "var/tmp", "run", "root", ".box", "dev/pts", "dev/shm", "proc"):
         os.makedirs(f"{root}/{name}", mode=0o755, exist_ok=True)
     _make_devices(root)
@@ -145,8 +146,7 @@ def _build_root(scratch: Path, spec: JailSpec) -> None:
         Path(f"{root}{STORAGE}/lock").touch()
         os.makedirs(f"{root}{spec.storage_path}", exist_ok=True)
     linux.make_read_only(root)
-    if spec.storage:
-        _show_storage(f"{root}{STORAGE}", spec)
+    _show_writable(root, spec)
     # The kernel allows a new /proc only while an unmasked one is visible (mnt_already_visible).
     linux.mount("/proc", f"{root}/proc", None, linux.MS_BIND | linux.MS_REC)
     os.chdir(root)
@@ -189,6 +189,22 @@ def _show(root: str, path: str, place: str | None = None) -> None:
     linux.mount(real, target, None, linux.MS_BIND | linux.MS_REC)
     if place is None and real != path and not os.path.exists(f"{root}{real}"):
         _show(root, real)
+
+
+def _show_further(root: str, spec: JailSpec) -> None:
+    for path in spec.shown:
+        if not os.path.exists(f"{root}{path}"):
+            _show(root, path)
+    if spec.writable:
+        os.makedirs(f"{root}{spec.writable}", exist_ok=True)
+
+
+def _show_writable(root: str, spec: JailSpec) -> None:
+    if spec.writable:
+        linux.mount(spec.writable, f"{root}{spec.writable}", None, linux.MS_BIND)
+        linux.deny_devices(f"{root}{spec.writable}")
+    if spec.storage:
+        _show_storage(f"{root}{STORAGE}", spec)
 
 
 def _hide(target: str) -> None:

@@ -48,6 +48,10 @@ class JailSpec:
     """Path of the storage inside the sandbox."""
     storage_size: str = ""
     """Requested size; not enforced."""
+    shown: tuple[str, ...] = ()
+    """Further paths of the node that can be read at the same place."""
+    writable: str = ""
+    """Directory of the node that can be written to at the same place; empty: none."""
 
 
 @dataclass(frozen=True)

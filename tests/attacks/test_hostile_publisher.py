@@ -1,0 +1,363 @@
+"""Whoever publishes an environment attacks the node that installs its requirements."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.config import Settings
+from aenv_ray.engines.process import virtual_environment
+from aenv_ray.engines.process.package_proxy import PackageProxy
+from aenv_ray.engines.process.requirements import read_requirements
+from aenv_ray.errors import ConfigError, SandboxStartFailed
+from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench, value_of
+from tests.contract.process.node import Node
+
+SECRET = "6f2b-secret-of-the-node"
+BACKEND = """
+import base64, json, os, socket
+from pathlib import Path
+
+def attempt(action):
+    try:
+        return action() or "done"
+    except Exception as exc:
+        return type(exc).__name__
+
+def connect(family, address):
+    with socket.socket(family) as sock:
+        sock.settimeout(3)
+        sock.connect(address)
+
+def ask_proxy(request):
+    host, _, port = os.environ["HTTPS_PROXY"].rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), 3) as sock:
+        sock.sendall(request.encode())
+        return sock.recv(100).decode().split("\\r\\n")[0]
+
+def build_wheel(*_, **__):
+    goal = json.loads(Path(__file__).with_name("goal.json").read_text())
+    found = {
+        "variables": sorted(os.environ),
+        "values": [v for v in os.environ.values() if goal["secret"] in v],
+        "read": {p: attempt(lambda: Path(p).read_text()[:200]) for p in goal["read"]},
+        "write": {p: attempt(lambda: Path(p).write_text("x")) for p in goal["write"]},
+        "processes": [p for p in os.listdir("/proc") if p.isdigit()],
+        "commands": [Path(f"/proc/{p}/cmdline").read_text() for p in os.listdir("/proc")
+                     if p.isdigit()],
+        "tcp": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", goal["port"]))),
+        "unix": attempt(lambda: connect(socket.AF_UNIX, goal["socket"])),
+        "abstract": attempt(lambda: connect(socket.AF_UNIX, goal["abstract"])),
+        "tunnel": attempt(lambda: ask_proxy(
+            f"CONNECT 127.0.0.1:{goal['port']} HTTP/1.1\\r\\n\\r\\n")),
+        "get": attempt(lambda: ask_proxy(
+            f"GET http://127.0.0.1:{goal['port']}/x HTTP/1.1\\r\\n\\r\\n")),
+        "namespace": attempt(lambda: os.unshare(0x10000000) if hasattr(os, "unshare") else
+                             __import__("ctypes").CDLL(None).unshare(0x10000000) and "refused"),
+        "ids": [os.getuid(), os.geteuid()],
+        "capabilities": Path("/proc/self/status").read_text().partition("CapEff:\\t")[2][:16],
+    }
+    raise SystemExit("FOUND " + base64.b64encode(json.dumps(found).encode()).decode() + " END")
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+TOOLS = "from aenv_ray.runtime import register_tool\nimport pwn\n@register_tool\ndef who() -> str:\n    return pwn.WHO\n"  # noqa: E501
+
+
+@pytest.fixture
+async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
+    """Yield a bench on a node of its own: its virtual environments are new."""
+    engine = own_node.engine(HostId("host-publisher"))
+    yield Bench(engine, tmp_path)
+    await engine.stop([row.instance_id for row in await engine.running()])
+    await engine.close()
+
+
+@contextmanager
+def listening() -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Listen on this node as its services do; yield the addresses, and what has connected."""
+    connected: list[str] = []
+    path = f"/tmp/ae-{os.getpid()}-{threading.get_ident()}.sock"
+    places = {"port": ("127.0.0.1", 0), "socket": path, "abstract": f"\0ae-{os.getpid()}"}
+    found: dict[str, Any] = {}
+    servers = []
+    for name, place in places.items():
+        server = socket.socket(socket.AF_INET if name == "port" else socket.AF_UNIX)
+        server.bind(place)
+        server.listen()
+        servers.append(server)
+        found[name] = server.getsockname()[1] if name == "port" else place
+
+        def accept(server: socket.socket = server, name: str = name) -> None:
+            try:
+                while True:
+                    server.accept()[0].close()
+                    connected.append(name)
+            except OSError:
+                return
+
+        threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield found, connected
+    finally:
+        for server in servers:
+            server.shutdown(socket.SHUT_RDWR)
+            server.close()
+        Path(path).unlink()
+
+
+def project_with(directory: Path, lines: str, files: dict[str, str] | None = None) -> Path:
+    """Write a project with these requirements and further files."""
+    directory.mkdir(parents=True)
+    for name, text in {"requirements.txt": lines, **(files or {})}.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def wheel(directory: Path, who: str, **more: str) -> None:
+    """Write a wheel of the package `pwn`, with further files."""
+    kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(directory / "pwn-1.0-py3-none-any.whl", "w") as made:
+        made.writestr("pwn.py", f"WHO = {who!r}\n")
+        for name, text in more.items():
+            made.writestr(name, text)
+        made.writestr(
+            "pwn-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pwn\nVersion: 1.0\n"
+        )
+        made.writestr("pwn-1.0.dist-info/WHEEL", kind)
+        made.writestr("pwn-1.0.dist-info/RECORD", "")
+
+
+@pytest.mark.namespaces
+@pytest.mark.ordinary_user
+async def test_a_build_backend_reaches_nothing_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 13: no variable, no file, no process, no socket, and the network by no way."""
+    monkeypatch.setenv("AENV_API_KEY", SECRET)
+    secret = tmp_path / "up.json"
+    secret.write_text(SECRET)
+    cache = tmp_path / "cache"
+    marker = tmp_path / "written"
+    with listening() as (addresses, connected):
+        goal = addresses | {
+            "secret": SECRET, "read": [str(secret), "/etc/shadow", f"/proc/{os.getpid()}/environ"],
+            "write": [str(marker), "/usr/lib/pwn", "/etc/pwn", "/project/pwn",
+                      str(cache / "pwn.done"), f"{sys.prefix}/pwn"],
+        }  # fmt: skip
+        project = project_with(tmp_path / "project", "./pwn\n", {
+            "pwn/pyproject.toml": PYPROJECT, "pwn/backend.py": BACKEND,
+            "pwn/goal.json": json.dumps(goal),
+        })  # fmt: skip
+        with pytest.raises(SandboxStartFailed) as raised:
+            await virtual_environment.ensure(project, cache, "auto")
+    text = re.search(r"FOUND\s+([A-Za-z0-9+/=\s]+?)\s+END", raised.value.message)
+    assert text is not None, raised.value.message
+    found = json.loads(base64.b64decode("".join(text[1].split())))
+    assert connected == []
+    assert found["values"] == []
+    assert "AENV_API_KEY" not in found["variables"]
+    assert {k: v for k, v in found["read"].items() if "Error" not in v} == {}
+    assert {k: v for k, v in found["write"].items() if "Error" not in v} == {}
+    assert all("Error" in found[way] for way in ("tcp", "unix", "abstract")), found
+    assert {found["tunnel"], found["get"]} == {"HTTP/1.1 403 Forbidden"}
+    assert len(found["processes"]) < 10
+    assert not any(str(os.getpid()) == number for number in found["processes"]) or os.getpid() < 10
+    assert "-m pytest" not in " ".join(found["commands"]).replace("\0", " ")
+    assert found["namespace"] == "refused"
+    assert 0 not in found["ids"]
+    assert int(found["capabilities"], 16) == 0
+    assert not marker.exists()
+
+
+@pytest.mark.namespaces
+async def test_behind_a_gateway_nothing_is_built(tmp_path: Path) -> None:
+    """Invariant 13: with AENV_ISOLATION=required, only wheels are installed."""
+    project = project_with(tmp_path / "project", "./pwn\n", {
+        "pwn/pyproject.toml": PYPROJECT, "pwn/backend.py": BACKEND,
+    })  # fmt: skip
+    with pytest.raises(SandboxStartFailed) as raised:
+        await virtual_environment.ensure(project, tmp_path / "cache", "required")
+    assert "FOUND" not in raised.value.message
+    assert "AENV_SOURCE_BUILDS" in str(raised.value.hint)
+
+
+async def test_code_that_is_built_does_not_see_the_password_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 10."""
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://me:{SECRET}@index.example/simple")
+    monkeypatch.setattr(
+        virtual_environment, "settings",
+        lambda: Settings(source_builds="yes"),
+    )  # fmt: skip
+    project = project_with(tmp_path / "project", "six\n")
+    with pytest.raises(ConfigError, match="AENV_SOURCE_BUILDS") as raised:
+        await virtual_environment.ensure(project, tmp_path / "cache", "required")
+    assert SECRET not in f"{raised.value} {vars(raised.value)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url http://127.0.0.1:9/simple", "--extra-index-url=http://127.0.0.1:9",
+        "-i http://127.0.0.1:9", "-f /etc", "--find-links /etc", "--trusted-host x", "-e .",
+        "--editable ./pwn", "--no-binary :all:", "--pre", "six --index-url http://127.0.0.1:9",
+        "six ; python_version > '3' --index-url http://127.0.0.1:9", "-r https://127.0.0.1/list",
+        "-r file:///etc/shadow", "-c file:///etc/shadow", "six @ https://127.0.0.1/six.whl",
+        "git+https://127.0.0.1/x.git", "https://127.0.0.1/x.whl", "file:///etc/shadow",
+        "six==${UV_DEFAULT_INDEX}", "six ; python_version > '${AENV_API_KEY}'", "-r ${HOME}/x",
+        "-r /etc/shadow", "-r ../secret.txt", "-c ../secret.txt", "-r link.txt", "../secret.txt",
+        "/etc", "/etc/shadow", "./link.txt", "~/x", "./pwn/../../secret.txt", "link/secret.txt",
+        "six @ file:///etc", "pwn @ ../secret.txt", "\x00six", "six\x0b--pre",
+    ],
+)  # fmt: skip
+def test_a_project_names_no_source_and_no_file_outside_of_it(tmp_path: Path, line: str) -> None:
+    """Invariant 13: and the refusal shows nothing of a file, and no password."""
+    (tmp_path / "secret.txt").write_text(f"{SECRET}\n")
+    project = project_with(tmp_path / "project", f"six\n{line}\n", {"pwn/setup.py": ""})
+    (project / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (project / "link").symlink_to(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        read_requirements(project)
+    assert SECRET not in f"{raised.value} {vars(raised.value)}"
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "line", ["six", "six>=1,<2", "six[a,b]~=1.0 ; python_version > '3'", "six (>=1)",
+             "numpy==2.*", "six==1.16 --hash=sha256:00ff", "zope.interface", "./wheels/x.whl"],
+)  # fmt: skip
+def test_what_projects_need_is_allowed(tmp_path: Path, line: str) -> None:
+    project = project_with(tmp_path / "project", f"{line}\n", {"wheels/x.whl": ""})
+    assert read_requirements(project)
+
+
+@pytest.mark.namespaces
+async def test_an_owner_never_loads_the_package_of_another(bench: Bench) -> None:
+    """Invariant 15: the same line of two projects means two packages."""
+    found = []
+    for who in ("alice", "bob"):
+        project = bench.project({"tools.py": TOOLS})
+        (project / "requirements.txt").write_text("./pwn-1.0-py3-none-any.whl\n")
+        wheel(project, who)
+        found.append(await value_of(await bench.start(project), "who"))
+    assert found == ["alice", "bob"]
+
+
+def test_an_environment_is_named_by_the_content_of_directories_too(tmp_path: Path) -> None:
+    """Invariant 15: also by names of files, targets of links, and where a content ends."""
+    keys = set()
+    variants: list[dict[str, str]] = [
+        {"a": "x"}, {"a": "y"}, {"b": "x"}, {"a": "x", "b": ""}, {"a": "xb"}, {"d/a": "x"},
+    ]  # fmt: skip
+    for number, files in enumerate(variants):
+        given = {f"pwn/{name}": text for name, text in files.items()}
+        keys.add(read_requirements(project_with(tmp_path / str(number), "./pwn", given)).key())
+    linked = project_with(tmp_path / "linked", "./pwn", {"pwn/b": ""})
+    (linked / "pwn" / "a").symlink_to("x")
+    keys.add(read_requirements(linked).key())
+    assert len(keys) == len(variants) + 1
+
+
+REFUSED = """
+import asyncio, sys
+from pathlib import Path
+from aenv_ray.engines.process.virtual_environment import ensure
+from aenv_ray.errors import AenvError
+from aenv_ray.runtime.fork import seccomp
+from aenv_ray.runtime.system import linux
+
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+linux.SeccompFilter(seccomp.program()).install()
+try:
+    print("MADE", asyncio.run(ensure(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))
+except AenvError as exc:
+    print("REFUSED", exc.message, exc.hint)
+"""
+
+
+@pytest.mark.parametrize(("isolation", "outcome"), [("required", "REFUSED"), ("auto", "MADE")])
+def test_a_kernel_without_namespaces_is_named(tmp_path: Path, isolation: str, outcome: str) -> None:
+    """Invariant 13: behind a gateway nothing is installed; on a laptop it is, with a notice."""
+    project = project_with(tmp_path / "project", "./pwn-1.0-py3-none-any.whl\n")
+    wheel(project, "alice")
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, str(project), str(tmp_path / "cache"), isolation],
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert done.stdout.startswith(outcome), done.stdout + done.stderr
+    assert "unshare" in done.stdout + done.stderr
+    assert "sandbox" in done.stdout + done.stderr
+
+
+async def test_the_proxy_connects_to_package_sources_only() -> None:
+    """Invariant 13: also when a later request of a connection names another host."""
+    reached: list[str] = []
+    other = "GET http://169.254.169.254/ HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n"
+
+    async def origin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        reached.append(head.decode())
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                reached.append((await reader.readexactly(len(other))).decode())
+        writer.close()
+
+    async def asked(proxy: int, text: str) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy)
+        writer.write(text.encode())
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        return answer.decode()
+
+    async with await asyncio.start_server(origin, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        proxy = listener.getsockname()[1]
+        said: list[str] = []
+        serving = asyncio.create_task(
+            PackageProxy({f"127.0.0.1:{port}": ""}, said.append).serve(listener)
+        )
+        first = f"GET http://127.0.0.1:{port}/simple?x HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
+        async with asyncio.timeout(20):
+            for refused in (
+                other, "CONNECT localhost:22 HTTP/1.1\r\n\r\n",
+                "CONNECT 127.0.0.1 HTTP/1.1\r\n\r\n",
+                f"CONNECT 127.0.0.1:{port}@evil:1 HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n",
+                f"CONNECT [::ffff:127.0.0.1]:{port} HTTP/1.1\r\n\r\n", "GARBAGE\r\n\r\n",
+                f"GET http://127.0.0.1:{port}@evil/ HTTP/1.1\r\n\r\n",
+            ):  # fmt: skip
+                assert (await asked(proxy, refused)).split()[1] in {"400", "403"}, refused
+            assert reached == []
+            assert (await asked(proxy, first + other)).endswith("ok")
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    assert len(reached) == 1
+    assert reached[0].startswith("GET /simple?x HTTP/1.1\r\nConnection: close\r\n")
+    assert "keep-alive" not in reached[0]
+    assert any("169.254.169.254" in line and "AENV_PACKAGE_HOSTS" in line for line in said)
