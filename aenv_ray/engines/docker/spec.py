@@ -72,17 +72,18 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
     """
     body = container_body(spec, plan)
     script = _boot(plan, "commands", "", sidecar.image.directory or "/", ())
-    volumes = [m for m in body["HostConfig"]["Mounts"] if m["Type"] == "volume"]
+    deploy = spec.config.deploy
+    shared = _shared_volume(plan, work_bytes(deploy))
     mounts = [
         *_socket_mounts(plan, sidecar.name),
         *_etc_mounts(plan, sidecar.name),
         *_kit_mounts(sidecar.kit),
-        *volumes,
+        shared,
     ]
     host = body["HostConfig"] | {"NetworkMode": f"container:{plan.name}", "Mounts": mounts}
     host = {key: value for key, value in host.items() if key not in _MAIN_HOST_CONFIG}
-    if spec.config.deploy.container.read_only_root:
-        host["Tmpfs"] = {"/tmp": _tmpfs(spec.config.deploy)["/tmp"]}
+    if deploy.container.read_only_root:
+        host["Tmpfs"] = {"/tmp": _tmpfs(deploy)["/tmp"]}
     own_labels = {key: v for key, v in body["Labels"].items() if key != labels.INSTANCE_LABEL}
     variables = {
         "AENV_INSTANCE_ID": spec.instance_id,
@@ -183,9 +184,9 @@ def _labels(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, str]:
         labels.ISOLATION_LABEL: isolation(spec, plan).model_dump_json(),
         labels.START_MODE_LABEL: start_mode(plan),
     }
-    root = root_bytes(spec.config.deploy)
-    if root and not plan.daemon.disk_quota:
-        own[labels.STORAGE_LABEL] = str(root)
+    checked = _checked_bytes(spec, plan)
+    if checked:
+        own[labels.STORAGE_LABEL] = str(checked)
     if plan.runtime.has_own_kernel:
         own[labels.LINK_LABEL] = "exec"
     if plan.sidecar is not None:
@@ -201,7 +202,10 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
     deploy = spec.config.deploy
     host: dict[str, Any] = {
         "NetworkMode": plan.network.name,
-        "Mounts": [*_mounts(plan, deploy), *_storage_mounts(spec, plan)],
+        "Mounts": [
+            *_mounts(plan, deploy),
+            *_storage_mounts(spec, plan),
+        ],
         "Tmpfs": _tmpfs(deploy),
         "ReadonlyRootfs": deploy.container.read_only_root,
         "CapDrop": ["ALL"],
@@ -218,8 +222,9 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
     root = root_bytes(deploy)
     if root and plan.daemon.disk_quota:
         host["StorageOpt"] = {"size": str(root)}
-    elif root:  # for the sum of all files the janitor ends the container
-        host["Ulimits"].append(_ulimit("fsize", root + _PAGE))
+    checked = _checked_bytes(spec, plan)
+    if checked:  # for the sum of all files the janitor ends the container
+        host["Ulimits"].append(_ulimit("fsize", checked + _PAGE))
     if plan.runtime.name:
         host["Runtime"] = plan.runtime.name
     if deploy.memory:
@@ -228,6 +233,18 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
     if deploy.cpu:
         host["NanoCpus"] = round(units.parse_cpu_cores(deploy.cpu) * 1e9)
     return host
+
+
+def _checked_bytes(spec: SandboxSpec, plan: ContainerPlan) -> int | None:
+    """Return the size of directories above which the janitor ends the container; None for none.
+
+    The daemon limits neither the volumes of an image, nor, without a disk quota, the rest of it.
+    """
+    deploy = spec.config.deploy
+    images = [plan.image, *([plan.sidecar.image] if plan.sidecar else [])]
+    if any(image.volumes for image in images):
+        return work_bytes(deploy) if deploy.container.read_only_root else root_bytes(deploy)
+    return None if plan.daemon.disk_quota else root_bytes(deploy)
 
 
 def _ulimit(name: str, value: int) -> dict[str, Any]:
@@ -291,7 +308,7 @@ def _storage_mounts(spec: SandboxSpec, plan: ContainerPlan) -> list[dict[str, An
 
 def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
     """Return the volume that main container and sidecar share: in memory, of limited size."""
-    options = f"mode=1777,nosuid,nodev,size={size_bytes}"
+    options = f"mode=1777,nosuid,nodev,size={size_bytes},nr_inodes={_inodes(size_bytes)}"
     return {
         "Type": "volume",
         "Source": volume_name(plan.name),
@@ -309,8 +326,14 @@ def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
 
 def _tmpfs(deploy: DeployConfig) -> dict[str, str]:
     """Return what is writable in memory: the work directory, and /tmp if the rest is read-only."""
-    options = f"rw,exec,nosuid,nodev,mode=1777,size={work_bytes(deploy)}"
+    size = work_bytes(deploy)
+    options = f"rw,exec,nosuid,nodev,mode=1777,size={size},nr_inodes={_inodes(size)}"
     return {WORK: options, "/tmp": options} if deploy.container.read_only_root else {WORK: options}
+
+
+def _inodes(size_bytes: int) -> int:
+    """Return how many files a directory in memory may hold: each takes a kibibyte of the node."""
+    return size_bytes // _PAGE + 1
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
-from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL
+from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL, STORAGE_LABEL
 from aenv_ray.engines.node.singleflight import SingleFlight
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 from aenv_ray.files import FileLock, write_atomically
@@ -48,7 +47,18 @@ _INSPECT_SHELL: Final = "import json, os; print(json.dumps(os.access('/bin/sh', 
 _NO_PROGRAM: Final = ("not found", "no such file", "permission denied", "exec format")
 """How daemons report that a program cannot be started."""
 _NOBODY: Final = "65534:65534"
-_COMPILE: Final = "import compileall, sys; sys.exit(not compileall.compile_dir('/kit', quiet=1))"
+_COMPILED: Final = "/aenv-compiled"
+_COMPILE: Final = (
+    f"import compileall, sys; sys.pycache_prefix = '{_COMPILED}'; "
+    "sys.exit(not compileall.compile_dir('/kit', quiet=1))"
+)
+_COMPILED_BYTES: Final = 128 << 20
+_TOOL_LIMITS: Final = {
+    "Memory": 1 << 30, "MemorySwap": 1 << 30, "PidsLimit": 256, "ShmSize": 1 << 20,
+    "Ulimits": [{"Name": "fsize", "Soft": 16 << 20, "Hard": 16 << 20}],
+    "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "compress": "false"}},
+}  # fmt: skip
+"""Of containers that inspect an image: its programs are not to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class NodeImage:
     python: ImagePython | None
     """Its ``python3``; None if none starts."""
     content: ImageContent
+    volumes: tuple[str, ...] = ()
+    """``VOLUME``: directories that the daemon keeps outside the container's own layer."""
 
 
 def reference_of(
@@ -165,7 +177,7 @@ class DockerImages:
         )
         return NodeImage(
             details["Id"], config.get("User") or "", variables.get("PATH", ""),
-            config.get("WorkingDir") or "", python, content,
+            config.get("WorkingDir") or "", python, content, tuple(config.get("Volumes") or ()),
         )  # fmt: skip
 
     async def _details(self, reference: str) -> dict[str, Any]:
@@ -202,11 +214,16 @@ class DockerImages:
             )
 
         async def compile_in(kit: Path) -> None:
-            command = ["python3", "-P", "-c", _COMPILE]
-            await self._run(image.id, command, f"{os.geteuid()}:{os.getegid()}", {kit: "/kit"})
+            """Let the image compile for itself; it sees the kit read-only."""
+            async with self._tool(image.id, ["python3", "-P", "-c", _COMPILE], "0:0", kit) as name:
+                target = f"/containers/{name}/archive"
+                archive = await self._client.read(target, {"path": _COMPILED}, _COMPILED_BYTES)
+            await asyncio.to_thread(runtime_kit.add_compiled, kit, archive)
 
         try:
-            return await runtime_kit.ensure(image.python, self._cache_dir / "kits", compile_in)
+            return await runtime_kit.ensure(
+                image.python, self._cache_dir / "kits", compile_in, image.id
+            )
         except DaemonRefused as exc:
             raise SandboxStartFailed(f"image {image.content.reference}: {exc.message}") from exc
 
@@ -226,7 +243,7 @@ class DockerImages:
         facts: dict[str, Any] = {"shell": True}
         try:
             command = ["python3", "-P", "-c", _INSPECT]
-            facts |= json.loads(await self._run(image_id, command, _NOBODY))
+            facts |= json.loads(await self._output(image_id, command))
         except DaemonRefused as exc:
             if not isinstance(exc, _CommandFailed) and not any(
                 mark in exc.message.lower() for mark in _NO_PROGRAM
@@ -242,23 +259,30 @@ class DockerImages:
         kit = await self.carried_kit()
         command = [*node_python.command("/kit/python"), "-c", _INSPECT_SHELL]
         try:
-            return bool(json.loads(await self._run(image_id, command, _NOBODY, {kit: "/kit"})))
+            return bool(json.loads(await self._output(image_id, command, kit)))
         except DaemonRefused as exc:
             raise SandboxStartFailed(
                 f"image {image_id[:19]} cannot run this node's Python: {exc.message}",
                 hint="check that it is an image for this node's architecture",
             ) from exc
 
-    async def _run(
-        self, image_id: str, command: list[str], user: str, mounts: Mapping[Path, str] | None = None
-    ) -> str:
-        """Run a command in the image, without network, and return its output."""
+    async def _output(self, image_id: str, command: list[str], kit: Path | None = None) -> str:
+        """Run a command in the image, as nobody, and return its output."""
+        async with self._tool(image_id, command, _NOBODY, kit) as name:
+            return await self._client.log(name, 50)
+
+    @contextlib.asynccontextmanager
+    async def _tool(
+        self, image_id: str, command: list[str], user: str, kit: Path | None
+    ) -> AsyncIterator[str]:
+        """Run a command in the image, without network, and yield its ended container's name.
+
+        Raises:
+            _CommandFailed: The command failed.
+        """
         name = f"aenv-inspect-{uuid.uuid4().hex[:12]}"
         deadline = self._clock.now() + TOOL_DEADLINE_S
-        binds = [
-            {"Type": "bind", "Source": str(source), "Target": target}
-            for source, target in (mounts or {}).items()
-        ]
+        mount = {"Type": "bind", "Source": str(kit), "Target": "/kit", "ReadOnly": True}
         body = {
             "Image": image_id,
             "Entrypoint": command,
@@ -266,10 +290,14 @@ class DockerImages:
             "User": user,
             "WorkingDir": "/",
             "NetworkDisabled": True,
-            "Labels": {**self._labels, DEADLINE_LABEL: repr(deadline)},
+            "Labels": {
+                **self._labels,
+                DEADLINE_LABEL: repr(deadline),
+                STORAGE_LABEL: str(_COMPILED_BYTES),
+            },
             "HostConfig": {
-                "NetworkMode": "none", "Mounts": binds, "CapDrop": ["ALL"],
-                "SecurityOpt": ["no-new-privileges"], "LogConfig": {"Type": "local"},
+                "NetworkMode": "none", "Mounts": [mount] if kit else [], "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"], **_TOOL_LIMITS,
             },
         }  # fmt: skip
         try:
@@ -278,10 +306,10 @@ class DockerImages:
             )
             await self._client.request("POST", f"/containers/{name}/start")
             ended = await self._client.request("POST", f"/containers/{name}/wait")
-            output = await self._client.log(name, 50)
             if ended["StatusCode"]:
+                output = await self._client.log(name, 50)
                 raise _CommandFailed(500, output or f"exit code {ended['StatusCode']}")
-            return output
+            yield name
         finally:
             with contextlib.suppress(DaemonRefused, AenvError):  # the janitor tries again
                 await self._client.request(

@@ -33,10 +33,13 @@ class Reason(enum.Enum):
     UNAUTHORIZED = enum.auto()
     UNREACHABLE = enum.auto()
     NOT_FOUND = enum.auto()
+    SILENT = enum.auto()
     UNKNOWN = enum.auto()
 
 
+_NO_REPORT: Final = "the daemon reported nothing"
 _MARKS: Final = (  # the first match counts
+    (Reason.SILENT, (_NO_REPORT,)),
     (Reason.DISK_FULL, ("no space left", "disk quota exceeded")),
     (Reason.OTHER_PLATFORM, ("no matching manifest", "does not match the specified platform")),
     (
@@ -194,7 +197,7 @@ async def _transfer(
                 transfer.feed(line)
                 on_line()
     except TimeoutError as exc:
-        raise DaemonRefused(504, f"the daemon reported nothing for {SILENCE_S:g} s") from exc
+        raise DaemonRefused(504, f"{_NO_REPORT} for {SILENCE_S:g} s") from exc
     return digest
 
 
@@ -212,30 +215,38 @@ def _unauthorized(login: Login) -> str:
     return "it does not exist, or its registry does not accept this node's login"
 
 
+def pull_trouble(reference: str, error: str) -> str:
+    """Return why an image cannot be pulled, in our own words.
+
+    The message of the daemon is not shown: it may quote what a server in a private network answers
+    to whoever names that server as a registry.
+    """
+    registry = registry_of(reference)
+    return {
+        Reason.DISK_FULL: "the disk of the node is full",
+        Reason.OTHER_PLATFORM: "there is no image for the node's platform",
+        Reason.UNAUTHORIZED: "it does not exist, or its registry refuses the node",
+        Reason.UNREACHABLE: f"registry {registry} cannot be reached from the node",
+        Reason.NOT_FOUND: "it does not exist",
+        Reason.SILENT: f"{_NO_REPORT} for {SILENCE_S:g} s",
+        Reason.UNKNOWN: "the node's container engine failed",
+    }[diagnose(error)]
+
+
 def _pull_failure(
     reference: str, error: str, login: Login, credentials: Credentials
 ) -> SandboxStartFailed:
-    registry = registry_of(reference)
-    reason, hint = {
-        Reason.DISK_FULL: (
-            "the disk of this node's Docker is full",
-            "free some space, for example: docker image prune",
-        ),
-        Reason.OTHER_PLATFORM: (
-            "there is no image for this node's platform",
-            "build it for this platform: aenv build -p",
-        ),
-        Reason.UNAUTHORIZED: (_unauthorized(login), login_hint(reference, login, credentials)),
-        Reason.UNREACHABLE: (
-            f"registry {registry} cannot be reached from this node",
-            "an image that is already on the node needs no registry",
-        ),
-        Reason.NOT_FOUND: ("it does not exist", f"check its name and tag at {registry}"),
-        Reason.UNKNOWN: ("the Docker daemon failed", f"try on this node: docker pull {reference}"),
-    }[diagnose(error)]
-    return SandboxStartFailed(
-        f"image {reference} cannot be pulled: {reason} ({error.strip()})", hint=hint
-    )
+    why, reason = pull_trouble(reference, error), diagnose(error)
+    if reason is Reason.UNAUTHORIZED:
+        why = _unauthorized(login)
+    hint = {
+        Reason.DISK_FULL: "free some space, for example: docker image prune",
+        Reason.OTHER_PLATFORM: "build it for this platform: aenv build -p",
+        Reason.UNAUTHORIZED: login_hint(reference, login, credentials),
+        Reason.UNREACHABLE: "an image that is already on the node needs no registry",
+        Reason.NOT_FOUND: f"check its name and tag at {registry_of(reference)}",
+    }.get(reason, f"try on this node: docker pull {reference}")
+    return SandboxStartFailed(f"image {reference} cannot be pulled: {why}", hint=hint)
 
 
 def _push_failure(reference: str, error: str, login: Login, credentials: Credentials) -> AenvError:

@@ -15,9 +15,13 @@ import asyncio
 import compileall
 import hashlib
 import importlib.metadata
+import io
 import platform
+import py_compile
+import re
 import shutil
 import sys
+import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +42,7 @@ OLDEST: Final = (3, 11)
 """The oldest Python that the runtime runs on."""
 _INSTALL_DEADLINE_S: Final = 600.0
 _LOCK_DEADLINE_S: Final = _INSTALL_DEADLINE_S + 120.0
+_COMPILED: Final = re.compile(r"(.*/[^/]+\.)cpython-\d+\.pyc")
 _PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
 
 
@@ -65,26 +70,37 @@ class ImagePython:
 
 
 async def ensure(
-    python: ImagePython, cache_dir: Path, compile_in: Callable[[Path], Awaitable[None]]
+    python: ImagePython,
+    cache_dir: Path,
+    compile_in: Callable[[Path], Awaitable[None]] | None = None,
+    image_id: str = "",
 ) -> Path:
     """Return the kit for a Python; creates it if it does not exist.
+
+    Containers cannot write to a kit, so they would compile its modules at every start. A Python of
+    this process's version compiles for them. Any other kit is compiled by the image itself, which
+    is not to be trusted, so that it serves this image alone.
 
     Args:
         python: Of the image.
         cache_dir: Directory of all kits.
-        compile_in: Compiles a finished kit with the image's own Python: containers cannot write to
-            it, so otherwise they would compile it at every start.
+        compile_in: Has the image compile a finished kit (`add_compiled`). None: nothing does.
+        image_id: Of the image that compiles.
 
     Raises:
         SandboxStartFailed: The libraries cannot be installed for this Python.
     """
-    target = cache_dir / f"{python}-{fingerprint()}"
+    own = "" if python.is_ours or compile_in is None else f"-{image_id.removeprefix('sha256:')}"
+    target = cache_dir / f"{python}-{fingerprint()}{own}"
     if await asyncio.to_thread(target.is_dir):
         return target
 
     async def fill(kit: Path) -> None:
         await _fill(python, kit)
-        await compile_in(kit)
+        if python.is_ours:
+            await asyncio.to_thread(_compile, kit)
+        elif compile_in is not None:
+            await compile_in(kit)
 
     return await _create_once(target, fill)
 
@@ -105,12 +121,43 @@ async def carried(cache_dir: Path) -> Path:
     return await _create_once(target, fill)
 
 
+def _compile(kit: Path) -> None:
+    # By content, since the archives of pods do not keep the times of files.
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(str(kit), quiet=2, workers=1, invalidation_mode=mode)
+
+
+def add_compiled(kit: Path, archive: bytes) -> None:
+    """Add the modules that an image compiled to its kit; blocks.
+
+    Args:
+        kit: Unfinished.
+        archive: A tar file of what the image wrote, which may hold anything: only regular files
+            with the name of a compiled module of the kit are taken from it.
+    """
+    wanted = {
+        f"kit/{path.parent.relative_to(kit)}/{path.stem}.": path.parent
+        for path in kit.rglob("*.py")
+    }
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        for member in members:
+            inside = member.name.partition("/")[2]
+            match = _COMPILED.fullmatch(inside)
+            parent = wanted.get(match[1]) if match else None
+            if parent is not None and member.isreg():
+                content = members.extractfile(member)
+                assert content is not None  # a regular file
+                target = parent / "__pycache__" / Path(inside).name
+                target.parent.mkdir(mode=0o755, exist_ok=True)
+                target.write_bytes(content.read())
+                target.chmod(0o644)
+
+
 def _fill_carried(kit: Path) -> None:
     copy_runtime(kit / "runtime")
     _copy_libraries(kit / "lib")
     node_python.copy(kit / "python", [kit / "lib"])
-    # It is this very Python, so its compiled files are valid there.
-    compileall.compile_dir(str(kit), quiet=2, workers=1)
+    _compile(kit)
     _make_readable(kit)
     for path in node_python.executables(kit / "python"):
         path.chmod(0o755)

@@ -8,11 +8,9 @@ variables.
 from __future__ import annotations
 
 import asyncio
-import compileall
 import contextlib
 import io
 import json
-import py_compile
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -265,19 +263,10 @@ class RuntimeKits:
         if key not in self._archives:
             await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
 
-            async def compile_in(kit: Path) -> None:
-                if python.is_ours:
-                    await asyncio.to_thread(_compile, kit)
-
-            kit = await runtime_kit.ensure(python, self._directory, compile_in)
+            kit = await runtime_kit.ensure(python, self._directory)
             parts = [(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
             self._archives[key] = await asyncio.to_thread(pack, parts)
         return self._archives[key]
-
-
-def _compile(kit: Path) -> None:
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(str(kit), quiet=2, workers=1, invalidation_mode=mode)
 
 
 def pack(directories: Sequence[tuple[Path, str]]) -> bytes:

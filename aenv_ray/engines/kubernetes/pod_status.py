@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from aenv_ray.engines.base import EndCause, start_failed
+from aenv_ray.engines.images.registry import pull_trouble
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -105,12 +106,12 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | N
         image, name = status.get("image", ""), status["name"]
         waiting = state.get("waiting") or {}
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
-        words = f"{reason}: {message}" if message else reason
         if reason in _NEVER or (
             reason == "ErrImagePull" and any(word in message.lower() for word in _NO_SUCH_IMAGE)
         ):
             return start_failed(
-                instance_id, f"image {image} cannot be pulled: {words}",
+                instance_id, f"image {image} cannot be pulled ({reason}): "
+                f"{pull_trouble(image, message)}",
                 "check its name and tag; for a private registry, set AENV_KUBERNETES_PULL_SECRETS",
             )  # fmt: skip
         ended = state.get("terminated") or {}

@@ -174,6 +174,23 @@ class DockerClient:
                 if line.strip():
                     yield json.loads(line)
 
+    async def read(self, path: str, params: Mapping[str, Any], limit_bytes: int) -> bytes:
+        """Return the content of a GET answer that may be large.
+
+        Raises:
+            DaemonRefused: It is larger than `limit_bytes`.
+        """
+        async with self._answer(
+            "GET", path, params, opens_in_s=REQUEST_DEADLINE_S, silence_s=REQUEST_DEADLINE_S
+        ) as response:
+            content = bytearray()
+            with self._reaching():
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > limit_bytes:
+                        raise DaemonRefused(413, f"{path} is larger than {limit_bytes} bytes")
+            return bytes(content)
+
     async def log(self, container: str, lines: int) -> str:
         """Return the last `lines` of a container's output, stdout and stderr in order."""
         params = {"stdout": 1, "stderr": 1, "tail": lines}

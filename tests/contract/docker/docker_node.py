@@ -204,7 +204,7 @@ class DockerNode:
         """Return the containers and files of instances, by the daemon and the file system."""
         found = self.containers()
         found += docker("volume", "ls", "--quiet", "--filter", f"label={self.label}").split()
-        for name in ("i", "projects", "deadlines", "causes", "etc"):
+        for name in ("i", "d", "projects", "deadlines", "causes", "etc"):
             found += [str(path) for path in self.root.glob(f"r/*/{name}/*")]
         return found
 

@@ -65,7 +65,7 @@ async def test_the_error_for_a_pull_that_fills_the_disk_says_so(
     try:
         push_new(f"{registry.name}/{path}", 2 * _DISK_BYTES, tmp_path)
         images = DockerImages(client, Credentials(tmp_path), {}, tmp_path)
-        with pytest.raises(SandboxStartFailed, match="Docker is full") as raised:
+        with pytest.raises(SandboxStartFailed, match="disk of the node is full") as raised:
             await images.find(f"{beside.name}/{path}")
         assert "docker image prune" in str(raised.value.hint)
     finally:

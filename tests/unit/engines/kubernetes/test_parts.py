@@ -193,7 +193,7 @@ def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     ("state", "words"),
     [
         ({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}, "cannot be pulled"),
-        ({"waiting": {"reason": "ErrImagePull", "message": "i:1: not found"}}, "not found"),
+        ({"waiting": {"reason": "ErrImagePull", "message": "i:1: not found"}}, "does not exist"),
         ({"waiting": {"reason": "InvalidImageName"}}, "InvalidImageName"),
         ({"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}},
          "no secret"),
