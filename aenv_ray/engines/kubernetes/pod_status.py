@@ -43,6 +43,12 @@ _NO_SUCH_IMAGE: Final = ("not found", "denied", "unauthorized", "no such host", 
 _QUOTA: Final = "exceeded quota"
 _QUOTA_RETRY_S: Final = 10.0
 _KILLED_EXIT: Final = 137
+_OWN_LIMITS: Final = (
+    "pod ephemeral local storage usage exceeds",
+    "exceeded its local ephemeral storage limit",
+    "usage of emptydir volume",
+)
+"""How a kubelet says that a pod is evicted for its own limits, and not for a lack of its node."""
 _DISRUPTIONS: Final = {
     "DeletionByTaintManager": "its node no longer answers, or no longer accepts it",
     "DeletionByPodGC": "its node is gone",
@@ -156,7 +162,9 @@ def end_cause(pod: Pod) -> EndCause:
             detail = condition.get("message")
             return EndCause(f"{words} ({detail})" if detail else words)
     if status.get("reason") == "Evicted":
-        return EndCause(f"its node evicted it: {status.get('message', 'no reason given')}")
+        message = str(status.get("message", "no reason given"))
+        is_own = any(words in message.lower() for words in _OWN_LIMITS)
+        return EndCause(f"its node evicted it: {message}", InsideCause.DISK if is_own else None)
     if status.get("reason") in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown", "Preempting"):
         return EndCause(f"its node was lost: {status.get('message') or status['reason']}")
     for container in _statuses(pod):
@@ -168,17 +176,18 @@ def end_cause(pod: Pod) -> EndCause:
 
 
 def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        left = json.loads(ended.get("message") or "")
-        cause = EndCause(left["cause"], inside_cause(left.get("inside")))
-        return explained(cause, base64.b64decode(left["log"]).decode(errors="replace"))
-    if ended.get("reason") == "OOMKilled":
+    code = int(ended.get("exitCode", 0))
+    if ended.get("reason") == "OOMKilled" and code == _KILLED_EXIT:
+        # Before the message: process 1 had no time to write it, but other processes could.
         limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
         limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
         bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node ran out"
         words = f"it ran out of memory and was killed ({bound})"
         return EndCause(words, InsideCause.MEMORY if limit.isdigit() else None)
-    code = int(ended.get("exitCode", 0))
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        left = json.loads(ended.get("message") or "")
+        cause = EndCause(str(left["cause"]), inside_cause(left.get("inside")))
+        return explained(cause, base64.b64decode(left["log"]).decode(errors="replace"))
     if code == _KILLED_EXIT:
         return EndCause("its main process was killed by SIGKILL")
     return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)

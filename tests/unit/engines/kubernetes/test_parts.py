@@ -25,6 +25,7 @@ from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
     FabricUnavailable,
+    InsideCause,
     SandboxStartFailed,
 )
 from aenv_ray.ids import InstanceId
@@ -187,6 +188,30 @@ LEFT = json.dumps(
 def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     """Invariant 2."""
     assert words in str(pod_status.end_cause(pod))
+
+
+@pytest.mark.parametrize(
+    ("pod", "inside"),
+    [
+        (pod_with(reason="Evicted", message="The node was low on resource: ephemeral-storage."),
+         None),
+        (pod_with(reason="Evicted",
+                  message="Pod ephemeral local storage usage exceeds the total limit of "
+                          "containers 64Mi. "), InsideCause.DISK),
+        (pod_with(reason="Evicted",
+                  message='Usage of EmptyDir volume "work" exceeds the limit "64Mi". '),
+         InsideCause.DISK),
+        (pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": LEFT}}),
+         InsideCause.MEMORY),
+        (pod_with({"terminated": {"exitCode": 137}}), None),
+        (pod_with(reason="NodeLost"), None),
+    ],
+)  # fmt: skip
+def test_ends_from_inside_are_told_from_losses(
+    pod: dict[str, Any], inside: InsideCause | None
+) -> None:
+    """Invariant 14: a process inside can write the message of its container before it dies."""
+    assert pod_status.end_cause(pod).inside is inside
 
 
 @pytest.mark.parametrize(
