@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.errors import AenvError
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.policy import Policy
 from aenv_ray.project.storage import StorageMount
 
 RELEASED: Final = "it was released"
@@ -74,6 +75,7 @@ class DockerEngine(Engine):
         grace_s: How long containers wait for a host that went away.
         storage_dir: For storage that outlives containers; the same path for the daemon. None: in
             the data directory.
+        policy: Returns what projects may request of images.
     """
 
     name = "docker"
@@ -99,6 +101,7 @@ class DockerEngine(Engine):
         docker_config: Path = Path("~", ".docker"),
         grace_s: float = ADOPTION_GRACE_S,
         storage_dir: Path | None = None,
+        policy: Callable[[], Policy] = Policy,
     ) -> None:
         own_scope = docker_scope(scope)
         files = DockerFiles(node_directory(runtime_dir, own_scope))
@@ -112,7 +115,7 @@ class DockerEngine(Engine):
         )  # fmt: skip
         self._planner = ContainerPlanner(
             self._host, cache_dir=data_dir / "docker", image=image, runtime=runtime,
-            docker_config=docker_config,
+            docker_config=docker_config, policy=policy,
         )  # fmt: skip
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._links = Links(self._host)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +26,17 @@ from aenv_ray.engines.docker.plan import (
 )
 from aenv_ray.engines.images import serving as image_serving
 from aenv_ray.engines.images.credentials import Credentials
-from aenv_ray.engines.images.node_images import DockerImages, NodeImage, reference_of
+from aenv_ray.engines.images.node_images import (
+    DockerImages,
+    NodeImage,
+    check_image,
+    reference_of,
+)
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.policy import Policy
 from aenv_ray.project.config import DeployConfig
 
 logger = logging.getLogger(__name__)
@@ -53,9 +59,11 @@ class ContainerPlanner:
         image: str | None,
         runtime: str | None,
         docker_config: Path,
+        policy: Callable[[], Policy],
     ) -> None:
         self._host = host
         self._default_image = image
+        self._policy = policy
         self._default_runtime = runtime
         own_labels = {
             labels.SCOPE_LABEL: host.scope,
@@ -102,13 +110,14 @@ class ContainerPlanner:
 
         Raises:
             ConfigError: The project asks for something that this node does not have.
+            PolicyRefused: The policy does not allow its image.
             SandboxStartFailed: An image cannot be pulled, or cannot run the project.
             FabricUnavailable: The daemon does not answer.
         """
         deploy = spec.config.deploy
         check_os(spec.config, self._os, "the Docker daemon")
         runtime = self._runtime(deploy)
-        image = await self._images.find(reference_of(spec.config, self._default_image))
+        image = await self._main_image(spec)
         program = await self._program(spec, image)
         mode = image_serving.network_mode(spec.config.reference, deploy, program.serving)
         sidecar = await self._sidecar(spec, name)
@@ -142,6 +151,16 @@ class ContainerPlanner:
         description = self._runtimes.get(name or self._daemon_runtime)
         return OciRuntime(name, description is not None and has_own_kernel(description))
 
+    async def _main_image(self, spec: SandboxSpec) -> NodeImage:
+        reference, what = reference_of(spec.config, self._default_image), spec.config.reference
+        policy = self._policy()
+        if reference != self._default_image:
+            check_image(policy, reference, what)
+        image = await self._images.find(reference)
+        if spec.config.deploy.container.user is None and image.user:
+            policy.check_user(image.user, f"{what} (USER of its image)")
+        return image
+
     async def _program(self, spec: SandboxSpec, image: NodeImage) -> Program:
         has_code = await asyncio.to_thread(image_serving.has_code, spec.project_dir)
         serving, lack = image_serving.choose(spec.config.deploy, image.content, has_code=has_code)
@@ -160,6 +179,7 @@ class ContainerPlanner:
         if not deploy.is_dual:
             return None
         reference = image_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
+        check_image(self._policy(), reference, spec.config.reference)
         image, kit = await self._images.find(reference), await self._images.carried_kit()
         return SidecarPlan(sidecar_name(name), image, kit)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.images import node_python, registry, runtime_kit
 from aenv_ray.engines.images.credentials import Credentials
+from aenv_ray.engines.images.reference import is_valid
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -23,6 +24,7 @@ from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL, STORAGE_LABEL
 from aenv_ray.engines.node.singleflight import SingleFlight
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 from aenv_ray.files import FileLock, write_atomically
+from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,24 @@ def reference_of(
             f"deployConfig.container.image, or set {setting} to an image with Python 3.11 or newer",
         )
     return reference
+
+
+def check_image(policy: Policy, reference: str, what: str) -> None:
+    """Check an image that a project names, before anything asks a registry for it.
+
+    An image that was built and not pushed has an id instead of a name, and is never pulled.
+
+    Raises:
+        ConfigError: It is no name of an image.
+        PolicyRefused: The policy does not allow it.
+    """
+    if not is_valid(reference):
+        raise ConfigError(
+            f"{what}: invalid image {reference[:200]!r}",
+            hint="write it as REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:…",
+        )
+    if not reference.startswith("sha256:"):
+        policy.check_image(reference, what)
 
 
 class _CommandFailed(DaemonRefused):

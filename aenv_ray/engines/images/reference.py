@@ -14,6 +14,8 @@ _LABEL: Final = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::\d+)?")
 _WORD: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _PATH: Final = re.compile(rf"{_WORD}(?:/{_WORD})*")
+_ID: Final = re.compile(r"sha256:[0-9a-f]+")
+_DIGEST: Final = re.compile(r"[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[0-9a-f]{32,}")
 _TAG: Final = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 
 
@@ -56,6 +58,20 @@ def split_tag(reference: str) -> tuple[str, str]:
     head, slash, last = reference.rpartition("/")
     name, _, tag = last.partition(":")
     return f"{head}{slash}{name}", tag or "latest"
+
+
+def is_valid(reference: str) -> bool:
+    """Return whether a text is an image's name, or its id on a node, and nothing else."""
+    if _ID.fullmatch(reference):
+        return True
+    name, at, digest = reference.partition("@")
+    first, slash, rest = name.partition("/")
+    repository, tag = split_tag(rest if slash and _is_registry(first) else name)
+    return (
+        (not at or _DIGEST.fullmatch(digest) is not None)
+        and _PATH.fullmatch(repository) is not None
+        and _TAG.fullmatch(tag) is not None
+    )
 
 
 def has_tag(reference: str) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,7 @@ from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.policy import Policy
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.container.handshake import secret_digest
 from aenv_ray.runtime.container.pod import TTL_PASSED
@@ -72,6 +73,7 @@ class KubernetesEngine(Engine):
         settings: The operator's.
         client: Of the API. None: with this pod's service account.
         schedule_s: How long a pod may wait for a node.
+        policy: Returns what projects may request of images.
     """
 
     name = "kubernetes"
@@ -93,12 +95,13 @@ class KubernetesEngine(Engine):
         settings: PodSettings,
         client: KubernetesClient | None = None,
         schedule_s: float = SCHEDULE_S,
+        policy: Callable[[], Policy] = Policy,
     ) -> None:
         self._host_id = host_id
         self._settings = settings
         self._clock = SystemClock()
         self._client = client or KubernetesClient(settings.namespace)
-        self._planner = PodPlanner(self._client, settings, host_id)
+        self._planner = PodPlanner(self._client, settings, host_id, policy)
         self._key = HostKey(node_directory(runtime_dir, names.node_scope(scope)) / "key")
         self._kits = RuntimeKits(data_dir / "kubernetes")
         self._schedule_s = schedule_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
-from aenv_ray.engines.images.node_images import reference_of
+from aenv_ray.engines.images.node_images import check_image, reference_of
 from aenv_ray.engines.images.serving import Serving, has_code, sidecar_image
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
@@ -20,6 +20,7 @@ from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, find_own
 from aenv_ray.engines.kubernetes.volume_claims import VolumeClaims
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.ids import HostId
+from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
 logger = logging.getLogger(__name__)
@@ -63,10 +64,17 @@ class PodPlan:
 class PodPlanner:
     """Plans the pods of a host, with the settings of the operator."""
 
-    def __init__(self, client: KubernetesClient, settings: PodSettings, host_id: HostId) -> None:
+    def __init__(
+        self,
+        client: KubernetesClient,
+        settings: PodSettings,
+        host_id: HostId,
+        policy: Callable[[], Policy],
+    ) -> None:
         self._client = client
         self._settings = settings
         self._host_id = host_id
+        self._policy = policy
         self._policies = _NetworkPolicies(client)
         self.claims = VolumeClaims(client, settings.storage_class)
         self._image_problems: dict[str, str] = {}
@@ -107,6 +115,7 @@ class PodPlanner:
 
         Raises:
             ConfigError: The project asks for something that pods do not support.
+            PolicyRefused: The policy does not allow its image.
             FabricUnavailable: The API does not answer, or the instance's storage is gone.
             ApiRefused: The API refuses a claim.
         """
@@ -114,6 +123,8 @@ class PodPlanner:
         check_os(spec.config, "linux", "the cluster")
         mode = network_mode(spec.config)
         image = reference_of(spec.config, self._settings.image, needs_registry=True)
+        if image != self._settings.image:
+            check_image(self._policy(), image, spec.config.reference)
         is_code_there = await asyncio.to_thread(has_code, spec.project_dir)
         if image_problem:
             self._image_problems[image] = image_problem
@@ -130,6 +141,7 @@ class PodPlanner:
         sidecar = ""
         if deploy.is_dual:
             sidecar = sidecar_image(spec.config.reference, deploy, spec.datasource)
+            check_image(self._policy(), sidecar, spec.config.reference)
         if spec.storage is not None:
             await self.claims.ensure(spec.storage)
         carrier = self._settings.carrier_image or self.owner.image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aenv_ray.engines.images.reference import compose, has_tag, registry_of, split_tag
+from aenv_ray.engines.images.reference import compose, has_tag, is_valid, registry_of, split_tag
 from aenv_ray.errors import ConfigError
 
 
@@ -67,3 +67,22 @@ def test_tags_and_ports_are_distinguished():
     assert not has_tag("localhost:5000/a/b")
     assert has_tag("a:1")
     assert has_tag("localhost:5000/a@sha256:00")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["x", "a/b:1", "localhost:5000/a/b:1", "ghcr.io/a/b@sha256:" + "0" * 64, "[::1]:5000/x",
+     "sha256:" + "0" * 64],
+)  # fmt: skip
+def test_names_of_images_are_valid(reference: str) -> None:
+    assert is_valid(reference)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["", "../containers/json", "a/../../b", "a?b=c", "a b", "a:1/../x", "x@sha256:..", "A/b",
+     "x:1#", "http://x/y", "sha256:../x", "a\nb"],
+)  # fmt: skip
+def test_an_image_cannot_name_another_part_of_the_daemons_api(reference: str) -> None:
+    """Invariant 7: the name is a part of the path of a request."""
+    assert not is_valid(reference)

@@ -1,0 +1,115 @@
+"""A publisher names an image to make the node ask a server of its private network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import ConfigError, PolicyRefused, SandboxStartFailed
+from aenv_ray.policy import STRICT
+from aenv_ray.project.config import Artifact
+from aenv_ray.testing.contract_bench import Bench
+from tests.contract.docker.docker_node import DockerNode
+from tests.contract.engines import engine_on
+
+pytestmark = pytest.mark.docker
+
+SECRET = "internal-secret-of-this-server"
+
+
+class Internal(ThreadingHTTPServer):
+    """A server that is no registry, and what it was asked for."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Internal
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        body = f'{{"errors":[{{"code":"UNKNOWN","message":"{SECRET}"}}]}}'.encode()
+        self.send_response(404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        """Stay quiet."""
+
+
+@pytest.fixture
+def internal() -> Iterator[Internal]:
+    with Internal() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+async def strict(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    """Yield a bench whose policy is that behind a gateway."""
+    async with engine_on(docker_node, policy=lambda: STRICT) as engine:
+        yield Bench(engine, tmp_path)
+
+
+def project_of(bench: Bench, image: str) -> Path:
+    return bench.contract_project({"network": "none", "container": {"image": image}})
+
+
+async def test_the_error_of_a_pull_quotes_no_answer(dockered: Bench, internal: Internal) -> None:
+    """Invariant 7: what a server answers to the node is not for the publisher."""
+    with pytest.raises(SandboxStartFailed, match="cannot be pulled") as raised:
+        await dockered.start(project_of(dockered, f"{internal.address}/some/thing:1"))
+    assert internal.asked, "the daemon asked it"
+    assert SECRET not in f"{raised.value.message} {raised.value.hint}"
+
+
+@pytest.mark.parametrize("where", ["image", "artifact", "sidecar"])
+async def test_an_address_of_the_private_network_is_never_asked(
+    strict: Bench, internal: Internal, where: str
+) -> None:
+    """Invariant 7: neither as an image, nor as what was built, nor as a sidecar."""
+    reference = f"{internal.address}/some/thing:1"
+    project = strict.contract_project({"network": "none"})
+    spec = strict.spec(project)
+    deploy, fields = spec.config.deploy, dict[str, Any]()
+    config: dict[str, Any]
+    if where == "image":
+        container = deploy.container.model_copy(update={"image": reference})
+        config = {"deploy": deploy.model_copy(update={"container": container})}
+    elif where == "artifact":
+        built = Artifact(type="image", content="docker.io/a/b:1", digest=reference)
+        config = {"artifacts": (built,)}
+    else:
+        config = {"deploy": deploy.model_copy(update={"pod_template": "DualContainer"})}
+        fields = {"datasource": reference}
+    spec = strict.spec(project, config=spec.config.model_copy(update=config), **fields)
+    with pytest.raises(PolicyRefused, match="does not allow") as raised:
+        await strict.engine.start(spec)
+    assert "AENV_ALLOW_IMAGES" in (raised.value.hint or "")
+    assert internal.asked == []
+
+
+async def test_an_image_is_a_name_and_no_path(dockered: Bench) -> None:
+    """Invariant 7: the name is a part of a request to the daemon."""
+    with pytest.raises(ConfigError, match="invalid image"):
+        await dockered.start(project_of(dockered, "../containers/json?all=1"))
