@@ -14,11 +14,21 @@ from typing import Final
 _MOST_DESCRIPTORS: Final = 65_536
 
 
+def protect_from_oom_killer() -> None:
+    """Have the kernel kill other processes first when the node has no memory left.
+
+    Ray gives its workers the highest score, 1000, as sandboxes have. Only root may lower a score
+    below the one that a process started with.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")
+
+
 def detach(log: Path | None = None, *, keep: Collection[int] = ()) -> None:
     """Become a daemon: returns in a new process, the calling one exits.
 
     The new process is nobody's child, leads no terminal session, has normal priority (a Ray worker
-    runs at nice 15), ``/`` as its directory and a umask of 077.
+    runs at nice 15), ``/`` as its directory, a umask of 077, and is protected from the OOM killer.
 
     Args:
         log: Where standard output and standard error go; None discards them.
@@ -43,5 +53,6 @@ def detach(log: Path | None = None, *, keep: Collection[int] = ()) -> None:
     os.closerange(first, _MOST_DESCRIPTORS)
     os.chdir("/")
     os.umask(0o077)
+    protect_from_oom_killer()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)  # only root may go back from nice 15

@@ -21,6 +21,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
+from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import connect, redacted
@@ -62,6 +63,7 @@ class HubActor:
     """The actor: it holds the connection to Redis and sweeps the leases."""
 
     def __init__(self, options: HubSettings, clock: Clock | None = None) -> None:
+        protect_from_oom_killer()
         self._options = options
         self._clock = clock
         self._server = (

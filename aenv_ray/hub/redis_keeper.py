@@ -9,7 +9,6 @@ other, and a hub that still needs Redis starts both again.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -154,8 +153,6 @@ def main() -> None:
     except TimeoutError:
         return  # another keeper was first
     detach(keep=[held.fileno()])
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")  # Ray raises that of its workers
     os.ftruncate(held.fileno(), 0)
     os.write(held.fileno(), str(os.getpid()).encode())
     Keeper(spec).run()

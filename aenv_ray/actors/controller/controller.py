@@ -23,6 +23,7 @@ from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_clea
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, emptiest, usable
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
@@ -48,6 +49,7 @@ class Controller:
     """Starts hosts, finds instances, ends orphans."""
 
     def __init__(self) -> None:
+        protect_from_oom_killer()
         self._hosts = HostDirectory()
         self._orphans = OrphanCleanup(
             self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)

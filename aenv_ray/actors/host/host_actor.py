@@ -21,6 +21,7 @@ from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
+from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.engines.base import Engine, OnProgress
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
 from aenv_ray.engines.node.directory import node_directory, set_owner, short_name
@@ -101,6 +102,7 @@ class HostShell:
     """
 
     def __init__(self, host_id: HostId, density: str, slots: int | None) -> None:
+        protect_from_oom_killer()
         self._args = (host_id, ActorDensity(density), slots)
         self._host: Host | None = None
         self._opening = asyncio.Lock()

@@ -24,7 +24,7 @@ from aenv_ray.runtime.container.process_one import (
     SHARED_STORAGE_LOCK,
     STORAGE_LOCK,
 )
-from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK
+from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK, tmpfs_size
 
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
@@ -217,7 +217,7 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
         "IpcMode": "private",
         "RestartPolicy": {"Name": "no"},
-        "OomScoreAdj": 500,  # a node short of memory kills sandboxes before anything else
+        "OomScoreAdj": 1000,  # as Ray's workers have: the kernel kills the largest of them first
     }
     root = root_bytes(deploy)
     if root and plan.daemon.disk_quota:
@@ -308,7 +308,7 @@ def _storage_mounts(spec: SandboxSpec, plan: ContainerPlan) -> list[dict[str, An
 
 def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
     """Return the volume that main container and sidecar share: in memory, of limited size."""
-    options = f"mode=1777,nosuid,nodev,size={size_bytes},nr_inodes={_inodes(size_bytes)}"
+    options = f"mode=1777,nosuid,nodev,{tmpfs_size(size_bytes)}"
     return {
         "Type": "volume",
         "Source": volume_name(plan.name),
@@ -326,14 +326,8 @@ def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
 
 def _tmpfs(deploy: DeployConfig) -> dict[str, str]:
     """Return what is writable in memory: the work directory, and /tmp if the rest is read-only."""
-    size = work_bytes(deploy)
-    options = f"rw,exec,nosuid,nodev,mode=1777,size={size},nr_inodes={_inodes(size)}"
+    options = f"rw,exec,nosuid,nodev,mode=1777,{tmpfs_size(work_bytes(deploy))}"
     return {WORK: options, "/tmp": options} if deploy.container.read_only_root else {WORK: options}
-
-
-def _inodes(size_bytes: int) -> int:
-    """Return how many files a directory in memory may hold: each takes a kibibyte of the node."""
-    return size_bytes // _PAGE + 1
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:

@@ -489,8 +489,6 @@ class Launcher:
 
 
 def _raise_limits() -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -35,6 +35,7 @@ from aenv_ray.runtime.fork.jail_spec import (
     JailUnavailable,
     StorageUnavailable,
     limits_processes,
+    tmpfs_size,
 )
 from aenv_ray.runtime.fork.namespaces import NetworkNamespaces, close_high
 from aenv_ray.runtime.system import linux
@@ -277,7 +278,7 @@ def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
     network = networks.enter() if spec.network == "none" else -1
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
-    linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,size={size}")
+    linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,{tmpfs_size(size)}")
     for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
         os.mkdir(f"{_BOX}/{name}")
         os.chmod(f"{_BOX}/{name}", mode)  # regardless of the umask

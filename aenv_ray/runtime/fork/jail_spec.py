@@ -25,6 +25,17 @@ DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
 """Processes and threads of one sandbox; see `limits_processes`."""
 MAX_FILES: Final = 4096
+BYTES_PER_INODE: Final = 16_384
+"""Of a tmpfs, as of a usual file system on a disk."""
+LEAST_INODES: Final = 1024
+
+
+def tmpfs_size(size_bytes: int) -> str:
+    """Return the mount options that limit a tmpfs, its number of files included.
+
+    An empty file costs the node about 1 KiB that `size_bytes` does not count.
+    """
+    return f"size={size_bytes},nr_inodes={max(LEAST_INODES, size_bytes // BYTES_PER_INODE)}"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ PACKET_BYTES: Final = 1 << 20
 SPARE_NAME: Final = "aenv-spare"
 """Name of a spare in the process table."""
 INSTANCE_NAME: Final = "aenv-instance"
+_OOM_SCORE: Final = 1000
+"""Ray's workers have it too; of those the kernel ends the largest first."""
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 _ERROR_CHARACTERS: Final = 60_000
 
@@ -89,6 +91,7 @@ class Spare:
     def _isolate(self) -> None:
         """Close the template's namespaces, enter the jail, and give up all privileges."""
         namespaces.close_high()
+        linux.set_oom_score(_OOM_SCORE)
         if self.jailed:
             jail.enter(self.spec)
         else:
