@@ -100,6 +100,8 @@ class Settings(BaseModel):
     """Prefix of the hub's keys; hubs that share a Redis need different ones."""
     artifacts_url: str | None = Field(default=None, repr=False)
     """Directory or fsspec URL of published archives. None: in the data directory."""
+    artifact_quota: str = "20Gi"
+    """Total size of the artifacts that one owner may store through the gateway."""
     storage_dir: Path | None = None
     """Directory of services' storage that all nodes share. None: ``storage`` in `data_dir`."""
     storage_access: Literal["one", "many"] = "one"

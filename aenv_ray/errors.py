@@ -3,6 +3,7 @@
     AenvError                        code, http_status, retryable (class facts); hint (instance)
     ├─ ConfigError                   wrong settings, arguments or project files                400
     │  ├─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
+    │  ├─ ArtifactQuotaExceeded      an owner's artifacts exceed their quota                   413
     │  └─ PolicyRefused              the operator's policy does not allow it                   403
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
@@ -92,6 +93,10 @@ class ConfigError(AenvError, code="config_error", http_status=400):
 
 class ArtifactTooLarge(ConfigError, code="artifact_too_large", http_status=413):
     """A file exceeds the size limit of the artifact store."""
+
+
+class ArtifactQuotaExceeded(ConfigError, code="artifact_quota_exceeded", http_status=413):
+    """The artifacts of an owner exceed their quota; delete some first."""
 
 
 class PolicyRefused(ConfigError, code="policy_refused", http_status=403):
@@ -318,7 +323,8 @@ class InternalError(AenvError, code="internal_error"):
 
 
 ERRORS: tuple[type[AenvError], ...] = (
-    AenvError, ConfigError, ArtifactTooLarge, PolicyRefused, EnvironmentNotFound, ServiceNotFound,
+    AenvError, ConfigError, ArtifactTooLarge, ArtifactQuotaExceeded, PolicyRefused,
+    EnvironmentNotFound, ServiceNotFound,
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
     RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,

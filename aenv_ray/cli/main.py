@@ -54,6 +54,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "service": "aenv_ray.cli.service:service",
     "pool": "aenv_ray.cli.pool:pool",
     "token": "aenv_ray.cli.token:token",
+    "grant": "aenv_ray.cli.grant:grant",
     "hub": "aenv_ray.cli.status:hub",
     "cluster": "aenv_ray.cli.cluster:cluster",
     "config": "aenv_ray.cli.config:config",

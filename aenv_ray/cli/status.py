@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
-from aenv_ray.cli.terminal.output import moment, show, size
+from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
 from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 _HINTS: Final = {
     "starting": "if no aenv up is running, start it with: aenv up; or end it with: aenv down",
     "broken": "repair it with: aenv up; or end it with: aenv down",
+}
+
+_AUDIT: Final[Columns] = {
+    "ID": lambda r: r["id"],
+    "TIME": lambda r: moment(r["at"]),
+    "WHO": lambda r: r["actor"],
+    "ROLE": lambda r: r["role"],
+    "ACTION": lambda r: r["action"],
+    "SUBJECT": lambda r: r["subject"],
+    "OUTCOME": lambda r: r["outcome"],
+    "DETAIL": lambda r: ", ".join(f"{key}={value}" for key, value in r["detail"].items()),
 }
 
 
@@ -104,11 +115,6 @@ hub = typer.Typer(
 )  # fmt: skip
 
 
-@hub.callback()
-def _noun() -> None:
-    """Make this a group although it has a single command."""
-
-
 @hub.command("status")
 def hub_status(
     output: Output = None,
@@ -123,3 +129,24 @@ def hub_status(
     """
     with gateway(system_url, api_key, timeout) as door:
         show(door.hub(), output)
+
+
+@hub.command()
+def audit(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Records.")] = 50,
+    before: Annotated[
+        str | None, typer.Option("--before", help="Only records older than this id.")
+    ] = None,
+    output: Output = None,
+    system_url: SystemUrl = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = None,
+) -> None:
+    """Show who published, granted or changed what, latest first; needs an admin token.
+
+    Example:
+      aenv hub audit -n 20
+    """
+    with gateway(system_url, api_key, timeout) as door:
+        rows = door.audit_log(limit, before)
+    show_rows(rows, output, _AUDIT, empty="the audit log is empty")

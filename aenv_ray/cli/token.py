@@ -29,7 +29,14 @@ _COLUMNS: Final[Columns] = {
 
 @token.command()
 def create(
-    role: Annotated[str, typer.Option("--role", "-r", help="admin, owner or agent.")] = "owner",
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            "-r",
+            help="admin, publisher, user or agent. Default: agent with --instance, else user.",
+        ),
+    ] = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="Default: config file, else your user name.")
     ] = None,
@@ -48,16 +55,18 @@ def create(
 ) -> None:
     """Create a token and print it; it cannot be shown again.
 
-    An owner may use environments and its own instances; an agent may only list
-    and call the tools of one instance; an admin may do everything.
+    A user may use environments and has instances; a publisher may also publish;
+    an agent may only list and call the tools of one instance; an admin may do
+    everything.
 
     Example:
-      aenv token create --role owner --owner alice --ttl 30d
+      aenv token create --role publisher --owner alice --ttl 30d
       aenv token create --role agent --instance mini-terminal-abc12345
     """
     from aenv_ray.cli.local import local_ray
     from aenv_ray.cli.terminal import config_file
 
+    role = role or ("agent" if instance else "user")
     if owner is None and not (role == "agent" and instance):
         owner = config_file.find().values.owner or local_ray.user()
     with gateway(system_url, api_key, timeout) as door:

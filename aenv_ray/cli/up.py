@@ -343,12 +343,13 @@ async def new_token(hub: Any) -> str:
     Raises:
         FabricUnavailable: The hub does not answer.
     """
-    from aenv_ray.hub.records import Role
+    from aenv_ray.hub.records import AuditRecord, Role
 
     for record in await hub.tokens():
         if record.note == _token_note():
             await hub.revoke_token(record.id)
-    secret, _ = await hub.create_token(Role.ADMIN, _TOKEN_OWNER, note=_token_note())
+    secret, made = await hub.create_token(Role.ADMIN, _TOKEN_OWNER, note=_token_note())
+    await hub.record(AuditRecord(actor=_TOKEN_OWNER, action="token.create", subject=made.id))
     return str(secret)
 
 

@@ -43,6 +43,9 @@ class AsyncEnvHandle:
     url: str = ""
     """Empty: the instance is not reached by HTTP."""
 
+    digest: str = ""
+    """Digest of the environment's content; empty if this process did not create the instance."""
+
     def __init__(self, handle: EnvHandle) -> None:
         self.instance_id: str = handle.instance_id
         self._call_host: Callable[[bytes], Awaitable[Any]] = host_of(handle).call.remote
@@ -59,7 +62,9 @@ class AsyncEnvHandle:
         """
         creation = _Creation(environment, options)
         try:
-            return cls(await asyncio.to_thread(creation.run))
+            created = cls(await asyncio.to_thread(creation.run))
+            created.digest = creation.digest
+            return created
         except asyncio.CancelledError:
             creation.abandon()
             raise
@@ -241,6 +246,7 @@ class _Creation:
         self._connect = connector()
         self._lock = threading.Lock()
         self._made: EnvHandle | None = None
+        self.digest = ""
         self._is_abandoned = False
 
     def run(self) -> EnvHandle:
@@ -253,6 +259,7 @@ class _Creation:
         fabric = self._connect()
         with fabric.gate:
             source = resolve(self._environment, lambda: fabric)
+            self.digest = source.digest
             (made,) = fabric.create(source, 1, self._options)
             with self._lock:
                 self._made = made

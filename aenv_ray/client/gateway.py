@@ -335,6 +335,22 @@ class Gateway:
         """Revoke a token; returns whether it existed."""
         return bool(self.http.data("DELETE", _path("tokens", token_id)))
 
+    def name(self, name: str) -> dict[str, Any]:
+        """Return the owner and the grants of a name: ``name, owner, grants``."""
+        return dict(self.http.data("GET", _path("names", name)))
+
+    def grant(self, name: str, owner: str, right: str | None) -> dict[str, Any]:
+        """Grant ``use`` or ``publish`` of a name to an owner, or ``*``; None revokes it."""
+        path = _path("names", name, "grants", owner)
+        if right is None:
+            return dict(self.http.data("DELETE", path))
+        return dict(self.http.data("PUT", path, json={"right": right}))
+
+    def audit_log(self, limit: int, before: str | None = None) -> list[dict[str, Any]]:
+        """Return records of the audit log, newest first; `before`: older than this id."""
+        params = {"limit": limit, "before": before}
+        return [dict(row) for row in self.http.data("GET", "/audit", params=params)]
+
     def hub(self) -> dict[str, Any]:
         """Return the hub's status."""
         return dict(self.http.data("GET", "/hub"))

@@ -15,13 +15,16 @@ from typing import Any, Final
 from aenv_ray.clock import Clock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import (
+    AuditRecord,
     EnvironmentQuery,
     EnvironmentStatus,
     EnvironmentVersion,
     Lease,
     LeaseQuery,
+    NameRecord,
     Page,
     Quota,
+    Right,
     Role,
     TokenRecord,
 )
@@ -45,12 +48,37 @@ class Hub(ABC):
     # --- environments -----------------------------------------------------------------------
 
     @abstractmethod
-    async def push(self, entry: EnvironmentVersion) -> EnvironmentVersion:
+    async def push(
+        self, entry: EnvironmentVersion, *, is_admin: bool = False
+    ) -> EnvironmentVersion:
         """Publish a version and return the stored entry; the same content again changes nothing.
 
+        The first publisher of a name becomes its owner.
+
+        Args:
+            entry: The version; its owner publishes it.
+            is_admin: Publish it whoever owns the name.
+
         Raises:
+            Forbidden: The name belongs to another owner, who has not granted to publish.
             VersionConflict: The version exists with different content.
             ConfigError: Its config and schemas are too large for a listing.
+        """
+
+    @abstractmethod
+    async def name(self, name: str) -> NameRecord:
+        """Return who may publish and use the environments of a name.
+
+        Names that were published before names had owners belong to their first publisher, and
+        everybody may use them.
+        """
+
+    @abstractmethod
+    async def grant(self, name: str, owner: str, right: Right | None) -> None:
+        """Grant a right to an owner, or `EVERYBODY`; None revokes it.
+
+        Raises:
+            EnvironmentNotFound: The name has no owner.
         """
 
     @abstractmethod
@@ -104,6 +132,36 @@ class Hub(ABC):
         Raises:
             EnvironmentNotFound: The version does not exist.
             EnvironmentInUse: Instances or services use it; the message names some of them.
+        """
+
+    # --- artifacts --------------------------------------------------------------------------
+
+    @abstractmethod
+    async def keep_artifact(
+        self, owner: str, digest: str, size_bytes: int, quota_bytes: int | None = None
+    ) -> None:
+        """Account for an artifact of an owner; again: note that it is used now.
+
+        Raises:
+            ArtifactQuotaExceeded: The owner's artifacts are larger than `quota_bytes` with it.
+        """
+
+    @abstractmethod
+    async def artifacts_of(self, owner: str) -> dict[str, int]:
+        """Return the sizes in bytes of an owner's artifacts, by digest."""
+
+    @abstractmethod
+    async def artifacts_before(self, moment: float) -> frozenset[str]:
+        """Return the digests that were kept before a moment, in seconds since the epoch."""
+
+    @abstractmethod
+    async def forget_artifact(
+        self, digest: str, *, before: float, owner: str | None = None
+    ) -> bool:
+        """Forget an artifact for one owner, or for all if all kept it before a moment.
+
+        Returns:
+            Whether nobody has it now.
         """
 
     # --- leases -----------------------------------------------------------------------------
@@ -266,6 +324,16 @@ class Hub(ABC):
     @abstractmethod
     async def revoke_token(self, token_id: str) -> None:
         """Revoke a token; an unknown id is ignored."""
+
+    # --- audit log --------------------------------------------------------------------------
+
+    @abstractmethod
+    async def record(self, entry: AuditRecord) -> None:
+        """Append to the audit log, which keeps the latest 50,000 records or somewhat more."""
+
+    @abstractmethod
+    async def audit_log(self, limit: int, before: str | None = None) -> tuple[AuditRecord, ...]:
+        """Return the latest records, newest first; `before`: older than the one with this id."""
 
     # --- services ---------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import json
 import re
 from typing import Final
 
-from aenv_ray.errors import CatalogConflict
-from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion
+from aenv_ray.errors import ArtifactQuotaExceeded, CatalogConflict, EnvironmentNotFound, Forbidden
+from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion, NameRecord, Right
 
 MAX_SEARCH_WORDS: Final = 8
 """Number of words of a search text that count; the others are ignored."""
@@ -87,6 +87,43 @@ def content_digest(entry: EnvironmentVersion) -> str:
     )
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def check_may_publish(name: NameRecord, owner: str | None, *, is_admin: bool) -> None:
+    """Raise an error unless an owner may publish under a name.
+
+    Raises:
+        Forbidden: The name belongs to another owner, who has not granted it.
+    """
+    if is_admin or name.may(owner or "", Right.PUBLISH):
+        return
+    raise Forbidden(
+        f"the name {name.name!r} belongs to another owner",
+        hint=f"choose another name, or have its owner run: aenv grant {name.name} {owner} publish",
+    )
+
+
+def unpublished(name: str) -> EnvironmentNotFound:
+    """Return the error for a name that is not published, or that the caller may not use."""
+    return EnvironmentNotFound(
+        f"no environment {name!r} is published",
+        hint="aenv list shows what you may use; aenv push publishes a project",
+    )
+
+
+def artifacts_full(
+    owner: str, held_bytes: int, size_bytes: int, quota_bytes: int
+) -> ArtifactQuotaExceeded:
+    """Return the error for an upload that exceeds an owner's quota."""
+    return ArtifactQuotaExceeded(
+        f"{owner} has {held_bytes >> 20} MiB of artifacts and may have {quota_bytes >> 20} MiB: "
+        f"there is no room for {max(1, size_bytes >> 20)} MiB more",
+        hint="delete unused versions, whose archives go within two hours, or have the operator "
+        "raise AENV_ARTIFACT_QUOTA",
+    )
 
 
 # --- statuses ------------------------------------------------------------------------------------

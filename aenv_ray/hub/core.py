@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import Environments
 from aenv_ray.hub.leases import Leases
-from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, TokenRecord
+from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, TokenRecord
+
+AUDIT_KEPT: Final = 50_000
+_AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
 local root = KEYS[1]
@@ -42,6 +47,57 @@ if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
 return 1
 """
 """Arguments: token id, its instance or ""."""
+
+KEEP_ARTIFACT: Final = """
+local root, owner, digest = KEYS[1], ARGV[1], ARGV[2]
+local size, now, quota = tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local held = 0
+local kept = redis.call('HGETALL', root..'artifact:of:'..owner)
+for i = 1, #kept, 2 do
+    if kept[i] ~= digest then held = held + tonumber(string.match(kept[i + 1], '^%S+')) end
+end
+if quota ~= '' and held + size > tonumber(quota) then return {0, held} end
+redis.call('HSET', root..'artifact:of:'..owner, digest, string.format('%.0f', size)..' '..now)
+redis.call('SADD', root..'artifact:owners', owner)
+return {1, held}
+"""
+"""Arguments: owner, digest, size, now, quota or "". Returns whether it fits, and the bytes held."""
+
+ARTIFACTS_BEFORE: Final = """
+local found = {}
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
+    local kept = redis.call('HGETALL', KEYS[1]..'artifact:of:'..owner)
+    for i = 1, #kept, 2 do
+        if tonumber(string.match(kept[i + 1], '%S+$')) < tonumber(ARGV[1]) then
+            found[#found + 1] = kept[i]
+        end
+    end
+end
+return found
+"""
+"""Argument: a moment. Returns the digests that an owner kept before it."""
+
+FORGET_ARTIFACT: Final = """
+local digest, before, only = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local old, others = {}, 0
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
+    local kept = redis.call('HGET', KEYS[1]..'artifact:of:'..owner, digest)
+    if kept then
+        local is_old = tonumber(string.match(kept, '%S+$')) < before
+        if owner == only or (only == '' and is_old) then
+            old[#old + 1] = owner
+        else
+            others = others + 1
+        end
+    end
+end
+if only == '' and others > 0 then return 0 end
+for _, owner in ipairs(old) do
+    redis.call('HDEL', KEYS[1]..'artifact:of:'..owner, digest)
+end
+return others == 0 and 1 or 0
+"""
+"""Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
 
 REMEMBER: Final = """
 local stored = {}
@@ -98,6 +154,28 @@ class HubCore(Environments, Leases):
         instance_id = TokenRecord.model_validate_json(text).instance_id if text else None
         await self._run(REVOKE_TOKEN, token_id, instance_id or "")
 
+    async def keep_artifact(  # noqa: D102
+        self, owner: str, digest: str, size_bytes: int, quota_bytes: int | None = None
+    ) -> None:
+        quota = "" if quota_bytes is None else str(quota_bytes)
+        now = repr(self._clock.now())
+        arguments = (owner, digest, str(size_bytes), now, quota)
+        fits, held = await self._run(KEEP_ARTIFACT, *arguments)
+        if not fits:
+            raise catalog.artifacts_full(owner, held, size_bytes, quota_bytes or 0)
+
+    async def artifacts_of(self, owner: str) -> dict[str, int]:  # noqa: D102
+        rows = await self._ask("hgetall", f"{self._keys.root}artifact:of:{owner}")
+        return {digest: int(text.partition(" ")[0]) for digest, text in rows.items()}
+
+    async def artifacts_before(self, moment: float) -> frozenset[str]:  # noqa: D102
+        return frozenset(await self._run(ARTIFACTS_BEFORE, moment))
+
+    async def forget_artifact(  # noqa: D102
+        self, digest: str, *, before: float, owner: str | None = None
+    ) -> bool:
+        return bool(await self._run(FORGET_ARTIFACT, digest, before, owner or ""))
+
     async def remember_all(  # noqa: D102
         self, values: Mapping[str, str], ttl_s: float
     ) -> dict[str, str]:
@@ -106,6 +184,28 @@ class HubCore(Environments, Leases):
         pairs = [text for pair in values.items() for text in pair]
         stored = await self._run(REMEMBER, str(max(1, int(ttl_s * 1000))), *pairs)
         return dict(zip(values, map(str, stored), strict=True))
+
+    async def record(self, entry: AuditRecord) -> None:  # noqa: D102
+        text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})
+        with redis_errors(self._where):
+            await self._redis.xadd(
+                self._keys.audit, {"record": text}, maxlen=AUDIT_KEPT, approximate=True
+            )
+
+    async def audit_log(  # noqa: D102
+        self, limit: int, before: str | None = None
+    ) -> tuple[AuditRecord, ...]:
+        if before is not None and not _AUDIT_ID.fullmatch(before):
+            raise ConfigError(
+                f"invalid id of an audit record {before[:40]!r}", hint="pass an id of the log"
+            )
+        newest = "+" if before is None else f"({before}"
+        with redis_errors(self._where):
+            rows = await self._redis.xrevrange(self._keys.audit, max=newest, count=limit)
+        return tuple(
+            AuditRecord.model_validate_json(fields["record"]).model_copy(update={"id": number})
+            for number, fields in rows
+        )
 
     async def put_document(  # noqa: D102
         self, kind: str, name: str, document: dict[str, Any]

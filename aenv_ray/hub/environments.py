@@ -6,12 +6,27 @@ from abc import ABC
 from typing import Any, Final
 
 from aenv_ray import ids
-from aenv_ray.errors import ConfigError, EnvironmentInUse, EnvironmentNotFound, VersionConflict
+from aenv_ray.errors import (
+    ConfigError,
+    EnvironmentInUse,
+    EnvironmentNotFound,
+    VersionConflict,
+)
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
-from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, EnvironmentVersion, Page
+from aenv_ray.hub.records import (
+    EVERYBODY,
+    EnvironmentQuery,
+    EnvironmentStatus,
+    EnvironmentVersion,
+    NameRecord,
+    Page,
+    Right,
+)
 
 _ONLY_STATE = frozenset({"status", "updated_at"})
+_SCANNED: Final = 1000
+"""Members that a listing for one owner reads at once."""
 _NAMED_VERSIONS = 5
 """Number of versions that a hint names."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
@@ -46,10 +61,15 @@ PUSH: Final = (
     _LATEST
     + """
 local entry = cjson.decode(ARGV[1])
-local text, state = ARGV[2], ARGV[3]
+local text, state, owner, expected, grant = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+if (redis.call('HGET', root..'env:owners', entry.name) or '') ~= expected then return {'moved'} end
 local kept = redis.call('HGET', root..'env:contents', entry.reference)
 local old = redis.call('HGET', root..'env:entries', entry.reference)
 if kept and kept ~= entry.content then return {old and 'published' or 'deleted'} end
+if expected == '' and owner ~= '' then
+    redis.call('HSET', root..'env:owners', entry.name, owner)
+    if grant ~= '' then redis.call('HSETNX', root..'env:grants', entry.name..' *', grant) end
+end
 if old then return {'kept', old, redis.call('HGET', root..'env:states', entry.reference)} end
 redis.call('HSET', root..'env:contents', entry.reference, entry.content)
 redis.call('HSET', root..'env:entries', entry.reference, text)
@@ -62,8 +82,9 @@ refresh_latest(entry.name)
 return {'kept', text, state}
 """
 )
-"""Arguments: the entry's indexes as JSON, the entry, its state. Returns an outcome, and then the
-stored entry and state."""
+"""Arguments: the entry's indexes as JSON, the entry, its state, the owner of its name, the recorded
+owner or "", what everybody is granted with a new record, or "". Returns an outcome, and then the
+stored entry and state; ``moved``: the name has got another owner."""
 
 SET_STATE: Final = (
     _LATEST
@@ -119,7 +140,9 @@ return {0}
 class Environments(HubBase, ABC):
     """Versions: written once, found by name, version, tag, word and status."""
 
-    async def push(self, entry: EnvironmentVersion) -> EnvironmentVersion:  # noqa: D102
+    async def push(  # noqa: D102
+        self, entry: EnvironmentVersion, *, is_admin: bool = False
+    ) -> EnvironmentVersion:
         ids.split_reference(entry.reference)
         now = self._clock.now()
         entry = entry.model_copy(update={"created_at": now, "updated_at": now})
@@ -130,12 +153,16 @@ class Environments(HubBase, ABC):
                 f"{len(text):,} characters long, more than the limit of {MAX_ENTRY_BYTES:,}",
                 hint="move long texts to files of the project",
             )
-        outcome, *kept = await self._run(
-            PUSH,
-            to_json({**_indexes(entry), "content": catalog.content_digest(entry)}),
-            text,
-            _state(entry.status, now),
-        )
+        indexes = to_json({**_indexes(entry), "content": catalog.content_digest(entry)})
+        outcome, kept = "moved", [""]
+        while outcome == "moved":
+            recorded = await self._ask("hget", self._keys.owners, entry.name) or ""
+            known = await self.name(entry.name)
+            catalog.check_may_publish(known, entry.owner, is_admin=is_admin)
+            owner = known.owner or entry.owner or ""
+            grant = "" if recorded else known.grants.get(EVERYBODY, "")
+            state = _state(entry.status, now)
+            outcome, *kept = await self._run(PUSH, indexes, text, state, owner, recorded, grant)
         if outcome != "kept":
             was = "is published" if outcome == "published" else "was published, and deleted,"
             raise VersionConflict(
@@ -143,6 +170,36 @@ class Environments(HubBase, ABC):
                 hint="a published version never changes: set a new version in config.json",
             )
         return _entry(*kept)
+
+    async def name(self, name: str) -> NameRecord:  # noqa: D102
+        owner = await self._ask("hget", self._keys.owners, ids.check_environment_name(name))
+        if owner is None:
+            return await self._unrecorded(name)
+        grants = await self._ask("hgetall", self._keys.grants)
+        mine = {key.partition(" ")[2]: Right(right) for key, right in grants.items()
+                if key.startswith(f"{name} ")}  # fmt: skip
+        return NameRecord(name=name, owner=owner, grants=mine)
+
+    async def _unrecorded(self, name: str) -> NameRecord:
+        """Return the record of a name that was published before names had owners, or never."""
+        known = [entry for entry in await self.versions(name) if entry.owner is not None]
+        if not known:
+            return NameRecord(name=name, owner=None)
+        first = min(known, key=lambda entry: entry.created_at)
+        return NameRecord(name=name, owner=first.owner, grants={EVERYBODY: Right.USE})
+
+    async def grant(self, name: str, owner: str, right: Right | None) -> None:  # noqa: D102
+        record = await self.name(name)
+        if record.owner is None:
+            raise await self._not_found(name, None)
+        if await self._ask("hsetnx", self._keys.owners, name, record.owner):
+            for subject, kept in record.grants.items():
+                await self._ask("hsetnx", self._keys.grants, f"{name} {subject}", kept.value)
+        field = f"{name} {owner}"
+        if right is None:
+            await self._ask("hdel", self._keys.grants, field)
+        else:
+            await self._ask("hset", self._keys.grants, field, right.value)
 
     async def environment(  # noqa: D102
         self, name: str, version: str | None = None
@@ -218,19 +275,43 @@ class Environments(HubBase, ABC):
                 hint="pass a cursor only to the query that returned it",
             )
         words = catalog.words_of(query.text or "")[: catalog.MAX_SEARCH_WORDS]
-        argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
-        total, *members = await self._run(LIST, argument)
+        if query.visible_to is None:
+            argument = listing(keys, after=after, limit=query.limit, words=words, prefix=begin)
+            total, *members = await self._run(LIST, argument)
+        else:
+            visible = await self._visible(keys, words, begin, query.visible_to)
+            total = len(visible)
+            members = [member for member in visible if member > after]
         page = members[: query.limit]
         items = await self._read([catalog.reference_of(member) for member in page])
         cursor = to_cursor(page[-1]) if len(members) > query.limit else None
         return Page(items=tuple(items), cursor=cursor, total=total)
 
+    async def _visible(
+        self, keys: list[str], words: list[str], prefix: str, owner: str
+    ) -> list[str]:
+        """Return the members of a listing whose names an owner may use, in order."""
+        owners = await self._ask("hgetall", self._keys.owners)
+        grants = await self._ask("hgetall", self._keys.grants)
+        found: list[str] = []
+        after = ""
+        while True:
+            argument = listing(keys, after=after, limit=_SCANNED, words=words, prefix=prefix)
+            _, *members = await self._run(LIST, argument)
+            for member in members[:_SCANNED]:
+                name = member.partition(" ")[0]
+                shared = f"{name} {owner}" in grants or f"{name} {EVERYBODY}" in grants
+                if owners.get(name, owner) == owner or shared:
+                    found.append(member)
+            if len(members) <= _SCANNED:
+                return found
+            after = members[_SCANNED - 1]
+
     async def _not_found(self, name: str, version: str | None) -> EnvironmentNotFound:
         """Return the error, with a hint that names existing versions."""
         page = await self.environments(EnvironmentQuery(name=name, limit=_NAMED_VERSIONS))
         if not page.items:
-            hint = "aenv list shows what is published; aenv push publishes a project"
-            return EnvironmentNotFound(f"no environment {name!r} is published", hint=hint)
+            return catalog.unpublished(name)
         known = ", ".join(entry.version for entry in page.items)
         more = ", …" if page.cursor else ""
         if version is None:

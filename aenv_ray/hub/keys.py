@@ -13,6 +13,10 @@ time after its end, unless noted.
 ``P:env:contents``
     hash: ``name@version`` -> SHA-256 of the content. Kept forever: a deleted version cannot be
     published again with different content.
+``P:env:owners``
+    hash: name -> the owner of the name. Kept forever.
+``P:env:grants``
+    hash: ``name owner`` -> the granted right; the owner ``*`` is everybody. Lives until revoked.
 ``P:env:in:all``
     sorted set: versions, sorted by name and then highest version first; listings page through it.
 ``P:env:in:latest``
@@ -25,6 +29,10 @@ time after its end, unless noted.
     sorted set: versions by lower-case word, for searches.
 ``P:env:words``
     sorted set: the words that have versions, for searches by the beginning of a word.
+``P:artifact:of:<owner>``
+    hash: digest -> ``size kept_at`` of an owner's artifacts. Lives until collected.
+``P:artifact:owners``
+    set: the owners that had artifacts. Kept forever.
 ``P:lease:one:<id>``
     hash: ``record`` and ``names`` (JSON), ``status``, ``deadline``, ``reason``, ``engine``.
 ``P:lease:in:all``
@@ -64,6 +72,8 @@ time after its end, unless noted.
     sorted set: token ids by expiry, for the sweep.
 ``P:token:of:<instance id>``
     set: ids of the agent tokens of an instance, which end with its lease.
+``P:audit``
+    stream: audit records as JSON. The latest ones are kept, see `Hub.record`.
 ``P:once:<key>``
     string: the first value stored under an idempotency key. Lives for the caller's TTL.
 ``P:doc:<kind>``
@@ -84,6 +94,9 @@ class Keys:
         self.root = "{" + prefix + "}:"
         self.entries = self.root + "env:entries"
         self.states = self.root + "env:states"
+        self.owners = self.root + "env:owners"
+        self.grants = self.root + "env:grants"
         self.limits = self.root + "quota:limits"
         self.token_records = self.root + "token:records"
+        self.audit = self.root + "audit"
         self.documents = self.root + "doc:"

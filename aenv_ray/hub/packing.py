@@ -6,6 +6,7 @@ byte what a local create of the same directory runs.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import re
@@ -13,7 +14,6 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from aenv_ray.errors import ConfigError, boundary
 from aenv_ray.files import make_private
 from aenv_ray.project import archive as project_archive
 from aenv_ray.project import project
-from aenv_ray.project.archive import MAX_ARCHIVE_BYTES, CarefulTarInfo, Member
+from aenv_ray.project.archive import CarefulTarInfo, Member
 
 _SHOWN: Final = 5
 _GZIP: Final = b"\x1f\x8b"
@@ -83,11 +83,12 @@ def _refuse(findings: Sequence[SuspectedSecret]) -> None:
 # --- archives that others made --------------------------------------------------------------------
 
 
-def unpack_any(data: bytes, directory: Path) -> project.Project:
+def unpack_any(data: bytes | Path, directory: Path) -> project.Project:
     """Unpack an untrusted archive of a project, and return the project.
 
     Args:
-        data: A tar, a gzipped tar or a zip of the project's directory or of its contents.
+        data: A tar, a gzipped tar or a zip of the project's directory or of its contents, or the
+            path of one.
         directory: Directory of unpacked projects, see `aenv_ray.project.project.unpack`.
 
     Returns:
@@ -102,8 +103,13 @@ def unpack_any(data: bytes, directory: Path) -> project.Project:
     with tempfile.TemporaryDirectory(dir=directory, prefix=".unpack-") as partial:
         content = Path(partial, "content")
         content.mkdir()
+        if isinstance(data, bytes):
+            archive = Path(partial, "archive")
+            archive.write_bytes(data)
+        else:
+            archive = data
         with boundary(ConfigError, what):
-            project_archive.write_members(_members(data, what), content, what)
+            project_archive.write_members(_members(archive, Path(partial), what), content, what)
         source = _load(_top(content), what)
         unpacked = project.unpack(source.archive(), source.digest, directory)
     return project.Project(unpacked, source.config, source.digest)
@@ -131,37 +137,39 @@ def _top(content: Path) -> Path:
     return content
 
 
-def _members(data: bytes, what: str) -> Iterator[Member]:
-    if data.startswith(_ZIP):
-        return _of_zip(data, what)
-    if data.startswith(_GZIP):
-        data = _unzipped(data, what)
-    return _of_tar(data, what)
+def _members(archive: Path, scratch: Path, what: str) -> Iterator[Member]:
+    with archive.open("rb") as file:
+        head = file.read(4)
+    if head.startswith(_ZIP):
+        return _of_zip(archive, what)
+    if head.startswith(_GZIP):
+        archive = _unzipped(archive, scratch / "unzipped", what)
+    return _of_tar(archive, what)
 
 
-def _unzipped(data: bytes, what: str) -> bytes:
-    """Decompress gzip data, up to the size limit of a project."""
-    limit = MAX_ARCHIVE_BYTES + _READ_BYTES  # with the overhead of tar
-    whole, rest = bytearray(), data
-    while rest:
-        stream = zlib.decompressobj(wbits=31)
-        whole += stream.decompress(rest, limit + 1 - len(whole))
-        project_archive.check_size(what, len(whole) - _READ_BYTES, 0)
-        if not stream.eof:
-            raise ConfigError(f"{what} is truncated", hint="send it again")
-        rest = stream.unused_data.lstrip(b"\0")
-    return bytes(whole)
+def _unzipped(archive: Path, target: Path, what: str) -> Path:
+    """Decompress a gzip file, up to the size limit of a project."""
+    size = 0
+    try:
+        with gzip.open(archive) as packed, target.open("wb") as file:
+            while piece := packed.read(_READ_BYTES):
+                size += len(piece)
+                project_archive.check_size(what, size - _READ_BYTES, 0)  # without tar's overhead
+                file.write(piece)
+    except EOFError:
+        raise ConfigError(f"{what} is truncated", hint="send it again") from None
+    return target
 
 
-def _of_tar(data: bytes, what: str) -> Iterator[Member]:
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=CarefulTarInfo) as tar:
+def _of_tar(archive: Path, what: str) -> Iterator[Member]:
+    with tarfile.open(archive, mode="r:", tarinfo=CarefulTarInfo) as tar:
         for member in project_archive.read_tar(tar, what):
             yield member._replace(name=member.name.removeprefix("./"))
 
 
-def _of_zip(data: bytes, what: str) -> Iterator[Member]:
+def _of_zip(path: Path, what: str) -> Iterator[Member]:
     size = 0
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with zipfile.ZipFile(path) as archive:
         for count, info in enumerate(archive.infolist(), 1):
             size += info.file_size
             project_archive.check_size(what, size, count)

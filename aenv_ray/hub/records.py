@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -95,6 +95,36 @@ class EnvironmentVersion(_Frozen):
         return f"{self.name}@{self.version}"
 
 
+class Right(StrEnum):
+    """What a grant allows."""
+
+    USE = "use"
+    """See the environment, read its archive, create instances and services of it."""
+    PUBLISH = "publish"
+    """What `USE` allows, and publish versions."""
+
+
+EVERYBODY: Final = "*"
+"""In a grant: all owners."""
+
+
+class NameRecord(_Frozen):
+    """Who may publish and use the environments of one name."""
+
+    name: str
+    owner: str | None
+    """The first publisher; None: nobody has published it with an owner."""
+    grants: dict[str, Right] = Field(default_factory=dict)
+    """By owner, or `EVERYBODY`."""
+
+    def may(self, owner: str, right: Right) -> bool:
+        """Whether an owner has a right (invariant 15)."""
+        if self.owner in (None, owner):
+            return True
+        given = {self.grants.get(owner), self.grants.get(EVERYBODY)}
+        return right in given or Right.PUBLISH in given
+
+
 class EnvironmentQuery(_Frozen):
     """Filters for versions; all given ones must match."""
 
@@ -105,8 +135,35 @@ class EnvironmentQuery(_Frozen):
     status: EnvironmentStatus | None = None
     latest_only: bool = False
     """List only the highest version of each name."""
+    visible_to: str | None = None
+    """List only what this owner may use."""
     limit: int = Field(default=100, ge=1, le=1000)
     cursor: str | None = None
+
+
+# --- audit log -----------------------------------------------------------------------------------
+
+
+class AuditRecord(_Frozen):
+    """Who changed what, when and with which outcome; never a secret (invariant 10)."""
+
+    at: float = 0.0
+    """Seconds since the epoch, set by the hub."""
+    id: str = ""
+    """Set by the hub; ids grow."""
+    actor: str
+    """The owner of the token, or the user who ran a command on the cluster."""
+    role: str = ""
+    token_id: str = ""
+    action: str
+    """``publish``, ``status``, ``delete``, ``token.create``, ``token.revoke``, ``grant.set``,
+    ``grant.revoke``, ``quota.set``, ``quota.delete``, ``pool.set`` or ``policy``."""
+    subject: str = ""
+    """What it was done to: a version, a name, the id of a token …"""
+    outcome: str = "ok"
+    """``ok``, or the code of the error."""
+    detail: dict[str, str] = Field(default_factory=dict)
+    request_id: str = ""
 
 
 # --- leases --------------------------------------------------------------------------------------
@@ -165,10 +222,21 @@ class Role(StrEnum):
 
     ADMIN = "admin"
     """Everything."""
-    OWNER = "owner"
-    """Publish and read environments; create, use and end instances and services of its owner."""
+    PUBLISHER = "publisher"
+    """What a user may, and publish environments. Tokens with the earlier role ``owner`` have it."""
+    USER = "user"
+    """See and use environments; create, use and end instances and services of its owner."""
     AGENT = "agent"
     """List and call the tools of one instance (invariant 8)."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role | None:
+        return cls.PUBLISHER if value == "owner" else None
+
+    def includes(self, other: Role) -> bool:
+        """Whether this role may do everything that the other one may."""
+        order = list(Role)
+        return order.index(self) <= order.index(other)
 
 
 class TokenRecord(_Frozen):

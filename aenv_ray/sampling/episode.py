@@ -104,6 +104,10 @@ class Episode(BaseModel):
     error: str | None = None
     """The error, as ``code: message``."""
     instance_id: str | None = None
+    environment: str | None = None
+    """``name@version`` of the instance; None if there was none."""
+    environment_digest: str | None = None
+    """Digest of the environment's content, which tells apart projects given by their path."""
     attempts: int = 1
     """1 + the number of restarts after infrastructure failures."""
     create_s: float | None = None

@@ -231,6 +231,8 @@ class Sampling:
             instance = await AsyncEnvHandle.create(self._environment, self._options)
             fields["create_s"] = time.perf_counter() - started
             fields["instance_id"] = instance.handle.instance_id
+            fields["environment"] = instance.handle.reference
+            fields["environment_digest"] = instance.digest
             fields |= await self._roll_out(instance, task, steps)
         except INFRASTRUCTURE as exc:
             fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)

@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.testing.contract_bench import Bench
-from tests.contract.conftest import docker_node, own_node, walled, walled_node
+from tests.contract.conftest import docker_node, module_redis, own_node, walled, walled_node
 from tests.contract.docker.docker_node import DockerNode
 from tests.contract.engines import engine_on
 
-__all__ = ["docker_node", "dockered", "either_engine", "own_node", "walled", "walled_node"]
+__all__ = [
+    "docker_node",
+    "dockered",
+    "either_engine",
+    "module_redis",
+    "own_node",
+    "walled",
+    "walled_node",
+]
 
 
 @pytest.fixture

@@ -82,6 +82,7 @@ def local_cluster() -> Iterator[Cluster]:
         patch.delenv("DUMMY_INSTANCE_IP", raising=False)
         patch.setenv("AENV_RUNTIME_DIR", str(root / "r"))
         patch.setenv("AENV_DATA_DIR", str(root / "d"))
+        patch.setenv("AENV_ALLOW_NETWORKS", "*")  # the probe uses the network of the node
         patch.setenv("DOCKER_CONFIG", str(root / "docker"))
         patch.setenv("RAY_TMPDIR", str(root))
         patch.setenv("RAY_AUTH_MODE", "disabled")

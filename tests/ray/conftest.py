@@ -219,7 +219,7 @@ def way(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
     gateway: GatewayBench = request.getfixturevalue("gateway")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AENV_SYSTEM_URL", gateway.url)
-        patch.setenv("AENV_API_KEY", gateway.token(Role.OWNER))
+        patch.setenv("AENV_API_KEY", gateway.token(Role.PUBLISHER))
         yield "gateway"
 
 

@@ -12,11 +12,12 @@ from aenv_ray.actors.host.fresh_sandbox import MakeEngine, fresh_sandbox
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.images.serving import has_code
 from aenv_ray.errors import ConfigError, DeadlineExceeded, SandboxStartFailed
-from aenv_ray.hub import packing
+from aenv_ray.hub import catalog, packing
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.packing import Package
 from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion, FunctionSchema
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 
@@ -168,12 +169,14 @@ def _status(text: str) -> EnvironmentStatus:
 
 
 async def publish(
-    data: bytes,
+    data: bytes | Path,
     owner: str | None,
     *,
     hub: Hub,
     store: ArtifactStore,
     projects_dir: Path,
+    policy: Policy,
+    is_admin: bool = False,
     allow: Sequence[str] = (),
     timeout_s: float = INSPECT_S,
 ) -> EnvironmentVersion:
@@ -183,11 +186,13 @@ async def publish(
     version that names it.
 
     Args:
-        data: A tar, a gzipped tar or a zip, made by anybody.
+        data: A tar, a gzipped tar or a zip, made by anybody, or the path of one.
         owner: Who publishes it.
         hub: Stores the version.
         store: Stores the archive.
         projects_dir: Directory of unpacked projects, by digest.
+        policy: What it may request.
+        is_admin: Publish it whoever owns the name.
         allow: Files that may look like secrets, as for `aenv_ray.hub.packing.pack`.
         timeout_s: For `inspect`.
 
@@ -196,10 +201,12 @@ async def publish(
             and `Hub.push`; nothing is published.
     """
     source = await asyncio.to_thread(packing.unpack_any, data, projects_dir)
+    policy.check(source.config)
+    catalog.check_may_publish(await hub.name(source.config.name), owner, is_admin=is_admin)
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s)
     await store.put(package.data, digest=package.sha256)
-    entry = await hub.push(entry_of(package, found.functions, owner))
+    entry = await hub.push(entry_of(package, found.functions, owner), is_admin=is_admin)
     if not await store.exists(
         package.sha256
     ):  # a refused push of the same bytes deleted it just now

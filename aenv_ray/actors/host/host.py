@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ from aenv_ray.errors import (
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
+from aenv_ray.policy import Policy
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.roles import DoorRole
 
@@ -55,6 +57,7 @@ class Host:
         slots: Capacity of a shared host on an elastic node; the host ends once its node is empty.
             None: its capacity is `HOST_CAPACITY`, and it stays.
         make_engine: Returns the engine with a given name; raises ConfigError for an unknown one.
+        policy: Returns what instances may request.
         on_empty: Called when the host has nothing left to do and should be ended.
         is_node_up: Returns whether the raylet of this node is alive.
         requests_path: File for requests of warm sandboxes; None: they end with this process.
@@ -72,6 +75,7 @@ class Host:
         density: ActorDensity,
         slots: int | None = None,
         make_engine: EngineFactory,
+        policy: Callable[[], Policy] = Policy,
         store: InstanceStore,
         projects_dir: Path,
         clock: Clock | None = None,
@@ -91,6 +95,7 @@ class Host:
         self._is_leaving = False
         self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
+        self._policy = policy
         self._store = store
         self._table = InstanceTable(self._engines, store, self._clock)
         self._lives = self._table.lives
@@ -327,8 +332,13 @@ class Host:
         return failures
 
     def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
-        """Return the sandbox of an instance, if its engine can make it."""
+        """Return the sandbox of an instance, if the policy allows it and its engine can make it."""
+        policy = self._policy()
+        policy.check_ttl(spec.ttl_s, spec.reference)
         sandbox_spec = self._projects.sandbox_spec(spec, now)
+        config = policy.applied(sandbox_spec.config, spec.engine)
+        if config is not sandbox_spec.config:
+            sandbox_spec = replace(sandbox_spec, config=config)
         engine = self._engines.get(spec.engine)
         if spec.storage is not None and not engine.capabilities.storage:
             raise ConfigError(
@@ -343,8 +353,10 @@ class Host:
         """Move the deadline to `ttl_s` from now, unless it is later already.
 
         Raises:
+            PolicyRefused: The policy does not allow a TTL of this length.
             AenvError: The instance has ended.
         """
+        self._policy().check_ttl(ttl_s, instance_id)
         life, _ = await self.calls.enter(instance_id)
         record = life.renewed(ttl_s, self._clock.now())
         await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)

@@ -18,7 +18,7 @@ from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
@@ -205,6 +205,7 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
         density=density,
         slots=slots,
         make_engine=make_engine_factory(host_id),
+        policy=operator_policy.current,
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",
         count_processes=count_sandboxes,

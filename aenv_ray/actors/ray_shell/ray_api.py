@@ -338,6 +338,31 @@ def store_once(key: str, value: str) -> str:
     return kept.decode()
 
 
+def store(key: str, value: str) -> None:
+    """Store a value under a key for the life of the cluster.
+
+    Raises:
+        FabricUnavailable: Ray does not answer.
+    """
+    from ray.experimental import internal_kv
+
+    with translated("storing a value"):
+        internal_kv._internal_kv_put(f"{NAMESPACE}:{key}".encode(), value.encode(), overwrite=True)
+
+
+def load(key: str) -> str | None:
+    """Return the value under a key, or None.
+
+    Raises:
+        FabricUnavailable: Ray does not answer.
+    """
+    from ray.experimental import internal_kv
+
+    with translated("reading a value"):
+        kept: bytes | None = internal_kv._internal_kv_get(f"{NAMESPACE}:{key}".encode())
+    return None if kept is None else kept.decode()
+
+
 def find_actor(name: str, namespace: str = NAMESPACE) -> Any | None:
     """Return the live actor with this name, or None."""
     try:

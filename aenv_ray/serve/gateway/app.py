@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from pathlib import Path
+from typing import Final
 
 from starlette.routing import Router
 from starlette.types import ASGIApp
@@ -16,13 +17,16 @@ from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.publishing import publish
+from aenv_ray.actors.ray_shell import operator_policy
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
-from aenv_ray.hub.records import Lease
+from aenv_ray.hub.records import EnvironmentVersion, Lease
+from aenv_ray.policy import Policy
+from aenv_ray.serve.gateway.artifact_collection import ArtifactCollector
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.data.routes import data_routes
@@ -31,7 +35,7 @@ from aenv_ray.serve.gateway.deps import Deps, Resolver
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.metrics import ExportedMetrics, Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
-from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish
+from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish, Turns
 from aenv_ray.serve.gateway.routes.control_api import ControlApi
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.gateway.signing import Signer
@@ -39,8 +43,13 @@ from aenv_ray.serve.gateway.sweep import Sweep
 from aenv_ray.serve.services.apps import Apps, ServeApps
 from aenv_ray.serve.services.service import Services
 from aenv_ray.serve.services.storage import DeleteData, delete_data
+from aenv_ray.units import parse_memory_bytes
 
 logger = logging.getLogger(__name__)
+
+_UPLOADS: Final = 16
+_PUBLISHES: Final = 1
+"""A publish holds a whole archive in memory."""
 
 
 class GatewayApp:
@@ -59,17 +68,22 @@ class GatewayApp:
         metrics: Metrics | None = None,
         apps: Apps | None = None,
         delete_storage: DeleteData = delete_data,
+        policy: Callable[[], Policy] = Policy,
+        artifact_quota_bytes: int | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.replica = f"gateway-{secrets.token_hex(6)}"
         self.metrics = metrics or Metrics()
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
-        self.deps = Deps(hub, fabric, artifacts, resolve, tokens, settings, clock)
+        self.deps = Deps(
+            hub, fabric, artifacts, resolve, tokens, settings, clock, policy, artifact_quota_bytes
+        )
         self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
         self.creator = Creator(
-            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase
+            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase, policy
         )
-        self.services = Services(hub, resolve, clock, apps or ServeApps(), delete_storage)
+        self.services = Services(hub, resolve, clock, apps or ServeApps(), delete_storage, policy)
+        self.collector = ArtifactCollector(hub, artifacts, clock, self.replica)
         self.sweep = Sweep(
             hub,
             fabric,
@@ -90,6 +104,9 @@ class GatewayApp:
                 Signer(hub, clock),
                 publish,
                 self.metrics,
+                self.collector,
+                Turns(_UPLOADS, "uploads"),
+                Turns(_PUBLISHES, "publishes"),
             )
         )
         self.access_log = AccessLog(self.metrics)
@@ -106,6 +123,7 @@ class GatewayApp:
         """Start the background tasks, and return the application."""
         self._tasks = [
             asyncio.create_task(self.sweep.run()),
+            asyncio.create_task(self.collector.run()),
             asyncio.create_task(self._restore_services()),
         ]
         return self.app
@@ -138,14 +156,26 @@ async def gateway_app(
     url = artifacts_url or process.artifacts_url
     store = open_artifact_store(process.model_copy(update={"artifacts_url": url}))
     projects_dir = process.data_dir / "projects"
+
+    async def publish_under_policy(
+        archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
+    ) -> EnvironmentVersion:
+        policy = operator_policy.current()
+        return await publish(
+            archive, owner, hub=hub, store=store, projects_dir=projects_dir, policy=policy,
+            is_admin=is_admin, allow=allow,
+        )  # fmt: skip
+
     gateway = GatewayApp(
         hub,
         AsyncFabric(fabric),
         store,
         Catalog(hub, store, process.data_dir),
-        partial(publish, hub=hub, store=store, projects_dir=projects_dir),
+        publish_under_policy,
         settings,
         metrics=ExportedMetrics(),
+        policy=operator_policy.current,
+        artifact_quota_bytes=parse_memory_bytes(process.artifact_quota, what="AENV_ARTIFACT_QUOTA"),
     )
     try:
         yield await gateway.open()

@@ -48,15 +48,17 @@ class Principal:
                 hint="use an owner's token",
             )
 
-    def check_admin(self) -> None:
-        """Refuse everybody but administrators.
+    def check_role(self, least: Role) -> None:
+        """Refuse senders whose role does not include `least`.
 
         Raises:
-            Forbidden: It is not one.
+            Forbidden: It does not.
         """
-        if not self.is_admin:
+        self.check_not_agent()
+        if not self.role.includes(least):
             raise Forbidden(
-                "this route needs an administrator's token", hint="aenv token create --role admin"
+                f"this request needs a token with role {least}, and this one has role {self.role}",
+                hint=f"aenv token create --role {least}, with an administrator's token",
             )
 
     def check_owns(self, lease: Lease) -> None:

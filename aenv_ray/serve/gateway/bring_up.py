@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
-from aenv_ray.hub.records import Role
+from aenv_ray.hub.records import AuditRecord, Role
 from aenv_ray.serve.gateway.settings import CONTROL_PORT, MCP_PORT, GatewaySettings
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
         known = asyncio.run(hub.documents(_KIND)).get(_NAME)
         # Deploying it again would replace all replicas, even without a change.
         if known == wanted and deployment.is_deployed():
+            deployment.apply_policy(hub)
             return
         deployment.deploy(settings)
         asyncio.run(hub.put_document(_KIND, _NAME, wanted))
@@ -146,7 +147,8 @@ async def keep_token(hub: HubClient, secret: str) -> None:
             hint="use another token, or revoke this one",
         )
     if known is None:
-        await hub.create_token(Role.ADMIN, _OWNER, note="of the cluster", secret=secret)
+        _, record = await hub.create_token(Role.ADMIN, _OWNER, note="of the cluster", secret=secret)
+        await hub.record(AuditRecord(actor=_OWNER, action="token.create", subject=record.id))
 
 
 def _await_port(port: int) -> None:

@@ -30,6 +30,7 @@ from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import InstanceSpec, InstanceStatus
+from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
 from aenv_ray.serve.gateway.idempotency import IdempotencyKeys
@@ -74,7 +75,9 @@ class Creator:
         clock: Clock,
         replicas: Replicas,
         note_phase: NotePhase,
+        policy: Callable[[], Policy] = Policy,
     ) -> None:
+        self._policy = policy
         self._hub = hub
         self._fabric = fabric
         self._resolve = resolve
@@ -200,6 +203,9 @@ class Creator:
         began = self._clock.now()
         source = await self._resolve(creation.reference)
         specs = creation.options.specs(source, creation.count, job_id=None)
+        policy = self._policy()
+        policy.check(source.config, specs[0].engine)
+        policy.check_ttl(specs[0].ttl_s, specs[0].reference)
         self._note_phase("resolve", self._clock.now() - began)
         return source, specs
 

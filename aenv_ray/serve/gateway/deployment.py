@@ -6,16 +6,20 @@ each replica listens on both ports (see `listener`).
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.error
 import urllib.request
 from typing import Any, Final
 
 from aenv_ray.actors.fabric import driver_api
-from aenv_ray.actors.ray_shell import ray_api, ray_serve
+from aenv_ray.actors.ray_shell import operator_policy, ray_api, ray_serve
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.hub.api import Hub
+from aenv_ray.hub.client import blocking
 from aenv_ray.hub.hub_actor import ensure_hub
+from aenv_ray.hub.records import AuditRecord
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
@@ -40,10 +44,11 @@ def deploy(settings: GatewaySettings | None = None) -> None:
     """
     settings = settings or GatewaySettings()
     driver_api.init()
-    ensure_hub()
+    hub = ensure_hub()
     if not is_deployed():
         for port in (settings.port, settings.mcp_port):
             listen(settings.host, port, shared=False).close()
+    apply_policy(hub)
     ray_serve.start()
     try:
         ray_serve.deploy(
@@ -68,10 +73,24 @@ def deploy(settings: GatewaySettings | None = None) -> None:
     _await_answer(settings)
 
 
+def apply_policy(hub: Hub) -> None:
+    """Make the policy of this process's settings that of the cluster, and record a change."""
+    before, now = operator_policy.announce()
+    if before != now:
+        changed = {
+            name: str(value)
+            for name, value in now.model_dump(mode="json").items()
+            if before is None or value != before.model_dump(mode="json")[name]
+        }
+        record = AuditRecord(actor=f"uid {os.getuid()}", action="policy", detail=changed)
+        blocking(hub.record(record))
+
+
 def undeploy() -> None:
     """End the gateway, if there is one; instances live on."""
     if is_deployed():
         ray_serve.delete(APP_NAME)
+        operator_policy.withdraw()
 
 
 def is_deployed() -> bool:

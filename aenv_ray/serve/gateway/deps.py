@@ -9,6 +9,7 @@ from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.auth import HubAuthenticator
 from aenv_ray.serve.gateway.settings import GatewaySettings
@@ -28,3 +29,7 @@ class Deps:
     authenticate: HubAuthenticator
     settings: GatewaySettings
     clock: Clock
+    policy: Callable[[], Policy]
+    """Returns what environments may request."""
+    artifact_quota_bytes: int | None
+    """Of all artifacts of one owner; None: no limit."""

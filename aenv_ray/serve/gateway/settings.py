@@ -6,6 +6,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from aenv_ray.project.archive import MAX_ARCHIVE_BYTES
+
 CONTROL_PORT: Final = 8080
 """Where AEnvironment's clients expect the control routes."""
 MCP_PORT: Final = 8081
@@ -34,8 +36,8 @@ class GatewaySettings(BaseModel):
     """Concurrent requests of one replica; further ones get 503, which clients retry."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """Largest request body, except for uploads of artifacts."""
-    max_artifact_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)
-    """Largest artifact."""
+    max_artifact_bytes: int = Field(default=MAX_ARCHIVE_BYTES, ge=1)
+    """Largest artifact: as large as a project may be."""
     requests_per_s: float = Field(default=500.0, gt=0)
     """Control requests per second of one token at one replica, on average."""
     burst: int = Field(default=1000, ge=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aenv_ray.actors.fabric import driver_api, references
-from aenv_ray.actors.ray_shell import ray_serve
+from aenv_ray.actors.ray_shell import operator_policy, ray_serve
 from aenv_ray.clock import SystemClock
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -150,4 +150,5 @@ def _services() -> Services:
     async def resolve(reference: str) -> Project:
         return await asyncio.to_thread(references.resolve, reference, driver_api.init)
 
-    return Services(ensure_hub(), resolve, SystemClock(), ServeApps(), delete_data)
+    clock, policy = SystemClock(), operator_policy.current
+    return Services(ensure_hub(), resolve, clock, ServeApps(), delete_data, policy)

@@ -29,6 +29,7 @@ from aenv_ray.errors import (
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, is_alone, not_found
 from aenv_ray.hub.storages import StorageRecord
+from aenv_ray.policy import Policy
 from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
@@ -54,11 +55,19 @@ class Services:
         clock: For times in records.
         apps: The applications of services.
         delete_data: Deletes the data of a storage.
+        policy: Returns what environments may request.
     """
 
     def __init__(
-        self, hub: Hub, resolve: Resolve, clock: Clock, apps: Apps, delete_data: DeleteData
+        self,
+        hub: Hub,
+        resolve: Resolve,
+        clock: Clock,
+        apps: Apps,
+        delete_data: DeleteData,
+        policy: Callable[[], Policy] = Policy,
     ) -> None:
+        self._policy = policy
         self._apps = apps
         self._storages = Storages(hub, clock, delete_data)
         self.records = ServiceRecords(hub)
@@ -97,7 +106,7 @@ class Services:
         source = await self._resolve(reference)
         now = self._clock.now()
         record = _checked(
-            source,
+            source, self._policy(),
             id=name or _made_up(source.config.name), uid=secrets.token_hex(8),
             reference=_reference(reference, source), digest=source.digest, owner=owner,
             created_at=now, updated_at=now, **_with_changes(options, DeployChanges()),
@@ -176,7 +185,7 @@ class Services:
         }
         if reference is not None:
             found |= {"reference": _reference(reference, source), "digest": source.digest}
-        changed = _checked(source, **found)
+        changed = _checked(source, self._policy(), **found)
         kept = None
         if changed.storage is not None:
             engine = chosen_engine(source, changed.engine)
@@ -410,11 +419,11 @@ def masked(record: ServiceRecord) -> dict[str, str]:
     return dict.fromkeys(record.environment_variables, _MASK)
 
 
-def _checked(source: Project, **fields: Any) -> ServiceRecord:
+def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
     """Return a validated record.
 
     Raises:
-        ConfigError: A field has an invalid value.
+        ConfigError: A field has an invalid value, or the policy does not allow it.
     """
     try:
         record = ServiceRecord.model_validate(fields)
@@ -426,6 +435,7 @@ def _checked(source: Project, **fields: Any) -> ServiceRecord:
         raise ConfigError("; ".join(problems)) from None
     process_strings.checked_variables(record.environment_variables, what="environment_variables")
     engine = chosen_engine(source, record.engine)
+    policy.check(record.changes.made_to(source.config), engine)
     if record.changes.image and engine not in _WITH_IMAGES:
         raise ConfigError(
             f"service {record.id} cannot use image {record.changes.image!r}: engine {engine} "

@@ -27,7 +27,7 @@ from aenv_ray.errors import (
 from aenv_ray.hub import packing
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.records import EnvironmentVersion, Role
+from aenv_ray.hub.records import EVERYBODY, EnvironmentVersion, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.hub.storages import StorageRecord
@@ -217,7 +217,7 @@ class Bench:
 
     @asynccontextmanager
     async def owner(self, name: str) -> AsyncIterator[httpx.AsyncClient]:
-        async with self.client(await self.token(Role.OWNER, name)) as http:
+        async with self.client(await self.token(Role.PUBLISHER, name)) as http:
             yield http
 
     @asynccontextmanager
@@ -267,10 +267,11 @@ async def a_gateway(
             archive_bytes=1, config={"name": "probe"}, owner="ann", description="A probe",
         )
     )  # fmt: skip
+    await hub.grant("probe", EVERYBODY, Right.USE)
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
 
     async def publish(
-        archive: bytes, owner: str, *, allow: Sequence[str] = ()
+        archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
     ) -> EnvironmentVersion:
         found = packing.unpack_any(archive, root / "projects")
         package = packing.pack(found, allow=allow)
@@ -280,7 +281,8 @@ async def a_gateway(
                 name=found.config.name, version=found.config.version, digest=found.digest,
                 archive=package.sha256, archive_bytes=len(package.data), owner=owner,
                 config=found.config.model_dump(mode="json", by_alias=True, exclude_unset=True),
-            )
+            ),
+            is_admin=is_admin,
         )  # fmt: skip
 
     apps, storage_nodes = FakeApps(), FakeStorageNodes()

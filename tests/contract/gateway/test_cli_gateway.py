@@ -56,7 +56,7 @@ def _serve(root: Path, ready: Callable[[Served], None], done: threading.Event) -
             )
             serving = asyncio.create_task(server.serve([sock]))
             admin = await bench.token(Role.ADMIN, "root")
-            owner = await bench.token(Role.OWNER, "ann")
+            owner = await bench.token(Role.PUBLISHER, "ann")
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
             ready(Served(url, admin, owner, asyncio.get_running_loop(), bench))
             await asyncio.to_thread(done.wait)

@@ -163,6 +163,9 @@ async def test_an_archive_with_a_secret_is_refused_and_not_kept(
     wish = {"archive": digest, "allow_secrets": [".env"]}
     entry = (await ann.post("/publish", json=wish)).json()["data"]
     kept = entry["archive"]
+    content = (await ann.get(f"/artifacts/{kept}")).content
+    assert (await bob.post("/publish", json={"archive": kept})).status_code == 404
+    await bob.put(f"/artifacts/{kept}", content=content)
     assert (await bob.post("/publish", json={"archive": kept})).status_code == 400
     assert (await ann.head(f"/artifacts/{kept}")).status_code == 200
 
@@ -184,6 +187,8 @@ async def test_aenvironments_push_with_the_hubs_storage(
     assert (await ann.post("/env/", json=config)).json()["data"] is True
     entry = (await ann.get("/env/mine/1.0.0")).json()["data"]
     assert entry["archive_bytes"] > 0
+    assert (await bob.post("/env/mine/1.0.0/sign?style=read")).status_code == 404
+    await ann.put("/names/mine/grants/bob", json={"right": "use"})
     read = (await bob.post("/env/mine/1.0.0/sign?style=read")).json()["data"]
     async with bench.client(None) as nobody:
         assert len((await nobody.get(read)).content) == entry["archive_bytes"]

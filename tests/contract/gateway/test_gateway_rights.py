@@ -128,7 +128,7 @@ async def test_the_access_log_holds_no_secret(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invariant 10."""
-    secret = await bench.token(Role.OWNER, "ann")
+    secret = await bench.token(Role.PUBLISHER, "ann")
     with caplog.at_level("INFO", logger="aenv_ray.access"):
         async with bench.client(secret) as http:
             made = await created(http, environment_variables={"KEY": "hunter2"})

@@ -230,11 +230,11 @@ class HubContract(EnvironmentsContract):
     # --- tokens -----------------------------------------------------------------------------
 
     async def test_a_token_is_known_by_its_secret_alone(self, hub: Hub, clock: FakeClock) -> None:
-        secret, record = await hub.create_token(Role.OWNER, "somebody", note="laptop")
+        secret, record = await hub.create_token(Role.PUBLISHER, "somebody", note="laptop")
         other, _ = await hub.create_token(Role.ADMIN, "admin")
         assert secret != other
         assert len(secret) > 40
-        assert (record.role, record.owner, record.note) == (Role.OWNER, "somebody", "laptop")
+        assert (record.role, record.owner, record.note) == (Role.PUBLISHER, "somebody", "laptop")
         assert await hub.check_token(secret) == record
         for wrong in ("", secret[:-1], secret + "x", record.id, "ü\0", "\udcff"):
             assert await hub.check_token(wrong) is None
@@ -248,7 +248,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.check_token(other) is not None
 
     async def test_a_token_ends_at_its_time(self, hub: Hub, clock: FakeClock) -> None:
-        secret, record = await hub.create_token(Role.OWNER, "somebody", ttl_s=5)
+        secret, record = await hub.create_token(Role.PUBLISHER, "somebody", ttl_s=5)
         assert record.expires_at == START_S + 5
         clock.advance(4)
         assert await hub.check_token(secret) == record

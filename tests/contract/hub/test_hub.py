@@ -21,7 +21,16 @@ from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.hub_actor import HubActor, HubSettings
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
-from aenv_ray.hub.records import EnvironmentQuery, EnvironmentStatus, LeaseQuery, Quota, Role
+from aenv_ray.hub.records import (
+    EVERYBODY,
+    AuditRecord,
+    EnvironmentQuery,
+    EnvironmentStatus,
+    LeaseQuery,
+    Quota,
+    Right,
+    Role,
+)
 from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from tests.conftest import redis_refusal, require
@@ -94,6 +103,9 @@ class TestHubCore(HubContract):
         await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=5)
         await hub.remember("k", "v", 60)
         await hub.put_document("service", "s", {})
+        await hub.grant("weather", EVERYBODY, Right.USE)
+        await hub.keep_artifact("somebody", "a" * 64, 1)
+        await hub.record(AuditRecord(actor="somebody", action="publish"))
         documented = {
             re.sub(r"<[^>]+>", "*", match[1]): match[2]
             for match in re.finditer(r"``P:([^`]+)``\n +([a-z ]+): ", str(keys.__doc__))
@@ -117,7 +129,7 @@ class TestHubCore(HubContract):
         await hub.push(entry())
         await hub.admit([lease("w-1"), lease("w-2"), lease("w-3")])
         await hub.create_token(Role.AGENT, "somebody", instance_id="w-1")
-        await hub.create_token(Role.OWNER, "somebody", ttl_s=5)
+        await hub.create_token(Role.PUBLISHER, "somebody", ttl_s=5)
         await hub.update_lease("w-2", status=InstanceStatus.FAILED)
         await hub.end_leases(["w-1"])
         clock.advance(60.25 + OVERDUE_S + 1)
@@ -126,7 +138,8 @@ class TestHubCore(HubContract):
         assert await hub.sweep() == 2  # w-2 and w-3
         assert await hub.sweep() == 0
         await hub.delete_environment("weather", "1.0.0")
-        assert set(await redis.keys()) - before == {"{aenv}:env:contents"}
+        left = {"{aenv}:env:contents", "{aenv}:env:owners"}
+        assert set(await redis.keys()) - before == left
 
     async def test_listings_are_what_the_catalog_says(self, hub: HubCore) -> None:
         """Whatever is asked for together, in pages of whatever size."""

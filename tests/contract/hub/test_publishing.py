@@ -26,6 +26,7 @@ from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import request, value_of, write_project
 from tests.contract.hub.redis_servers import emptied
@@ -220,7 +221,7 @@ async def test_a_published_version_is_the_project_that_was_packed(
     config = {"description": "d", "tags": ["a"], "theirs": {"kept": 1}, **CONFIG}
     (made / "config.json").write_text(json.dumps({"name": "made", "version": "2.0.0", **config}))
     package = packing.pack(project.load(made))
-    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects"}
+    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects", "policy": Policy()}
     kept = await publish(package.data, "ada", **where)
     assert await hub.environment("made") == kept
     assert (kept.digest, kept.archive) == (package.source.digest, package.sha256)
@@ -255,7 +256,9 @@ async def test_what_cannot_be_published_leaves_no_version(
 
         monkeypatch.setattr(store._files, "begin", lambda: refuse(made))
     with pytest.raises((SandboxStartFailed, ArtifactStoreDenied, ConfigError)):
-        await publish(data, "ada", hub=hub, store=store, projects_dir=tmp_path / "projects")
+        await publish(
+            data, "ada", hub=hub, store=store, projects_dir=tmp_path / "projects", policy=Policy()
+        )
     assert await hub.versions("made") == ()
 
 
@@ -265,7 +268,7 @@ async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(
     (made / "tests").mkdir()
     (made / "tests" / "id_rsa").write_text("of no server\n")
     data = project.load(made).archive()
-    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects"}
+    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects", "policy": Policy()}
     with pytest.raises(ConfigError, match="tests/id_rsa") as raised:
         await publish(data, "ada", **where)
     assert "of no server" not in f"{raised.value.message} {raised.value.hint}"

@@ -123,7 +123,7 @@ class Door:
         self.handle = handle
         self.id = handle.instance_id
         self.lease = gateway.admit(handle, "ada")
-        self.owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
+        self.owner = {"authorization": f"Bearer {gateway.token(Role.PUBLISHER)}"}
         agent = gateway.token(Role.AGENT, instance_id=self.id)
         self.agent = {"authorization": f"Bearer {agent}"}
         self.client_headers = {

@@ -310,7 +310,7 @@ async def test_a_gateway_given_by_argument(
     """`aenv_url` and `api_key`, as AEnvironment's users give them; a wrong token is refused."""
     monkeypatch.delenv("AENV_SYSTEM_URL", raising=False)
     monkeypatch.delenv("AENV_API_KEY", raising=False)
-    token = gateway.token(Role.OWNER)
+    token = gateway.token(Role.PUBLISHER)
     async with Environment("probe", aenv_url=gateway.url, api_key=token) as env:
         assert (await env.call_tool("count")).data == 1
     with pytest.raises(Unauthorized):

@@ -297,7 +297,7 @@ async def test_other_owners_and_anonymous_callers_are_rejected(
     from aenv_ray.hub.records import Role
 
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    eve = {"authorization": f"Bearer {gateway.token(Role.OWNER, 'eve')}"}
+    eve = {"authorization": f"Bearer {gateway.token(Role.PUBLISHER, 'eve')}"}
     admin = {"authorization": f"Bearer {gateway.token(Role.ADMIN, 'root')}"}
     async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
         path = f"{door.path}/mcp"

@@ -75,7 +75,7 @@ async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environmen
     (root / "config.json").write_text(json.dumps({"name": "server", "deployConfig": deploy}))
     (root / "src" / "tools.py").write_text(SOURCE + SOCKETS)
     gateway.projects["server"] = root
-    token = gateway.token(Role.OWNER)
+    token = gateway.token(Role.PUBLISHER)
     async with Environment("server", aenv_url=gateway.url, api_key=token) as env:
         await env.call_tool("serve", {"port": 8123})
         yield env
@@ -83,7 +83,7 @@ async def env(gateway: GatewayBench, tmp_path: Path) -> AsyncIterator[Environmen
 
 async def test_http_reaches_a_declared_port(gateway: GatewayBench, env: Environment) -> None:
     """Methods, headers, query and megabytes both ways; the sandbox does not see the token."""
-    secret = gateway.token(Role.OWNER)
+    secret = gateway.token(Role.PUBLISHER)
     path = f"/instances/{env.instance_id}/ports"
     async with httpx.AsyncClient(
         base_url=gateway.url, headers={"authorization": f"Bearer {secret}"}, timeout=60
@@ -104,7 +104,7 @@ async def test_http_reaches_a_declared_port(gateway: GatewayBench, env: Environm
 async def test_path_and_headers_arrive_unchanged(gateway: GatewayBench, env: Environment) -> None:
     """Escaped characters stay escaped: decoded, some would break the request's head."""
     port = f"/instances/{env.instance_id}/ports/8123"
-    token = gateway.token(Role.OWNER)
+    token = gateway.token(Role.PUBLISHER)
     headers = [
         (b"authorization", f"Bearer {token}".encode()),
         (b"x-name", "caf\u00e9".encode("latin-1")),
@@ -129,7 +129,7 @@ async def test_undeclared_ports_and_other_callers_are_rejected(
 ) -> None:
     """404 for an undeclared port, 502 without a server, 403 for agents."""
     path = f"/instances/{env.instance_id}/ports"
-    owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
+    owner = {"authorization": f"Bearer {gateway.token(Role.PUBLISHER)}"}
     agent_token = gateway.token(Role.AGENT, instance_id=env.instance_id)
     agent = {"authorization": f"Bearer {agent_token}"}
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
@@ -150,7 +150,7 @@ async def test_websockets_reach_a_declared_port(gateway: GatewayBench, env: Envi
 
     await env.call_tool("serve_sockets", {"port": 8124})
     url = f"{gateway.url.replace('http', 'ws', 1)}/instances/{env.instance_id}/ports"
-    owner = {"authorization": f"Bearer {gateway.token(Role.OWNER)}"}
+    owner = {"authorization": f"Bearer {gateway.token(Role.PUBLISHER)}"}
     async with connect(
         f"{url}/8124/x?y=z", additional_headers=owner, subprotocols=["a", "b"], max_size=2**24
     ) as socket:

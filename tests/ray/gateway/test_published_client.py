@@ -57,7 +57,7 @@ def environment() -> Path:
 def published(
     environment: Path, host: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PublishedClient]:
-    secret, _ = asyncio.run(ensure_hub().create_token(Role.OWNER, "ada"))
+    secret, _ = asyncio.run(ensure_hub().create_token(Role.PUBLISHER, "ada"))
     client = PublishedClient(environment, tmp_path_factory.mktemp("home"), host, secret)
     client.configure()
     yield client

@@ -151,7 +151,7 @@ def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> 
         "from aenv_ray.serve.gateway import deployment\n"
         "from aenv_ray.serve.gateway.settings import GatewaySettings\n"
         f"deployment.deploy(GatewaySettings(port={free_port()}, mcp_port={data_port}))\n"
-        "token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, 'ann'))\n"
+        "token, _ = blocking(hub_actor.ensure_hub().create_token(Role.PUBLISHER, 'ann'))\n"
         f"serve.deploy({ENVIRONMENT!r}, name='box', owner='ann', engine='kubernetes',\n"
         "    port=8123, enable_storage=True, storage_size='1Gi', mount_path='/data')\n"
     )

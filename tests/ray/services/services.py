@@ -87,7 +87,7 @@ def a_gateway() -> Iterator[ServiceGateway]:
         for end in (hub_actor.end_hub, serve.shutdown, undeploy):
             started.callback(end)
         deploy(settings)
-        token, _ = blocking(hub_actor.ensure_hub().create_token(Role.OWNER, "ann"))
+        token, _ = blocking(hub_actor.ensure_hub().create_token(Role.PUBLISHER, "ann"))
         url = f"http://127.0.0.1:{settings.mcp_port}"
         headers = {"Authorization": f"Bearer {token}"}
         http = started.enter_context(httpx.Client(base_url=url, headers=headers, timeout=WIDE_S))

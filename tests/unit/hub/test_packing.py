@@ -193,7 +193,6 @@ def test_a_bomb_is_refused_before_it_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     monkeypatch.setattr(project_archive, "MAX_ARCHIVE_BYTES", 1_000_000)
-    monkeypatch.setattr("aenv_ray.hub.packing.MAX_ARCHIVE_BYTES", 1_000_000)
     with pytest.raises(ConfigError, match="over"):
         unpack_any(data, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

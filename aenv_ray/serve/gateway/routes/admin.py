@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from fastapi import Query
 
 from aenv_ray import ids
 from aenv_ray.actors.fabric.warm_api import warm
 from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
-from aenv_ray.hub.records import Quota, TokenRecord
+from aenv_ray.hub.records import AuditRecord, Quota, TokenRecord
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, control_router
+from aenv_ray.serve.gateway.routes.routing import AdminCall, UserCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import (
+    AuditFilter,
     PoolObject,
     PoolRequest,
     QuotaObject,
@@ -30,6 +33,7 @@ POOLS: Final = "pool"
 @tokens.post("/tokens")
 async def create_token(call: AdminCall, body: TokenRequest) -> TokenObject:
     """Create a token; only this answer contains its secret."""
+    call.note(role=body.role, owner=body.owner)
     secret, record = await call.hub.create_token(
         body.role,
         body.owner,
@@ -37,19 +41,21 @@ async def create_token(call: AdminCall, body: TokenRequest) -> TokenObject:
         ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
         note=body.note,
     )
+    call.note(subject=record.id)
     return TokenObject(token=secret, **record.model_dump())
 
 
 @tokens.get("/tokens")
-async def list_tokens(call: OwnerCall) -> tuple[TokenRecord, ...]:
+async def list_tokens(call: UserCall) -> tuple[TokenRecord, ...]:
     """List the caller's tokens, or all of them for an administrator."""
     return await _visible_tokens(call)
 
 
 @tokens.delete("/tokens/{id}")
-async def revoke_token(call: OwnerCall, id: str) -> bool:
-    """Revoke a token; false: the caller has no such token."""
-    exists = any(record.id == id for record in await _visible_tokens(call))
+async def revoke_token(call: UserCall, id: str) -> bool:
+    """Revoke a token; false: the caller has no such token, or its own role is lower."""
+    known = await _visible_tokens(call)
+    exists = any(one.id == id and call.caller.role.includes(one.role) for one in known)
     if exists:
         await call.hub.revoke_token(id)
         call.control.deps.authenticate.forget()
@@ -61,7 +67,7 @@ async def _visible_tokens(call: Call) -> tuple[TokenRecord, ...]:
 
 
 @quotas.get("/quotas")
-async def list_quotas(call: OwnerCall) -> list[QuotaObject]:
+async def list_quotas(call: UserCall) -> list[QuotaObject]:
     """List quotas and their use."""
     found = await call.hub.quotas()
     return [
@@ -74,6 +80,7 @@ async def list_quotas(call: OwnerCall) -> list[QuotaObject]:
 @quotas.put("/quotas/{subject:path}")
 async def set_quota(call: AdminCall, subject: str, body: QuotaRequest) -> bool:
     """Set the quota of owner:NAME or label:KEY=VALUE."""
+    call.note(max_instances=str(body.max_instances))
     await call.hub.set_quota(Quota(subject=subject, max_instances=body.max_instances))
     return True
 
@@ -86,7 +93,7 @@ async def delete_quota(call: AdminCall, subject: str) -> bool:
 
 
 @pools.get("/pools")
-async def list_pools(call: OwnerCall) -> list[PoolObject]:
+async def list_pools(call: UserCall) -> list[PoolObject]:
     """List the sandboxes that are kept ready."""
     requested = await call.hub.documents(POOLS)
     ready = await call.control.deps.fabric.pools()
@@ -97,6 +104,7 @@ async def list_pools(call: OwnerCall) -> list[PoolObject]:
             ready=ready.get(name, 0),
         )
         for name in sorted(requested.keys() | ready.keys())
+        if await call.may_use(name.partition("@")[0])
     ]
 
 
@@ -106,6 +114,7 @@ async def list_pools(call: OwnerCall) -> list[PoolObject]:
 )
 async def set_pool(call: AdminCall, body: PoolRequest) -> PoolObject:
     """Keep a number of sandboxes of an environment ready; 0 ends that."""
+    call.note(subject=body.environment, count=str(body.count))
     ids.split_reference(body.environment)  # refuses paths of this machine
     source = await call.control.deps.resolve(body.environment)
     ready = await asyncio.to_thread(warm, source.path, body.count, lifetime="detached")
@@ -114,6 +123,14 @@ async def set_pool(call: AdminCall, body: PoolRequest) -> PoolObject:
     else:
         await call.hub.delete_document(POOLS, source.reference)
     return PoolObject(environment=source.reference, count=body.count, ready=ready)
+
+
+@hub.get("/audit")
+async def audit_log(
+    call: AdminCall, query: Annotated[AuditFilter, Query()]
+) -> tuple[AuditRecord, ...]:
+    """Show the audit log, the latest record first."""
+    return await call.hub.audit_log(query.limit, query.before)
 
 
 @hub.get("/hub")

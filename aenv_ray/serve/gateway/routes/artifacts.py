@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import pydantic_core
@@ -18,6 +21,7 @@ from aenv_ray.errors import (
     AenvError,
     ArtifactDamaged,
     ArtifactNotFound,
+    ArtifactQuotaExceeded,
     ArtifactStoreDenied,
     ArtifactStoreFull,
     ConfigError,
@@ -26,16 +30,18 @@ from aenv_ray.errors import (
     SandboxStartFailed,
     VersionConflict,
 )
-from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import EnvironmentQuery, EnvironmentVersion
+from aenv_ray.hub import catalog
+from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.requests import ClientLeft, pieces_of
 from aenv_ray.serve.gateway.routes.control import Call
 from aenv_ray.serve.gateway.routes.routing import (
-    OwnerCall,
     PublicCall,
+    PublisherCall,
+    UserCall,
     control_router,
     validated,
 )
@@ -53,7 +59,7 @@ router = control_router("publishing")
 UPLOADS: Final = "upload"
 """Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
 
-_STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull)
+_STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull, ArtifactQuotaExceeded)
 _PUBLISH: Final = failures(
     VersionConflict, SandboxStartFailed, ArtifactNotFound, ArtifactDamaged, *_STORE
 )
@@ -89,9 +95,9 @@ class ReferenceConfig(BaseModel):
     openapi_extra=_UPLOAD,
     responses=failures(ArtifactDamaged, *_STORE),
 )
-async def put_artifact(call: OwnerCall, digest: str) -> ArtifactObject:
+async def put_artifact(call: PublisherCall, digest: str) -> ArtifactObject:
     """Upload an artifact under its SHA-256."""
-    return await _stored(call.control.deps, call.request, digest)
+    return await _stored(call, call.caller.owner, digest)
 
 
 @router.head(
@@ -99,8 +105,9 @@ async def put_artifact(call: OwnerCall, digest: str) -> ArtifactObject:
     response_class=ArchiveResponse,
     responses=failures(ArtifactNotFound),
 )
-async def head_artifact(call: OwnerCall, digest: str) -> Response:
+async def head_artifact(call: UserCall, digest: str) -> Response:
     """Tell whether an artifact exists, and its size."""
+    await call.check_archive(digest)
     size = await call.control.deps.artifacts.size(digest)
     return Response(headers={"Content-Length": str(size)}, media_type="application/octet-stream")
 
@@ -110,15 +117,34 @@ async def head_artifact(call: OwnerCall, digest: str) -> Response:
     response_class=ArchiveResponse,
     responses=failures(ArtifactNotFound, ArtifactDamaged),
 )
-async def get_artifact(call: OwnerCall, digest: str) -> Response:
+async def get_artifact(call: UserCall, digest: str) -> Response:
     """Download an artifact."""
+    await call.check_archive(digest)
     return await _sent(call.control.deps, digest)
 
 
-async def _stored(deps: Deps, request: Request, digest: str | None = None) -> ArtifactObject:
+async def _stored(call: Call, owner: str, digest: str | None = None) -> ArtifactObject:
+    """Store the body of a request as an owner's artifact.
+
+    Raises:
+        ArtifactQuotaExceeded: The owner has no room for it; nothing is stored.
+    """
+    deps, hub, quota = call.control.deps, call.hub, call.control.deps.artifact_quota_bytes
+    known = await hub.artifacts_of(owner)
+    if quota is not None and digest not in known and sum(known.values()) >= quota:
+        raise catalog.artifacts_full(owner, sum(known.values()), 0, quota)
     limit_bytes = deps.settings.max_artifact_bytes
-    digest = await deps.artifacts.put(_body(request), digest=digest, limit_bytes=limit_bytes)
-    return ArtifactObject(digest=digest, size_bytes=await deps.artifacts.size(digest))
+    async with call.control.uploads.turn():
+        digest = await deps.artifacts.put(
+            _body(call.request), digest=digest, limit_bytes=limit_bytes
+        )
+    size = await deps.artifacts.size(digest)
+    try:
+        await hub.keep_artifact(owner, digest, size, quota)
+    except ArtifactQuotaExceeded:
+        await call.control.collector.drop(digest, owner)
+        raise
+    return ArtifactObject(digest=digest, size_bytes=size)
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -138,7 +164,7 @@ async def _sent(deps: Deps, digest: str) -> Response:
 
 
 @router.post("/publish", responses=_PUBLISH)
-async def publish(call: OwnerCall, body: PublishRequest) -> EnvironmentObject:
+async def publish(call: PublisherCall, body: PublishRequest) -> EnvironmentObject:
     """Publish an uploaded source archive."""
     entry = await _publish(call, body.archive, call.caller.owner, body.allow_secrets)
     return EnvironmentObject.of(entry, is_whole=True)
@@ -146,7 +172,7 @@ async def publish(call: OwnerCall, body: PublishRequest) -> EnvironmentObject:
 
 @router.post("/env", responses=_PUBLISH)
 @router.post("/env/", responses=_PUBLISH)
-async def create_version(call: OwnerCall, body: ReferenceConfig) -> bool:
+async def create_version(call: PublisherCall, body: ReferenceConfig) -> bool:
     """Publish by config.json (AEnvironment).
 
     Publishes the archive that was uploaded for the version, or else the config alone.
@@ -156,7 +182,9 @@ async def create_version(call: OwnerCall, body: ReferenceConfig) -> bool:
 
 
 @router.put("/env/{name}/{version}", responses=_PUBLISH)
-async def update_version(call: OwnerCall, name: str, version: str, body: ReferenceConfig) -> bool:
+async def update_version(
+    call: PublisherCall, name: str, version: str, body: ReferenceConfig
+) -> bool:
     """Publish by config.json again (AEnvironment).
 
     A version never changes, so publishing the same content again does nothing.
@@ -172,11 +200,15 @@ async def update_version(call: OwnerCall, name: str, version: str, body: Referen
 async def _publish_config(call: Call, config: ReferenceConfig) -> None:
     hub, owner = call.hub, call.caller.owner
     reference = f"{config.name}@{config.version}"
+    call.note(subject=reference)
     ids.split_reference(reference)
     name = _upload_name(reference, owner)
     upload = (await hub.documents(UPLOADS)).get(name)
     if upload is None:
-        await hub.push(_entry_of_config(config, owner))
+        entry = _entry_of_config(config, owner)
+        call.control.deps.policy().check(validated(EnvironmentConfig, entry.config))
+        await hub.push(entry, is_admin=call.caller.is_admin)
+        call.control.environments.forget(config.name)
         return
     entry = await _publish(call, upload["archive"], owner)
     await hub.delete_document(UPLOADS, name)
@@ -218,38 +250,36 @@ def _entry_of_config(body: ReferenceConfig, owner: str) -> EnvironmentVersion:
 async def _publish(
     call: Call, digest: str, owner: str, allow: Sequence[str] = ()
 ) -> EnvironmentVersion:
-    deps = call.control.deps
-    archive = await deps.artifacts.read(digest, limit_bytes=deps.settings.max_artifact_bytes)
+    deps, control = call.control.deps, call.control
+    call.note(archive=digest)
+    await call.check_archive(digest)
+    await call.hub.keep_artifact(owner, digest, await deps.artifacts.size(digest))
     try:
-        return await call.control.publish(archive, owner, allow=allow)
-    except ConfigError:
+        async with control.publishes.turn():
+            with tempfile.TemporaryDirectory(prefix="aenv-publish-") as directory:
+                archive = Path(directory, "archive")
+                await _download(deps.artifacts, digest, archive)
+                entry = await control.publish(
+                    archive, owner, is_admin=call.caller.is_admin, allow=allow
+                )
+        call.note(subject=entry.reference, digest=entry.digest)
+        await call.hub.keep_artifact(owner, entry.archive, entry.archive_bytes)
+    except (ConfigError, Forbidden):
         # An archive that is refused, for a secret for example, is not stored either.
         try:
-            await _drop(deps, digest, archive)
+            await control.collector.drop(digest, owner)
         except AenvError as exc:
             logger.warning("refused archive %s was not deleted: %s", digest[:12], exc.message)
         raise
+    control.environments.forget(entry.name)
+    return entry
 
 
-async def _drop(deps: Deps, digest: str, archive: bytes) -> None:
-    """Delete an archive from the store, unless a version refers to it.
-
-    Somebody else may be publishing the same bytes at this moment, allowing what looks like a
-    secret. So this function and `aenv_ray.actors.fabric.publishing.publish` each check again after
-    they have acted.
-    """
-    if await _is_published(deps.hub, digest):
-        return
-    await deps.artifacts.delete(digest)
-    if await _is_published(deps.hub, digest):
-        await deps.artifacts.put(archive, digest=digest)
-
-
-async def _is_published(hub: Hub, digest: str) -> bool:
-    async for entry in hub.all_environments(EnvironmentQuery()):
-        if digest == entry.archive:
-            return True
-    return False
+async def _download(store: ArtifactStore, digest: str, target: Path) -> None:
+    """Write an artifact to a file, piece by piece."""
+    with target.open("wb") as file:
+        async for piece in store.open(digest):
+            await asyncio.to_thread(file.write, piece)
 
 
 # --- signed URLs ---------------------------------------------------------------------------------
@@ -257,15 +287,19 @@ async def _is_published(hub: Hub, digest: str) -> bool:
 
 @router.post("/env/{name}/{version}/sign")
 async def sign(
-    call: OwnerCall, name: str, version: str, query: Annotated[SignStyle, Query()]
+    call: UserCall, name: str, version: str, query: Annotated[SignStyle, Query()]
 ) -> str:
     """Create a URL to upload or download a source archive without a token (AEnvironment)."""
     ids.split_reference(f"{name}@{version}")
+    if query.style == "write":
+        call.caller.check_role(Role.PUBLISHER)
+    else:
+        await call.check_use(name)
     method = "GET" if query.style == "read" else "PUT"
     signed = await call.control.signer.sign(
         method, f"/archives/{name}/{version}", call.caller.owner
     )
-    return str(call.request.base_url).rstrip("/") + signed
+    return call.control_url() + signed
 
 
 @router.put(
@@ -278,7 +312,7 @@ async def put_signed(
 ) -> ArtifactObject:
     """Upload by a signed URL."""
     await call.control.signer.check("PUT", call.request.url.path, query)
-    stored = await _stored(call.control.deps, call.request)
+    stored = await _stored(call, query.owner)
     document = _upload_name(f"{name}@{version}", query.owner)
     await call.hub.put_document(UPLOADS, document, {"archive": stored.digest})
     return stored

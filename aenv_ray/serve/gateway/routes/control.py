@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aenv_ray import ids
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import Clock
 from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import EnvironmentVersion, Lease, Page
+from aenv_ray.hub.artifacts import missing
+from aenv_ray.hub.catalog import unpublished
+from aenv_ray.hub.records import (
+    EnvironmentQuery,
+    EnvironmentVersion,
+    Lease,
+    NameRecord,
+    Page,
+    Right,
+)
 from aenv_ray.models import InstanceStatus
+from aenv_ray.project import project
+from aenv_ray.serve.gateway.artifact_collection import ArtifactCollector
 from aenv_ray.serve.gateway.auth import Principal, RequestRate, principal_of
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deps import Deps
@@ -29,22 +44,63 @@ from aenv_ray.serve.services.service import Services
 
 ENVIRONMENT_CACHE_S: Final = 10.0
 """How old the status of an environment may be that is shown with an instance."""
+TURN_S: Final = 120.0
+"""How long an upload or a publish waits for others."""
+NAME_CACHE_S: Final = 2.0
+"""A revoked grant may work for this long."""
 _MAX_ENVIRONMENTS: Final = 1000
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Turns:
+    """Limits how many requests do something at once; the others wait for their turn.
+
+    Args:
+        count: How many may.
+        what: Names it in errors.
+    """
+
+    def __init__(self, count: int, what: str) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._count = count
+        self._what = what
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, and have it while the block runs.
+
+        Raises:
+            FabricUnavailable: None came within `TURN_S`.
+        """
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise FabricUnavailable(
+                f"this gateway replica has been busy with {self._count} {self._what} for "
+                f"{TURN_S:g} s",
+                hint="try again later, or have the operator run more replicas",
+            ) from None
+        try:
+            yield
+        finally:
+            self._free.release()
 
 
 class Publish(Protocol):
     """Publishes an untrusted source archive; see `aenv_ray.actors.fabric.publishing.publish`."""
 
     async def __call__(
-        self, archive: bytes, owner: str, *, allow: Sequence[str] = ()
+        self, archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
     ) -> EnvironmentVersion:
         """Return the published version."""
         ...
 
 
 class EnvironmentCache:
-    """Environment versions by reference, cached because every answer about an instance has one."""
+    """Versions by reference and owners of names, which most answers need, cached for seconds."""
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
         self._hub = hub
@@ -52,6 +108,21 @@ class EnvironmentCache:
         self._versions: BoundedCache[str, tuple[EnvironmentVersion | None]] = BoundedCache(
             _MAX_ENVIRONMENTS, ttl_s=ENVIRONMENT_CACHE_S, clock=clock
         )
+        self._names: BoundedCache[str, NameRecord] = BoundedCache(
+            _MAX_ENVIRONMENTS, ttl_s=NAME_CACHE_S, clock=clock
+        )
+
+    async def name(self, name: str) -> NameRecord:
+        """Return who may use a name, at most `NAME_CACHE_S` old."""
+        cached = self._names.get(name)
+        if cached is None:
+            cached = await self._hub.name(name)
+            self._names.put(name, cached)
+        return cached
+
+    def forget(self, name: str) -> None:
+        """Forget who may use a name, because it has changed."""
+        self._names.pop(name)
 
     async def find(self, reference: str) -> EnvironmentVersion | None:
         """Return a version, at most `ENVIRONMENT_CACHE_S` old; None: it was never published.
@@ -85,6 +156,9 @@ class Control:
     signer: Signer
     publish: Publish
     metrics: Metrics
+    collector: ArtifactCollector
+    uploads: Turns
+    publishes: Turns
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def keep_running(self, task: asyncio.Task[Any]) -> None:
@@ -128,6 +202,51 @@ class Call:
     def hub(self) -> Hub:
         """The hub."""
         return self.control.deps.hub
+
+    def note(self, **detail: str) -> None:
+        """Add to the request's record in the audit log; ``subject`` is what it is about."""
+        self.request.scope["aenv.audit"].update(detail)
+
+    @property
+    def visible_to(self) -> str | None:
+        """The owner whose environments the caller sees; None: those of all owners."""
+        return None if self.caller.is_admin else self.caller.owner
+
+    async def may_use(self, name: str) -> bool:
+        """Whether the caller may see and use the published environments of a name."""
+        owner = self.visible_to
+        return owner is None or (await self.control.environments.name(name)).may(owner, Right.USE)
+
+    async def check_use(self, reference: str) -> None:
+        """Check that the caller may use an environment (invariant 15).
+
+        Args:
+            reference: ``name`` or ``name@version``; one that is built in is for everybody.
+
+        Raises:
+            EnvironmentNotFound: It belongs to another owner, who has not granted its use.
+        """
+        name, _ = ids.split_reference(reference)
+        if await self.may_use(name):
+            return
+        if name in project.builtins():
+            await asyncio.to_thread(project.resolve, reference)
+            return
+        raise unpublished(name)
+
+    async def check_archive(self, digest: str) -> None:
+        """Check that the caller may read an artifact: their own, or one of a visible environment.
+
+        Raises:
+            ArtifactNotFound: The caller may not.
+        """
+        owner = self.visible_to
+        if owner is None or digest in await self.hub.artifacts_of(owner):
+            return
+        async for entry in self.hub.all_environments(EnvironmentQuery(visible_to=owner)):
+            if entry.archive == digest:
+                return
+        raise missing(self.control.deps.artifacts.name, digest)
 
     async def owned(self, instance_id: str) -> Lease:
         """Return the lease of an instance that the caller may use.
@@ -176,11 +295,25 @@ class Call:
         base = settings.public_mcp_url
         if base is None:
             url = self.request.url
-            host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
             is_control = (url.port or _DEFAULT_PORTS.get(url.scheme)) == settings.port
-            port = settings.mcp_port if is_control else url.port
-            base = f"{url.scheme}://{host}" + (f":{port}" if port else "")
+            base = self._own_url(settings.mcp_port if is_control else url.port)
         return base.rstrip("/")
+
+    def control_url(self) -> str:
+        """Return the base URL of the control routes."""
+        base = self.control.deps.settings.public_url or self._own_url(self.request.url.port)
+        return base.rstrip("/")
+
+    def _own_url(self, port: int | None) -> str:
+        """Return the URL by which the client reached the gateway, if that can be true.
+
+        A gateway that listens on a loopback address is reached by no other name.
+        """
+        host, own = self.request.url.hostname or "", self.control.deps.settings.host
+        if not _HOST_NAME.fullmatch(host) or (own in _LOOPBACK and host not in _LOOPBACK):
+            host = own
+        shown = f"[{host}]" if ":" in host else host
+        return f"{self.request.url.scheme}://{shown}" + (f":{port}" if port else "")
 
 
 def page_answer(page: Page[Any], items: Sequence[BaseModel]) -> Response:

@@ -36,7 +36,7 @@ from aenv_ray.serve.gateway.creation import Creation
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.requests import unless_left
 from aenv_ray.serve.gateway.routes.control import Call, page_answer
-from aenv_ray.serve.gateway.routes.routing import Envelope, OwnerCall, control_router
+from aenv_ray.serve.gateway.routes.routing import Envelope, UserCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import (
     AgentTokenRequest,
     CreateManyRequest,
@@ -84,13 +84,13 @@ _CREATE: Final = failures(
 
 @router.post("/env-instance", responses=_CREATE)
 async def create_one(
-    call: OwnerCall, body: CreateRequest, key: IdempotencyKey = None
+    call: UserCall, body: CreateRequest, key: IdempotencyKey = None
 ) -> InstanceObject:
     """Create an instance (AEnvironment).
 
     Answers when it runs, or Pending shortly before AEnvironment's client would give up.
     """
-    creation = _creation(body, call.caller, _options(body, call.caller, actor="shared"), 1)
+    creation = await _creation(call, body, _options(body, call.caller, actor="shared"), 1)
     wait_s = call.control.deps.settings.create_wait_s
     (lease,) = await _create(call, creation, key, wait_s)
     return await call.shown(lease)
@@ -98,13 +98,13 @@ async def create_one(
 
 @router.post("/instances", responses=_CREATE)
 async def create_many(
-    call: OwnerCall, body: CreateManyRequest, key: IdempotencyKey = None
+    call: UserCall, body: CreateManyRequest, key: IdempotencyKey = None
 ) -> list[InstanceObject]:
     """Create instances, all or none."""
     options = _options(
         body, call.caller, engine=body.engine, idle_timeout=body.idle_timeout, actor=body.actor
     )
-    creation = _creation(body, call.caller, options, body.count)
+    creation = await _creation(call, body, options, body.count)
     wait_s = CREATE_DEADLINE_S if body.wait else 0.0
     return [await call.shown(lease) for lease in await _create(call, creation, key, wait_s)]
 
@@ -128,7 +128,7 @@ async def _create(call: Call, creation: Creation, key: str | None, wait_s: float
 
 @router.get("/env-instance/{reference}/list", response_model=Envelope[list[InstanceObject]])
 async def list_by_reference(
-    call: OwnerCall, reference: str, query: Annotated[ReferenceFilter, Query()]
+    call: UserCall, reference: str, query: Annotated[ReferenceFilter, Query()]
 ) -> Response:
     """List the instances of a name, of name@version, or of * (AEnvironment)."""
     name, version = (None, None) if reference == "*" else ids.split_reference(reference)
@@ -143,7 +143,7 @@ async def list_by_reference(
 
 
 @router.get("/instances", response_model=Envelope[list[InstanceObject]])
-async def list_by_filters(call: OwnerCall, query: Annotated[InstanceFilter, Query()]) -> Response:
+async def list_by_filters(call: UserCall, query: Annotated[InstanceFilter, Query()]) -> Response:
     """List instances, the newest first."""
     name, version = (None, None) if query.env is None else ids.split_reference(query.env)
     key, _, value = (query.label or "").partition("=")
@@ -166,7 +166,7 @@ async def _list(call: Call, query: LeaseQuery) -> Response:
 
 @router.get("/env-instance/{id}", responses=_MISSING)
 @router.get("/instances/{id}", responses=_MISSING)
-async def get(call: OwnerCall, id: str, query: Annotated[WaitQuery, Query()]) -> InstanceObject:
+async def get(call: UserCall, id: str, query: Annotated[WaitQuery, Query()]) -> InstanceObject:
     """Show an instance; with wait_s, as soon as it is no longer Pending."""
     until = call.control.deps.clock.now() + query.wait_s
     while True:
@@ -190,7 +190,7 @@ def _visible_owner(caller: Principal, requested: str | None) -> str | None:
 
 @router.delete("/env-instance/{id}", responses=_MISSING)
 @router.delete("/instances/{id}", responses=_MISSING)
-async def delete(call: OwnerCall, id: str) -> bool:
+async def delete(call: UserCall, id: str) -> bool:
     """End an instance."""
     lease = await call.owned(id)
     await call.control.deps.fabric.release([lease.id])
@@ -199,7 +199,7 @@ async def delete(call: OwnerCall, id: str) -> bool:
 
 
 @router.post("/instances/{id}/renew", responses=failures(*_ENDED))
-async def renew(call: OwnerCall, id: str, body: RenewRequest) -> InstanceObject:
+async def renew(call: UserCall, id: str, body: RenewRequest) -> InstanceObject:
     """Extend the lifetime of an instance."""
     instance = await call.live(id)
     info = await instance.renew(body.ttl)
@@ -208,7 +208,7 @@ async def renew(call: OwnerCall, id: str, body: RenewRequest) -> InstanceObject:
 
 
 @router.post("/instances/{id}/exec", responses=failures(*_ENDED, ToolTimeout))
-async def execute(call: OwnerCall, id: str, body: ExecRequest) -> ExecObject:
+async def execute(call: UserCall, id: str, body: ExecRequest) -> ExecObject:
     """Run a command in an instance; it is stopped when the client leaves."""
     instance = await call.live(id)
     running = instance.exec(
@@ -219,9 +219,10 @@ async def execute(call: OwnerCall, id: str, body: ExecRequest) -> ExecObject:
 
 
 @router.post("/instances/{id}/token", responses=_MISSING)
-async def create_agent_token(call: OwnerCall, id: str, body: AgentTokenRequest) -> TokenObject:
+async def create_agent_token(call: UserCall, id: str, body: AgentTokenRequest) -> TokenObject:
     """Create an agent token for an instance."""
     lease = await call.owned(id)
+    call.note(role=Role.AGENT, owner=lease.owner, instance=lease.id)
     secret, record = await call.hub.create_token(
         Role.AGENT,
         lease.owner,
@@ -229,6 +230,7 @@ async def create_agent_token(call: OwnerCall, id: str, body: AgentTokenRequest) 
         ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
         note=body.note,
     )
+    call.note(subject=record.id)
     return TokenObject(token=secret, **record.model_dump())
 
 
@@ -245,11 +247,11 @@ def _options(body: CreateRequest, caller: Principal, **more: Any) -> CreateOptio
     )
 
 
-def _creation(
-    body: CreateRequest, caller: Principal, options: CreateOptions, count: int
+async def _creation(
+    call: Call, body: CreateRequest, options: CreateOptions, count: int
 ) -> Creation:
-    ids.split_reference(body.env_name)  # refuses paths of this machine
-    return Creation(body.env_name, options, count, caller.acting_owner(body.owner))
+    await call.check_use(body.env_name)  # also refuses paths of this machine
+    return Creation(body.env_name, options, count, call.caller.acting_owner(body.owner))
 
 
 def _decoded(stdin: str | None) -> bytes | None:

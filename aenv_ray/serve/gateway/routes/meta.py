@@ -9,7 +9,7 @@ from fastapi import Query
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 
-from aenv_ray.serve.gateway.routes.routing import AdminCall, OwnerCall, PublicCall, control_router
+from aenv_ray.serve.gateway.routes.routing import AdminCall, PublicCall, UserCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import NoQuery
 
 router = control_router("gateway")
@@ -50,7 +50,7 @@ async def openapi(call: PublicCall) -> Response:
 
 
 @router.get("/data")
-async def data(call: OwnerCall, query: Annotated[DataQuery, Query()]) -> dict[str, Any] | None:
+async def data(call: UserCall, query: Annotated[DataQuery, Query()]) -> dict[str, Any] | None:
     """Show an entry of a data set (AEnvironment)."""
     entries = await call.hub.documents(DATA_SOURCES + query.scenario)
     return entries.get(query.instance)

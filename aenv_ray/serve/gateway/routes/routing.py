@@ -12,6 +12,7 @@ A handler is a function with FastAPI's annotations. `ControlRoute` adds what all
 
 import functools
 import inspect
+import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_type_hints
@@ -36,10 +37,13 @@ from aenv_ray.errors import (
     RateLimited,
     Unauthorized,
 )
+from aenv_ray.hub.records import AuditRecord, Role
 from aenv_ray.serve.gateway.data.document import BODY_FAILURES, OR, Failures, failures
 from aenv_ray.serve.gateway.envelope import error_response, success
 from aenv_ray.serve.gateway.requests import ClientLeft, NoAnswer, read_body
 from aenv_ray.serve.gateway.routes.control import Call
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
@@ -62,7 +66,7 @@ async def call_of(request: Request) -> Call:
 
 
 class TokenGuard(SecurityBase):
-    """Admits the requests of owners, or of administrators only, within their rate limit.
+    """Admits requests whose token has at least a given role, within its rate limit.
 
     `ControlRoute` calls `admit` before it reads the body. As a FastAPI dependency, the guard then
     gives handlers the call, and documents that the route needs a token.
@@ -71,23 +75,21 @@ class TokenGuard(SecurityBase):
     scheme_name = "token"
     model = HTTPBearer()
 
-    def __init__(self, *, admin_only: bool) -> None:
-        self._admin_only = admin_only
+    def __init__(self, least: Role) -> None:
+        self.least = least
 
     async def admit(self, request: Request) -> None:
         """Check the token of a request.
 
         Raises:
             Unauthorized: The token is missing or invalid.
-            Forbidden: It is an agent's, or an owner's where an administrator's is needed.
+            Forbidden: Its role is not sufficient.
             RateLimited: The token sends too many requests.
         """
         control = (await call_of(request)).control
         principal = await control.deps.authenticate(request)
         control.rate.take(principal.token_id)
-        principal.check_not_agent()
-        if self._admin_only:
-            principal.check_admin()
+        principal.check_role(self.least)
 
     async def __call__(self, request: Request) -> Call:
         """Return an admitted request as its handler receives it."""
@@ -96,9 +98,11 @@ class TokenGuard(SecurityBase):
 
 PublicCall = Annotated[Call, Depends(call_of)]
 """Parameter of a handler that needs no token."""
-OwnerCall = Annotated[Call, Depends(TokenGuard(admin_only=False))]
-"""Parameter of a handler for owners and administrators."""
-AdminCall = Annotated[Call, Depends(TokenGuard(admin_only=True))]
+UserCall = Annotated[Call, Depends(TokenGuard(Role.USER))]
+"""Parameter of a handler for every role but agents."""
+PublisherCall = Annotated[Call, Depends(TokenGuard(Role.PUBLISHER))]
+"""Parameter of a handler for publishers and administrators."""
+AdminCall = Annotated[Call, Depends(TokenGuard(Role.ADMIN))]
 """Parameter of a handler for administrators."""
 
 
@@ -135,13 +139,16 @@ class ControlRoute(APIRoute):
         guards = self.guards
         reads_body = self.body_field is not None
         name = f"{self.method} {self.path}"
+        action = AUDITED.get(name)
 
         async def serve(request: Request) -> Response:
             request.scope["aenv.route"] = name
+            request.scope["aenv.audit"] = {}
             try:
                 for guard in guards:
                     await guard.admit(request)
-                return await handle(await _parsed(request) if reads_body else request)
+                answering = handle(await _parsed(request) if reads_body else request)
+                return await (answering if action is None else _audited(request, action, answering))
             except (ClientLeft, ClientDisconnect):
                 return NoAnswer()
             except RequestValidationError as exc:
@@ -171,6 +178,67 @@ class ControlRoute(APIRoute):
         if has_body:  # it stops coming, or is too large
             found |= BODY_FAILURES
         return found
+
+
+AUDITED: Final = {
+    "POST /publish": "publish",
+    "POST /env": "publish",
+    "POST /env/": "publish",
+    "PUT /env/{name}/{version}": "publish",
+    "POST /env/{name}/{version}/status": "status",
+    "POST /env/{name}/{version}/release": "status",
+    "DELETE /env/{name}/{version}": "delete",
+    "PUT /names/{name}/grants/{owner:path}": "grant.set",
+    "DELETE /names/{name}/grants/{owner:path}": "grant.revoke",
+    "POST /tokens": "token.create",
+    "POST /instances/{id}/token": "token.create",
+    "DELETE /tokens/{id}": "token.revoke",
+    "PUT /quotas/{subject:path}": "quota.set",
+    "DELETE /quotas/{subject:path}": "quota.delete",
+    "PUT /pools": "pool.set",
+}
+"""Routes whose requests are recorded in the audit log, and the name of the action."""
+
+
+_ERROR_CHARACTERS: Final = 300
+
+
+async def _audited(
+    request: Request, action: str, answering: Coroutine[Any, Any, Response]
+) -> Response:
+    """Return the answer to an admitted request, after recording its outcome in the audit log.
+
+    Raises:
+        Exception: What answering raises; it is recorded too.
+    """
+    outcome, told = InternalError.code, request.scope["aenv.audit"]
+    try:
+        response = await answering
+        outcome = "ok"
+        return response
+    except AenvError as exc:
+        outcome = exc.code
+        told["error"] = exc.message[:_ERROR_CHARACTERS]
+        raise
+    finally:
+        call = await call_of(request)
+        parts = request.path_params
+        names = [parts[part] for part in ("name", "subject", "id") if part in parts]
+        version = f"@{parts['version']}" if "version" in parts else ""
+        record = AuditRecord(
+            actor=call.caller.owner,
+            role=call.caller.role,
+            token_id=call.caller.token_id,
+            action=action,
+            subject=told.get("subject") or "".join(names) + version,
+            outcome=outcome,
+            detail={key: value for key, value in told.items() if key != "subject"},
+            request_id=request.scope.get("aenv.request_id", ""),
+        )
+        try:
+            await call.hub.record(record)
+        except AenvError as exc:
+            logger.warning("not in the audit log: %s (%s)", record, exc.message)
 
 
 def control_router(tag: str) -> APIRouter:

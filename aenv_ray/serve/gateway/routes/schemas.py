@@ -6,12 +6,12 @@ Fields that AEnvironment has keep its names and spelling, so that its client and
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.hub.records import EnvironmentVersion, FunctionSchema, Lease, Role, TokenRecord
+from aenv_ray.hub.records import EnvironmentVersion, FunctionSchema, Lease, Right, Role, TokenRecord
 from aenv_ray.models import InstanceStatus
 from aenv_ray.units import parse_duration_s
 
@@ -72,8 +72,14 @@ class EnvironmentObject(_Reply):
     """Only in answers about a single version."""
 
     @classmethod
-    def of(cls, entry: EnvironmentVersion, *, is_whole: bool = False) -> EnvironmentObject:
-        """Return a version as JSON; `is_whole`: with its functions."""
+    def of(
+        cls, entry: EnvironmentVersion, *, is_whole: bool = False, is_private: bool = False
+    ) -> EnvironmentObject:
+        """Return a version as JSON; `is_whole`: with its functions.
+
+        Values of variables and build arguments are masked, unless only those who may change the
+        version see the answer (`is_private`).
+        """
         config = entry.config
         return cls(
             id=f"{entry.name}-{entry.version}",
@@ -87,9 +93,9 @@ class EnvironmentObject(_Reply):
                 artifact.model_dump(include={"id", "type", "content", "digest"})
                 for artifact in entry.artifacts
             ],
-            build_config=_object(config.get("buildConfig")),
+            build_config=_masked(config, "buildConfig", is_private=is_private),
             test_config=_object(config.get("testConfig")),
-            deploy_config=_object(config.get("deployConfig")),
+            deploy_config=_masked(config, "deployConfig", is_private=is_private),
             created_at=timestamp(entry.created_at),
             updated_at=timestamp(entry.updated_at or entry.created_at),
             status_name=entry.status.value,
@@ -107,6 +113,24 @@ def _text(value: Any) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+_SECRET: Final = ("environmentVariables", "environment_variables", "env", "build_args")
+
+
+def _masked(config: dict[str, Any], section: str, *, is_private: bool) -> dict[str, Any]:
+    """Return a section of config.json, without the values that may be secrets (invariant 10)."""
+    found = _object(config.get(section))
+    if is_private:
+        return found
+    secret = {name: dict.fromkeys(_object(found[name]), "***") for name in _SECRET if name in found}
+    return found | secret
+
+
+class GrantRequest(RequestBody):
+    """What to grant."""
+
+    right: Right
 
 
 class EnvironmentFilter(NoQuery):
@@ -304,7 +328,7 @@ class LogsQuery(LogsTail):
 class TokenRequest(RequestBody):
     """Creates a token."""
 
-    role: Role
+    role: Role = Role.USER
     owner: str = Field(min_length=1, max_length=200)
     instance_id: str | None = None
     ttl: Duration | None = None
@@ -322,6 +346,13 @@ class TokenObject(TokenRecord):
     """A new token, with its secret."""
 
     token: str
+
+
+class AuditFilter(NoQuery):
+    """Which part of the audit log."""
+
+    limit: int = Field(default=100, ge=1, le=1000)
+    before: str | None = Field(default=None, description="Only records older than this id.")
 
 
 class QuotaRequest(RequestBody):

@@ -21,7 +21,7 @@ from aenv_ray.hub.services import Autoscale, ServiceRecord
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.data.services import owned_service
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router
+from aenv_ray.serve.gateway.routes.routing import UserCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import LogsTail, NoQuery
 from aenv_ray.serve.gateway.routes.service_schemas import (
     ServiceCreateRequest,
@@ -39,9 +39,9 @@ _CONFLICTS: Final = (CatalogConflict, EnvironmentNotFound, ArtifactDamaged)
 
 
 @router.post("/env-service", responses=failures(*_CONFLICTS))
-async def create(call: OwnerCall, body: ServiceCreateRequest) -> ServiceObject:
+async def create(call: UserCall, body: ServiceCreateRequest) -> ServiceObject:
     """Create a service; the answer comes while its status is still Creating."""
-    ids.split_reference(body.env_name)  # refuses paths of this machine
+    await call.check_use(body.env_name)  # also refuses paths of this machine
     source = await call.control.deps.resolve(body.env_name)
     replicas = body.replicas
     if replicas is None:
@@ -66,7 +66,7 @@ async def create(call: OwnerCall, body: ServiceCreateRequest) -> ServiceObject:
 
 @router.get("/env-service/{reference}/list")
 async def find(
-    call: OwnerCall, reference: str, query: Annotated[NoQuery, Query()]
+    call: UserCall, reference: str, query: Annotated[NoQuery, Query()]
 ) -> list[ServiceObject]:
     """List the services of *, a name or name@version."""
     del query  # has no parameters; it refuses unknown ones
@@ -82,17 +82,17 @@ async def find(
 
 
 @router.get("/env-service/{id}", responses=_MISSING)
-async def get(call: OwnerCall, id: str) -> ServiceObject:
+async def get(call: UserCall, id: str) -> ServiceObject:
     """Show a service."""
     return await _shown(call, await _owned(call, id))
 
 
 @router.put("/env-service/{id}", responses=failures(ServiceNotFound, *_CONFLICTS))
-async def update(call: OwnerCall, id: str, body: ServiceUpdateRequest) -> ServiceObject:
+async def update(call: UserCall, id: str, body: ServiceUpdateRequest) -> ServiceObject:
     """Change a service; the answer comes while its replicas are still being replaced."""
     record = await _owned(call, id)
     if body.env_name is not None:
-        ids.split_reference(body.env_name)
+        await call.check_use(body.env_name)
     changes: dict[str, Any] = {}
     if body.replicas is not None:
         changes["replicas"] = body.replicas
@@ -116,7 +116,7 @@ async def update(call: OwnerCall, id: str, body: ServiceUpdateRequest) -> Servic
 
 
 @router.delete("/env-service/{id}", responses=_MISSING)
-async def delete(call: OwnerCall, id: str, query: Annotated[ServiceDeletion, Query()]) -> bool:
+async def delete(call: UserCall, id: str, query: Annotated[ServiceDeletion, Query()]) -> bool:
     """Delete a service; calls in progress are finished first."""
     record = await _owned(call, id)
     await call.control.services.delete(record, delete_storage=query.deleteStorage)
@@ -124,7 +124,7 @@ async def delete(call: OwnerCall, id: str, query: Annotated[ServiceDeletion, Que
 
 
 @router.get("/env-service/{id}/logs", response_class=PlainTextResponse, responses=_MISSING)
-async def logs(call: OwnerCall, id: str, query: Annotated[LogsTail, Query()]) -> Response:
+async def logs(call: UserCall, id: str, query: Annotated[LogsTail, Query()]) -> Response:
     """Show the output of a service's sandboxes, each line after its sandbox's id."""
     record = await _owned(call, id)
     live = await call.control.deps.fabric.list_instances()

@@ -23,7 +23,7 @@ from aenv_ray.hub.records import Lease
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import Call
-from aenv_ray.serve.gateway.routes.routing import OwnerCall, control_router
+from aenv_ray.serve.gateway.routes.routing import UserCall, control_router
 from aenv_ray.serve.gateway.routes.schemas import LogsQuery
 
 router = control_router("instances")
@@ -46,7 +46,7 @@ class EventStreamResponse(StreamingResponse):
     response_class=PlainTextResponse,
     responses=failures(InstanceNotFound, *_ENDED),
 )
-async def logs(call: OwnerCall, id: str, query: Annotated[LogsQuery, Query()]) -> Response:
+async def logs(call: UserCall, id: str, query: Annotated[LogsQuery, Query()]) -> Response:
     """Show or follow the output of an instance."""
     instance = await call.live(id)
     if query.follow:
@@ -68,7 +68,7 @@ async def _until_ended(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
     response_class=EventStreamResponse,
     responses=failures(InstanceNotFound),
 )
-async def events(call: OwnerCall, id: str) -> Response:
+async def events(call: UserCall, id: str) -> Response:
     """Stream server-sent events: the instance whenever its status or deadline changes."""
     lease = await call.owned(id)
     return EventStreamResponse(

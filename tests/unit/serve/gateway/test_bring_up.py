@@ -45,11 +45,11 @@ def test_a_missing_token_file_is_an_error(tmp_path):
 
 async def test_a_token_with_another_role_is_refused():
     class Known:
-        role = Role.OWNER
+        role = Role.PUBLISHER
 
     class FakeHub:
         async def check_token(self, secret: str) -> Known:
             return Known()
 
-    with pytest.raises(ConfigError, match="role owner"):
+    with pytest.raises(ConfigError, match="role publisher"):
         await bring_up.keep_token(FakeHub(), "secret")

@@ -22,7 +22,7 @@ from aenv_ray.serve.gateway.routes.routing import parse_json_object, validated
 from aenv_ray.serve.gateway.routes.schemas import CreateManyRequest, CreateRequest
 
 M = TypeVar("M", bound=BaseModel)
-OWNER = TokenRecord(id="t1", role=Role.OWNER, owner="ann", created_at=0.0)
+OWNER = TokenRecord(id="t1", role=Role.PUBLISHER, owner="ann", created_at=0.0)
 
 
 class Tokens:

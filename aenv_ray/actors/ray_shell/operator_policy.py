@@ -1,0 +1,100 @@
+"""The operator's policy of a cluster: whoever deploys the gateway stores it with Ray."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from pydantic import ValidationError
+
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
+from aenv_ray.errors import FabricUnavailable
+from aenv_ray.policy import STRICT, Policy, policy_of
+
+FRESH_S: Final = 2.0
+"""A changed policy takes effect on all nodes within this time."""
+_KEY: Final = "policy"
+_PATIENCE_S: Final = 0.25
+_FIRST_S: Final = 30.0
+
+
+def announce() -> tuple[Policy | None, Policy]:
+    """Make the policy of this process's settings that of the cluster; a gateway runs.
+
+    Returns:
+        The policy that it replaces, None if no gateway ran; and the new one.
+
+    Raises:
+        ConfigError: A setting is malformed.
+    """
+    policy = policy_of(settings(), behind_gateway=True)
+    before = ray_api.load(_KEY)
+    ray_api.store(_KEY, policy.model_dump_json())
+    _reader.forget()
+    return _parsed(before) if before else None, policy
+
+
+def withdraw() -> None:
+    """Let each node follow its own settings again; no gateway runs."""
+    ray_api.store(_KEY, "")
+    _reader.forget()
+
+
+def current() -> Policy:
+    """Return the cluster's policy, at most `FRESH_S` old; without a gateway this node's own.
+
+    While Ray does not answer, the last known policy holds; this call blocks for `_PATIENCE_S` once.
+
+    Raises:
+        ConfigError: A setting is malformed.
+        FabricUnavailable: Ray does not answer, and no policy is known yet.
+    """
+    return _reader.current()
+
+
+class _Reader:
+    """Reads the policy in a thread, which an unreachable Ray may hold up."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aenv-policy")
+        self._reading: Future[Policy] | None = None
+        self._known: Policy | None = None
+        self._fresh_until = 0.0
+
+    def current(self) -> Policy:
+        if time.monotonic() < self._fresh_until and self._known is not None:
+            return self._known
+        is_new = self._reading is None
+        reading = self._reading or self._thread.submit(_read)
+        patience_s = _FIRST_S if self._known is None else _PATIENCE_S if is_new else 0.0
+        done, _ = wait([reading], patience_s)
+        self._reading = None if done else reading
+        try:
+            if not done:
+                raise FabricUnavailable("Ray did not return the operator's policy in time")
+            self._known = reading.result()
+            self._fresh_until = time.monotonic() + FRESH_S
+        except FabricUnavailable:
+            if self._known is None:
+                raise
+        return self._known
+
+    def forget(self) -> None:
+        self._fresh_until = 0.0
+
+
+_reader: Final = _Reader()
+
+
+def _read() -> Policy:
+    text = ray_api.load(_KEY)
+    return _parsed(text) if text else policy_of(settings(), behind_gateway=False)
+
+
+def _parsed(text: str) -> Policy:
+    try:
+        return Policy.model_validate_json(text)
+    except ValidationError:
+        return STRICT  # written by another version

@@ -1,0 +1,336 @@
+"""Attacks of one owner on another, and of low roles, through the gateway's routes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import Forbidden, PolicyRefused
+from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.records import EVERYBODY, EnvironmentQuery, NameRecord, Right, Role
+from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.policy import STRICT, Policy
+from aenv_ray.project import project
+from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
+from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
+from aenv_ray.serve.gateway.settings import GatewaySettings
+from tests.contract.gateway.gateway_bench import Bench, a_gateway
+from tests.contract.hub.hub_contract import START_S, entry
+from tests.contract.hub.redis_servers import emptied
+
+pytestmark = pytest.mark.redis
+
+SECRET = "hunter2-hunter2"
+QUOTA = 200_000
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A gateway, and clients of several owners and roles."""
+
+    bench: Bench
+    alice: httpx.AsyncClient
+    """Publisher; she has published helper@1.0.0, with a secret in its variables."""
+    bob: httpx.AsyncClient
+    """Another publisher."""
+    user: httpx.AsyncClient
+    """Role user, of an owner of its own."""
+    admin: httpx.AsyncClient
+    archive: str
+    """Digest of Alice's archive."""
+
+
+def archived(root: Path, name: str, version: str = "1.0.0", **deploy: Any) -> bytes:
+    """Return the archive of a project."""
+    directory = root / f"{name}-{version}"
+    (directory / "src").mkdir(parents=True, exist_ok=True)
+    config = {"name": name, "version": version, "deployConfig": {"network": "none", **deploy}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return project.load(directory).archive()
+
+
+async def push(http: httpx.AsyncClient, data: bytes) -> httpx.Response:
+    """Upload an archive and publish it; return the answer that decides."""
+    digest = hashlib.sha256(data).hexdigest()
+    stored = await http.put(f"/artifacts/{digest}", content=data)
+    if stored.status_code != 200:
+        return stored
+    return await http.post("/publish", json={"archive": digest})
+
+
+@pytest.fixture
+async def cast(tmp_path: Path, module_redis: RedisServer) -> AsyncIterator[Cast]:
+    async with AsyncExitStack() as stack:
+        bench = await stack.enter_async_context(a_gateway(tmp_path, redis=module_redis))
+        object.__setattr__(bench.gateway.deps, "artifact_quota_bytes", QUOTA)
+
+        async def client(role: Role, owner: str) -> httpx.AsyncClient:
+            secret = await bench.token(role, owner)
+            return await stack.enter_async_context(bench.client(secret))
+
+        alice = await client(Role.PUBLISHER, "alice")
+        variables = {"environmentVariables": {"KEY": SECRET}, "env": {"OLD": SECRET}}
+        data = archived(tmp_path, "helper", **variables)
+        assert (await push(alice, data)).status_code == 200
+        yield Cast(
+            bench, alice, await client(Role.PUBLISHER, "bob"), await client(Role.USER, "una"),
+            await client(Role.ADMIN, "root"), hashlib.sha256(data).hexdigest(),
+        )  # fmt: skip
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+async def test_nobody_publishes_under_the_name_of_another_owner(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 15: Alice's `create helper` must never run Bob's code."""
+    taken = await push(cast.bob, archived(tmp_path, "helper", "99.0.0"))
+    assert (taken.status_code, "aenv grant helper bob publish" in taken.text) == (403, True)
+    by_config = {"name": "helper", "version": "98.0.0"}
+    assert (await cast.bob.post("/env", json=by_config)).status_code == 403
+    assert (await cast.bob.put("/env/helper/98.0.0", json=by_config)).status_code == 403
+    assert (await cast.alice.get("/env/helper")).json()["data"]["version"] == "1.0.0"
+    assert cast.archive in await cast.bench.hub.artifacts_of("alice")
+
+
+async def test_a_grant_lets_another_owner_publish_until_it_is_revoked(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Invariant 15, what it allows."""
+    assert (await cast.bob.put("/names/helper/grants/bob", json={"right": "publish"})).status_code
+    assert (await push(cast.bob, archived(tmp_path, "helper", "2.0.0"))).status_code == 403
+    granted = await cast.alice.put("/names/helper/grants/bob", json={"right": "publish"})
+    assert granted.json()["data"]["grants"] == {"bob": "publish"}
+    assert (await push(cast.bob, archived(tmp_path, "helper", "2.0.0"))).status_code == 200
+    assert (await cast.bob.delete("/env/helper/1.0.0")).status_code == 403
+    assert (await cast.alice.delete("/env/helper/2.0.0")).status_code == 200
+    assert (await cast.alice.delete("/names/helper/grants/bob")).status_code == 200
+    assert (await push(cast.bob, archived(tmp_path, "helper", "3.0.0"))).status_code == 403
+
+
+async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
+    """Invariant 15: no route tells another owner that it exists, or gives its archive away."""
+    reads = (
+        "/env/helper", "/env/helper/1.0.0", "/env/helper/versions", "/env/helper/1.0.0/status",
+        "/env/helper/1.0.0/functions", "/names/helper", f"/artifacts/{cast.archive}",
+    )  # fmt: skip
+    for http in (cast.bob, cast.user):
+        for path in reads:
+            assert (await http.get(path)).status_code == 404, path
+        listed = await http.get("/env?limit=1000")
+        assert "helper" not in listed.text
+        assert int(listed.headers["X-Total-Count"]) == len(listed.json()["data"])
+        assert (await http.get("/env?text=helper")).json()["data"] == []
+        exists = await http.get("/env/helper/1.0.0/exists")
+        assert exists.json()["data"]["exists"] is False
+        assert (await http.head(f"/artifacts/{cast.archive}")).status_code == 404
+        assert (await http.post("/env/helper/1.0.0/sign?style=read")).status_code == 404
+        body = {"envName": "helper@1.0.0"}
+        assert (await http.post("/env-instance", json=body)).status_code == 404
+        assert (await http.post("/env-service", json=body)).status_code == 404
+        assert (await http.post("/env/helper/1.0.0/release")).status_code in (403, 404)
+        assert (await http.delete("/env/helper/1.0.0")).status_code in (403, 404)
+    stolen = await cast.bob.post("/publish", json={"archive": cast.archive})
+    assert stolen.status_code == 404
+    assert (await cast.alice.get(f"/artifacts/{cast.archive}")).status_code == 200
+
+
+async def test_a_grant_to_everybody_shares_an_environment(cast: Cast) -> None:
+    """Invariant 15, what it allows; variables stay hidden, in listings from the owner too."""
+    await cast.alice.put("/names/helper/grants/*", json={"right": "use"})
+    for http in (cast.bob, cast.user):
+        shown = await http.get("/env/helper/1.0.0")
+        assert (shown.status_code, SECRET in shown.text) == (200, False)
+        assert (await http.get(f"/artifacts/{cast.archive}")).status_code == 200
+        assert (await http.get("/names/helper")).status_code == 403
+    for http in (cast.alice, cast.bob, cast.user, cast.admin):
+        for path in ("/env", "/env/helper/versions"):
+            found = await http.get(path)
+            assert ("helper" in found.text, SECRET in found.text) == (True, False)
+    assert SECRET in (await cast.alice.get("/env/helper/1.0.0")).text
+    await cast.alice.delete("/names/helper/grants/*")
+    assert (await cast.bob.get("/env/helper/1.0.0")).status_code == 404
+
+
+async def test_names_from_before_belong_to_their_first_publisher(
+    module_redis: RedisServer,
+) -> None:
+    """Invariant 15 for a hub whose names have no owners yet: nobody takes one over."""
+    server = await emptied(module_redis)
+    hub = HubCore(server.connect(), FakeClock(START_S), where="test")
+    try:
+        await hub.push(entry("helper", "1.0.0", owner="alice"))
+        await hub._ask("hdel", hub._keys.owners, "helper")  # as an earlier version left it
+        before = NameRecord(name="helper", owner="alice", grants={EVERYBODY: Right.USE})
+        assert await hub.name("helper") == before
+        with pytest.raises(Forbidden):
+            await hub.push(entry("helper", "99.0.0", owner="bob"))
+        assert (await hub.environments(EnvironmentQuery(visible_to="bob"))).total == 1
+        await hub.push(entry("helper", "1.1.0", owner="alice"))
+        assert await hub.name("helper") == before
+        await hub.grant("helper", EVERYBODY, None)
+        assert (await hub.environments(EnvironmentQuery(visible_to="bob"))).total == 0
+    finally:
+        await hub.close()
+
+
+# --- roles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.PUBLISHER])
+async def test_a_role_is_refused_what_needs_a_higher_one(cast: Cast, role: Role) -> None:
+    """Design D17: every route checks the role before it reads the body."""
+    async with cast.bench.client(await cast.bench.token(role, "zoe")) as http:
+        for route in cast.bench.gateway.control_api.routes:
+            if not isinstance(route, ControlRoute) or not route.guards:
+                continue
+            if route.path.endswith("/sign"):
+                continue  # its style decides, see the next test
+            path = route.path.replace("{name}", "helper").replace("{version}", "1.0.0")
+            path = path.replace("{id}", "x").replace("{digest}", "0" * 64)
+            path = path.replace("{owner:path}", "zoe").replace("{reference}", "*")
+            path = path.replace("{subject:path}", "owner:zoe")
+            answer = await http.request(route.method, path, content=b"{}")
+            is_refused = answer.status_code == 403 and "needs a token with role" in answer.text
+            least = route.guards[0].least
+            assert is_refused == (not role.includes(least)), f"{route.method} {route.path}"
+
+
+async def test_new_tokens_have_the_least_role(cast: Cast, tmp_path: Path) -> None:
+    """Design D17; tokens with the earlier role owner may still publish."""
+    made = (await cast.admin.post("/tokens", json={"owner": "carl"})).json()["data"]
+    assert made["role"] == "user"
+    old = (await cast.admin.post("/tokens", json={"owner": "carl", "role": "owner"})).json()["data"]
+    assert old["role"] == "publisher"
+    data = archived(tmp_path, "mine")
+    async with cast.bench.client(made["token"]) as http:
+        assert (await push(http, data)).status_code == 403
+        assert (await http.post("/env/mine/1.0.0/sign?style=write")).status_code == 403
+        assert (
+            await http.post("/tokens", json={"owner": "carl", "role": "admin"})
+        ).status_code == 403
+        assert (await http.delete(f"/tokens/{old['id']}")).json()["data"] is False
+    async with cast.bench.client(old["token"]) as http:
+        assert (await push(http, data)).status_code == 200
+
+
+# --- policy --------------------------------------------------------------------------------------
+
+
+async def test_the_policy_is_checked_at_publish_at_create_and_for_services(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Design D17: the operator decides, and a refusal names the setting."""
+    deps, now = cast.bench.gateway.deps, [Policy()]
+    object.__setattr__(deps, "policy", lambda: now[0])
+    cast.bench.gateway.creator._policy = lambda: now[0]
+    cast.bench.gateway.services._policy = lambda: now[0]
+    now[0] = STRICT
+    config = {"name": "mine", "deployConfig": {"network": "host"}}
+    refused = [
+        await cast.alice.post("/env", json=config),
+        await cast.alice.post("/env-instance", json={"envName": "probe"}),
+        await cast.alice.post("/env-service", json={"envName": "probe"}),
+        await cast.alice.post("/env-instance", json={"envName": "probe", "ttl": "30d"}),
+    ]
+    for answer in refused:
+        assert answer.status_code == 403, answer.text
+        assert answer.json()["error"]["code"] == PolicyRefused.code
+        assert "AENV_" in answer.json()["error"]["hint"]
+
+
+# --- artifacts -----------------------------------------------------------------------------------
+
+
+async def test_an_owner_cannot_fill_the_artifact_store(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 7 for the node's disk: a quota per owner, and nothing is kept beyond it."""
+    sent = 0
+    for number in range(10):
+        data = bytes([number]) * (QUOTA // 4)
+        answer = await cast.bob.put(f"/artifacts/{hashlib.sha256(data).hexdigest()}", content=data)
+        sent += answer.status_code == 200
+    assert (sent, answer.status_code) == (4, 413)
+    assert "AENV_ARTIFACT_QUOTA" in answer.json()["error"]["hint"]
+    store = tmp_path / "artifacts"
+    files = [f for f in store.rglob("*") if f.is_file() and f.name != cast.archive]
+    assert sum(f.stat().st_size for f in files) <= QUOTA
+    assert (await push(cast.alice, archived(tmp_path, "other"))).status_code == 200
+
+
+async def test_unreferenced_artifacts_are_collected_and_others_are_not(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Artifacts that were never published, or whose versions were deleted, free their space."""
+    waste = b"never published"
+    digest = hashlib.sha256(waste).hexdigest()
+    await cast.bob.put(f"/artifacts/{digest}", content=waste)
+    gateway = cast.bench.gateway
+    now = gateway.deps.clock.now()
+    artifacts = gateway.deps.artifacts
+
+    def collector(later_s: float) -> ArtifactCollector:
+        return ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + later_s), "test")
+
+    assert await collector(0.0).once() == []
+    assert await collector(GRACE_S + 60).once() == [digest]
+    assert not await artifacts.exists(digest)
+    assert await artifacts.exists(cast.archive)
+    assert await cast.bench.hub.artifacts_of("bob") == {}
+    await cast.alice.delete("/env/helper/1.0.0")
+    assert await collector(GRACE_S + 60).once() == [cast.archive]
+
+
+async def test_an_upload_is_no_larger_than_a_project(cast: Cast) -> None:
+    assert GatewaySettings().max_artifact_bytes == 256 << 20
+    del cast
+
+
+# --- audit log -----------------------------------------------------------------------------------
+
+
+async def test_what_changes_rights_is_in_the_audit_log(cast: Cast, tmp_path: Path) -> None:
+    """Refused attempts are too; secrets are not (invariant 10), and others cannot read it."""
+    await push(cast.bob, archived(tmp_path, "helper", "99.0.0"))
+    made = (await cast.admin.post("/tokens", json={"owner": "eve"})).json()["data"]
+    await cast.admin.delete(f"/tokens/{made['id']}")
+    await cast.alice.put("/names/helper/grants/bob", json={"right": "use"})
+    log = (await cast.admin.get("/audit")).json()["data"]
+    found = [(r["actor"], r["action"], r["subject"], r["outcome"]) for r in log]
+    assert found == [
+        ("alice", "grant.set", "helper", "ok"),
+        ("root", "token.revoke", made["id"], "ok"),
+        ("root", "token.create", made["id"], "ok"),
+        ("bob", "publish", "", "forbidden"),
+        ("alice", "publish", "helper@1.0.0", "ok"),
+    ]
+    assert log[0]["detail"] == {"owner": "bob", "right": "use"}
+    assert made["token"] not in json.dumps(log)
+    older = (await cast.admin.get(f"/audit?before={log[1]['id']}&limit=2")).json()["data"]
+    assert [r["id"] for r in older] == [r["id"] for r in log[2:4]]
+    for http in (cast.alice, cast.user):
+        assert (await http.get("/audit")).status_code == 403
+
+
+def test_every_audited_route_exists(cast: Cast) -> None:
+    routes = cast.bench.gateway.control_api.routes
+    names = {f"{r.method} {r.path}" for r in routes if isinstance(r, ControlRoute)}
+    assert set(AUDITED) <= names
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+async def test_no_url_in_an_answer_leads_where_the_host_header_says(cast: Cast) -> None:
+    """Invariant 10: a signed URL, which is a credential, is not sent to another machine."""
+    for host in ("evil.example:8080", "evil.example", "a@evil.example"):
+        headers = {"Host": host}
+        signed = await cast.alice.post("/env/helper/1.0.0/sign?style=read", headers=headers)
+        assert "evil" not in signed.text
