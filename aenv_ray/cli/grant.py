@@ -31,9 +31,10 @@ def grant(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Let another owner use or publish an environment; without OWNER, list the grants.
+    """Let other owners use or publish an environment.
 
-    A name belongs to its first publisher, and nobody else sees it without a grant.
+    A name belongs to its first publisher, and nobody else sees it without a
+    grant. Without OWNER, the grants are listed.
 
     Example:
       aenv grant helper bob use

@@ -142,7 +142,7 @@ def audit(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show who published, granted or changed what, latest first; needs an admin token.
+    """Show who changed what, the latest first; needs an admin token.
 
     Example:
       aenv hub audit -n 20

@@ -32,6 +32,7 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
+    PolicyRefused,
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
@@ -96,6 +97,8 @@ class Host:
         self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
         self._policy = policy
+        self._pooled_under: Policy | None = None
+        """The policy under which the latest sandboxes were made."""
         self._store = store
         self._table = InstanceTable(self._engines, store, self._clock)
         self._lives = self._table.lives
@@ -285,10 +288,24 @@ class Host:
             results[record.requested_id or record.id] = self._table.add(record, sandbox)
             records.append(record)
 
-        left = specs
+        policy = self._policy()
+        if policy != (self._pooled_under or policy):
+            await self._pools.give_way(self._pools.size)  # made under another policy
+        self._pooled_under = policy
+        left = []
+        for spec in specs:
+            try:
+                policy.check_ttl(spec.ttl_s, spec.reference)
+                policy.check(
+                    self._projects.sandbox_spec(spec, self._clock.now()).config, spec.engine
+                )
+            except PolicyRefused as exc:
+                results[spec.instance_id] = exc
+            else:
+                left.append(spec)
         try:
             if self._density is ActorDensity.SHARED:
-                left = await self._pools.take(specs, take_in)
+                left = await self._pools.take(left, take_in)
                 others = len(self._sandboxes) + len(self._starting) - len(results)
                 await self._pools.give_way(others + self._pools.size - self._capacity.capacity)
             results |= await self._start_sandboxes(left, take_in)
@@ -333,10 +350,8 @@ class Host:
 
     def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
         """Return the sandbox of an instance, if the policy allows it and its engine can make it."""
-        policy = self._policy()
-        policy.check_ttl(spec.ttl_s, spec.reference)
         sandbox_spec = self._projects.sandbox_spec(spec, now)
-        config = policy.applied(sandbox_spec.config, spec.engine)
+        config = self._policy().applied(sandbox_spec.config, spec.engine)
         if config is not sandbox_spec.config:
             sandbox_spec = replace(sandbox_spec, config=config)
         engine = self._engines.get(spec.engine)

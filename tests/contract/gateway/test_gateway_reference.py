@@ -32,7 +32,7 @@ async def test_aenvironments_client_creates_an_instance(ann: httpx.AsyncClient) 
     assert made["env"]["name"] == "probe"
     assert made["env"]["version"] == "1.0.0"
     assert made["labels"] == {"a": "b"}
-    assert made["mcp_url"] == f"http://gateway:8081/instances/{made['id']}/mcp"
+    assert made["mcp_url"] == f"http://127.0.0.1:8081/instances/{made['id']}/mcp"
     again = await ann.get(f"/env-instance/{made['id']}")
     assert again.json()["data"]["ip"] == made["ip"]
     for reference in ("*", "probe", "probe@1.0.0"):

@@ -20,8 +20,8 @@ async def test_a_service_has_the_fields_of_aenvironments_client(ann: httpx.Async
     assert found["id"] == "desk"
     assert found["status"] == "Running"
     assert (found["replicas"], found["available_replicas"]) == (2, 2)
-    assert found["service_url"] == "http://gateway:8081/services/desk"
-    assert found["mcp_url"] == "http://gateway:8081/services/desk/mcp"
+    assert found["service_url"] == "http://127.0.0.1:8081/services/desk"
+    assert found["mcp_url"] == "http://127.0.0.1:8081/services/desk/mcp"
     assert (found["env"]["name"], found["env"]["version"]) == ("probe", "1.0.0")
     assert found["owner"] == "ann"
     assert found["pvc_name"] == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.client import Environment
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
-from aenv_ray.errors import AenvError, ConfigError, from_wire
+from aenv_ray.errors import AenvError, ConfigError, PolicyRefused, from_wire
 from aenv_ray.hub import hub_actor, redis_keeper
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import LeaseQuery, Role
@@ -125,6 +126,20 @@ def test_aenvironments_headers_reach_the_instance_on_the_data_port(door: Door) -
         refused = httpx.get(f"{door.mcp_url}/health", headers=forged, timeout=60)
         assert refused.status_code == 404
         assert http.delete(f"/env-instance/{made['id']}").status_code == 200
+
+
+def test_ray_code_follows_the_policy_of_the_gateways_operator(door: Door, tmp_path: Path) -> None:
+    """Design D17: hosts refuse what the policy forbids, also to callers that skip the gateway."""
+    del door
+    config = {"name": "rooted", "deployConfig": {"container": {"capAdd": ["SYS_ADMIN"]}}}
+    (tmp_path / "src").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PolicyRefused) as caught:
+        aenv_ray.create(tmp_path, actor="shared")
+    assert "AENV_ALLOW_CAPABILITIES" in str(caught.value.hint)
+    log = blocking(hub_actor.ensure_hub().audit_log(100))
+    policies = [one for one in log if one.action == "policy"]
+    assert policies[0].detail["capabilities"] == "[]"
 
 
 def test_instances_from_a_warm_pool_have_the_id_of_the_answer(door: Door) -> None:

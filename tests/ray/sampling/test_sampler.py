@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aenv_ray
+from aenv_ray.project.project import resolve
 from aenv_ray.sampling import EpisodeStatus, Task, user_code
 from tests.contract.processes import signal_all
 from tests.ray.cluster import Cluster
@@ -37,6 +38,7 @@ def test_scripted_policies_get_their_reward(
         assert episode.status is EpisodeStatus.COMPLETED
         assert episode.output == script
         assert episode.instance_id is not None
+        assert episode.environment_digest == resolve(episode.environment or "").digest
         assert [s.tool for s in episode.steps] == ["execute_command"] * len(episode.steps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,6 @@ TURN_S: Final = 120.0
 NAME_CACHE_S: Final = 2.0
 """A revoked grant may work for this long."""
 _MAX_ENVIRONMENTS: Final = 1000
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -310,10 +310,17 @@ class Call:
         A gateway that listens on a loopback address is reached by no other name.
         """
         host, own = self.request.url.hostname or "", self.control.deps.settings.host
-        if not _HOST_NAME.fullmatch(host) or (own in _LOOPBACK and host not in _LOOPBACK):
+        if not _HOST_NAME.fullmatch(host) or (_is_loopback(own) and not _is_loopback(host)):
             host = own
         shown = f"[{host}]" if ":" in host else host
         return f"{self.request.url.scheme}://{shown}" + (f":{port}" if port else "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def page_answer(page: Page[Any], items: Sequence[BaseModel]) -> Response:

@@ -12,6 +12,7 @@ from aenv_ray.actors.host.host import Host
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import HOST, SpyEngine
@@ -50,10 +51,11 @@ async def open_host(
 ) -> AsyncIterator[Callable[[InstanceStore], Host]]:
     opened: list[Host] = []
 
-    def make(store: InstanceStore) -> Host:
+    def make(store: InstanceStore, policy: Callable[[], Policy] = Policy) -> Host:
         opened.append(
             Host(
                 HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
+                policy=policy,
                 store=store, projects_dir=tmp_path / "projects",
                 requests_path=tmp_path / "pools" / "host.json",
             )
