@@ -61,12 +61,15 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 host_id, **node, owner_pid=owner_pid, address=given.docker_host,
                 image=given.docker_image, runtime=given.docker_runtime,
                 docker_config=given.docker_config, storage_dir=given.storage_dir,
+                policy=operator_policy.current,
             )  # fmt: skip
         if name == "kubernetes":
             from aenv_ray.engines.kubernetes.engine import KubernetesEngine
             from aenv_ray.engines.kubernetes.settings import PodSettings
 
-            return KubernetesEngine(host_id, **node, settings=PodSettings.of(given))
+            return KubernetesEngine(
+                host_id, **node, settings=PodSettings.of(given), policy=operator_policy.current
+            )
         if name == "fake":
             from aenv_ray.engines.fake.engine import FakeEngine
 
