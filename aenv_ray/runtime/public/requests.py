@@ -139,6 +139,22 @@ def _structured(text: str, kinds: set[str]) -> Any:
         return [text] if "array" in kinds else text
 
 
+class SameOrigin:
+    """Refuses web pages of other origins, those of other local ports included, with 403."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        origin, host = headers.get(b"origin"), headers.get(b"host", b"")
+        if origin is None or origin.partition(b"://")[2].lower() == host.lower():
+            await self._app(scope, receive, send)
+        else:
+            refusal = Response("web pages of other origins may not use this server", 403)
+            await refusal(scope, receive, send)
+
+
 class BodyLimit:
     """Refuses a body that is too large with 413, and one that stalls with 408."""
 

@@ -42,6 +42,7 @@ from aenv_ray.runtime.faults import Fault
 from aenv_ray.runtime.public.requests import (
     BadRequest,
     BodyLimit,
+    SameOrigin,
     body_arguments,
     query_arguments,
     read_arguments,
@@ -108,7 +109,7 @@ def build_app(
     )
     app.state.dispatcher = dispatcher
     # A web page must not call tools of a server on the machine of its reader (DNS rebinding).
-    return HostOriginGuardMiddleware(BodyLimit(app, body_limit_bytes), mode="auto")
+    return HostOriginGuardMiddleware(SameOrigin(BodyLimit(app, body_limit_bytes)), mode="auto")
 
 
 def _quiet_fastmcp() -> None:
