@@ -114,6 +114,10 @@ class Policy(BaseModel):
             return config
         return config.model_copy(update={"deploy": deploy.model_copy(update=changes)})
 
+    def allows_engine(self, engine: str) -> bool:
+        """Return whether instances may use an engine."""
+        return _matches(self.engines, engine)
+
     # --- single decisions, for engines that learn more ------------------------------------------
 
     def check_image(self, reference: str, what: str = "the environment") -> None:

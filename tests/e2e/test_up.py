@@ -98,6 +98,23 @@ def test_a_second_up_says_that_it_is_up(up):
     assert told["token"] not in json.dumps(found)
 
 
+def test_the_doctor_reports_the_security_of_what_is_up(aenv, up):
+    """It fails once the operator's settings leave open what a gateway needs closed."""
+    machine, _ = up
+    found = {row["name"]: row for row in aenv("doctor", "--security", "-o", "json")}
+    assert found["files"]["verdict"] == found["gateway's address"]["verdict"] == "ok"
+    assert "1 admin" in found["tokens"]["found"]
+    assert "with a token" in found["Ray's addresses"]["found"]
+    assert "kernel" in found["not defended: process"]["found"]
+    machine.environment |= {"AENV_POLICY": "open", "AENV_ISOLATION": "none"}
+    try:
+        rows = aenv("doctor", "--security", "-o", "json", code=1)
+    finally:
+        del machine.environment["AENV_POLICY"], machine.environment["AENV_ISOLATION"]
+    failed = [row["name"] for row in rows if row["verdict"] == "failed"]
+    assert failed == ["process sandboxes", "policy"]
+
+
 def test_a_project_is_pushed_created_called_and_ended(aenv, up):
     machine, _ = up
     aenv("init", "todo")

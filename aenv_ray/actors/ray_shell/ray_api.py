@@ -160,16 +160,28 @@ def start_local(num_cpus: int) -> str:
 
 
 def all_processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
-    """Yield pid, command and environment of each process that this user may inspect.
-
-    For systems without ``/proc``; psutil comes with Ray.
-    """
+    """Yield pid, command and environment of each process that this user may inspect."""
     import psutil
 
     listing: Any = psutil.process_iter
     for process in listing():
         with contextlib.suppress(psutil.Error):
             yield process.pid, process.cmdline(), process.environ()
+
+
+def listening() -> list[tuple[int | None, str, int]]:
+    """Return process, address and port of the TCP sockets that accept connections.
+
+    The process is None if this user may not inspect it.
+    """
+    import psutil
+
+    connections: Any = psutil.net_connections
+    return [
+        (one.pid, one.laddr.ip, one.laddr.port)
+        for one in connections(kind="tcp")
+        if one.status == psutil.CONN_LISTEN
+    ]
 
 
 def _of_aenv_up(address: str | None) -> str | None:

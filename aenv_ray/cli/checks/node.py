@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.config import Settings
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.findings import Finding, Verdict
 
 if TYPE_CHECKING:
     from aenv_ray.engines.base import Engine, Sandbox
+    from aenv_ray.models import Isolation
+
+TROUBLES: Final = (AenvError, OSError, TimeoutError)
+"""What trying an engine may raise."""
 
 _TRY_S: Final = 60.0
 _CONNECT_S: Final = 3.0
@@ -29,7 +33,7 @@ _LEAST_SHM_BYTES: Final = 256 << 20
 _INTERNET: Final = ("pypi.org", 443)
 _DOCKER: Final = "engine docker"
 _DEFAULT_DAEMON: Final = Settings.model_fields["docker_host"].default
-_NAMESPACES_MEND: Final = (
+NAMESPACES_MEND: Final = (
     "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
     "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
@@ -167,42 +171,64 @@ def engines(settings: Settings) -> list[Finding]:
 
 
 async def _process(settings: Settings) -> Finding:
+    name = "engine process"
+    try:
+        isolation = await process_isolation(settings)
+    except TROUBLES as exc:
+        return Finding(name, Verdict.FAILED, line(exc), NAMESPACES_MEND)
+    if isolation.kind == "none":
+        found = f"works, without isolation: {'; '.join(isolation.missing)}"
+        return Finding(name, Verdict.WARNING, found, NAMESPACES_MEND)
+    return Finding(name, Verdict.OK, f"works, isolated by {isolation.kind}")
+
+
+async def process_isolation(settings: Settings) -> Isolation:
+    """Return the isolation of a sandbox of the process engine, which is started for this.
+
+    Raises:
+        AenvError: It does not start; or another of `TROUBLES`.
+    """
     from aenv_ray.engines.process.engine import ProcessEngine
     from aenv_ray.ids import HostId
 
-    name = "engine process"
+    with _short_directory() as root:
+        engine = ProcessEngine(
+            HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope="doctor",
+            owner_pid=os.getpid(), isolation=settings.isolation,
+        )  # fmt: skip
+        async with _tried(engine) as sandbox:
+            return sandbox.isolation
+
+
+async def docker_info(settings: Settings) -> dict[str, Any]:
+    """Return the Docker daemon's answer to ``/info``.
+
+    Raises:
+        AenvError: It does not answer; or another of `TROUBLES`.
+    """
+    from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+
+    client = DockerClient(settings.docker_host)
     try:
-        with _short_directory() as root:
-            engine = ProcessEngine(
-                HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope="doctor",
-                owner_pid=os.getpid(), isolation=settings.isolation,
-            )  # fmt: skip
-            async with _tried(engine) as sandbox:
-                kind, missing = sandbox.isolation.kind, sandbox.isolation.missing
-    except (AenvError, OSError, TimeoutError) as exc:
-        return Finding(name, Verdict.FAILED, _line(exc), _NAMESPACES_MEND)
-    if kind == "none":
-        found = f"works, without isolation: {'; '.join(missing)}"
-        return Finding(name, Verdict.WARNING, found, _NAMESPACES_MEND)
-    return Finding(name, Verdict.OK, f"works, isolated by {kind}")
+        return dict(await client.request("GET", "/info"))
+    except DaemonRefused as exc:
+        raise FabricUnavailable(str(exc)) from exc
+    finally:
+        await client.close()
 
 
 async def _docker(settings: Settings) -> list[Finding]:
     """Check the Docker daemon and its OCI runtimes."""
     from aenv_ray.cli.checks import docker as checks_docker
-    from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient, daemon_hint
+    from aenv_ray.engines.node.docker_client import daemon_hint
 
     try:
-        client = DockerClient(settings.docker_host)
-        try:
-            info = dict(await client.request("GET", "/info"))
-        finally:
-            await client.close()
-    except (AenvError, DaemonRefused, OSError, TimeoutError) as exc:
+        info = await docker_info(settings)
+    except TROUBLES as exc:
         if settings.is_in_kuberay and settings.docker_host == _DEFAULT_DAEMON:
             found = "no Docker daemon in this pod, and none needed: instances are pods"
             return [Finding("docker", Verdict.OK, found)]
-        return [Finding(_DOCKER, Verdict.FAILED, _line(exc), daemon_hint(settings.docker_host))]
+        return [Finding(_DOCKER, Verdict.FAILED, line(exc), daemon_hint(settings.docker_host))]
     runtimes = checks_docker.check(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
 
@@ -224,8 +250,8 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
             )  # fmt: skip
             async with _tried(engine):
                 pass
-    except (AenvError, OSError, TimeoutError) as exc:
-        return Finding(name, Verdict.FAILED, _line(exc), f"docker pull {settings.docker_image}")
+    except TROUBLES as exc:
+        return Finding(name, Verdict.FAILED, line(exc), f"docker pull {settings.docker_image}")
     return Finding(name, Verdict.OK, f"works, {daemon}, {settings.docker_image}")
 
 
@@ -257,6 +283,7 @@ def _short_directory() -> Any:
         yield Path(path)
 
 
-def _line(exc: BaseException) -> str:
+def line(exc: BaseException) -> str:
+    """Return the message of an error on one line."""
     text = exc.message if isinstance(exc, AenvError) else str(exc)
     return " ".join((text or type(exc).__name__).split())[:300]

@@ -1,0 +1,354 @@
+"""``aenv doctor --security``: what separates publishers, agents, owners and users on this machine.
+
+``docs/security.md`` explains the findings. A finding is *failed* if the operator must change
+something before others may use the gateway. Without a gateway it is a warning, because those who
+publish environments then run them, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from aenv_ray.cli.checks import node as node_checks
+from aenv_ray.config import Settings
+from aenv_ray.errors import AenvError
+from aenv_ray.findings import Finding, Verdict
+from aenv_ray.policy import ANY, STRICT, Policy, policy_of
+
+if TYPE_CHECKING:
+    from aenv_ray.local_fabric import LocalFabric
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_NEEDED_CONTROLLERS: Final = frozenset({"memory", "pids"})
+_LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
+_RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
+_PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel")
+_KNOWN_GAPS: Final[Mapping[str, str]] = {
+    "process": "a vulnerability in the node's kernel; side channels between sandboxes of a node",
+    "docker": "a vulnerability in the node's kernel, unless the OCI runtime has its own; side "
+    "channels between sandboxes of a node",
+    "kubernetes": "a vulnerability in the node's kernel, unless the RuntimeClass has its own; side "
+    "channels between pods of a node; processes per pod beyond the kubelet's limit",
+}
+
+
+def findings(
+    settings: Settings, fabric: LocalFabric | None, *, behind_gateway: bool
+) -> list[Finding]:
+    """Return the findings for this machine and configuration; blocks.
+
+    Args:
+        settings: Of this process; hosts read those of their Ray node.
+        fabric: What ``aenv up`` started. None: nothing.
+        behind_gateway: Whether a gateway runs, or is to be judged as if it did.
+    """
+    policy = policy_of(settings, behind_gateway=behind_gateway)
+    found = [
+        *process_engine(settings, policy),
+        *docker_engine(settings, policy),
+        cgroups(),
+        *policy_findings(policy),
+        tokens(fabric),
+        files(private_paths(settings, fabric)),
+        *ray_addresses(fabric),
+        *gateway_address(fabric),
+        redis(settings.redis_url),
+        *not_defended(policy),
+    ]
+    return found if behind_gateway else [_as_warning(finding) for finding in found]
+
+
+def _as_warning(finding: Finding) -> Finding:
+    if finding.verdict is not Verdict.FAILED:
+        return finding
+    return replace(finding, verdict=Verdict.WARNING)
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
+    """Start a sandbox of the process engine, and report its isolation and limits."""
+    name = "process sandboxes"
+    if not policy.allows_engine("process"):
+        return [Finding(name, Verdict.OK, "the policy does not allow this engine")]
+    try:
+        isolation = asyncio.run(node_checks.process_isolation(settings))
+    except node_checks.TROUBLES as exc:
+        if settings.isolation == "required":
+            found = f"refused here: {node_checks.line(exc)}"
+            return [Finding(name, Verdict.WARNING, found, node_checks.NAMESPACES_MEND)]
+        return [Finding(name, Verdict.FAILED, node_checks.line(exc), node_checks.NAMESPACES_MEND)]
+    limits = "; ".join(f"{key}: {value}" for key, value in isolation.limits.items())
+    rows = [Finding("process limits", Verdict.OK, limits)]
+    if isolation.kind == "none":
+        mend = (
+            "unset AENV_ISOLATION" if settings.isolation == "none" else node_checks.NAMESPACES_MEND
+        )
+        found = f"not isolated: {'; '.join(isolation.missing)}"
+        return [Finding(name, Verdict.FAILED, found, mend), *rows]
+    verdict = Verdict.WARNING if isolation.missing else Verdict.OK
+    missing = f"; missing: {'; '.join(isolation.missing)}" if isolation.missing else ""
+    found = f"isolated by {isolation.kind} ({', '.join(isolation.namespaces)}){missing}"
+    return [Finding(name, verdict, found), *rows]
+
+
+def docker_engine(settings: Settings, policy: Policy) -> list[Finding]:
+    """Report what the Docker daemon separates from the node."""
+    if not policy.allows_engine("docker"):
+        return [Finding("docker", Verdict.OK, "the policy does not allow this engine")]
+    try:
+        info = asyncio.run(node_checks.docker_info(settings))
+    except node_checks.TROUBLES as exc:
+        found = f"no daemon answers, so there are no containers: {node_checks.line(exc)}"
+        return [Finding("docker", Verdict.OK, found)]
+    return [daemon(info, settings.docker_runtime), docker_socket(settings.docker_host)]
+
+
+def daemon(info: Mapping[str, Any], wanted_runtime: str | None) -> Finding:
+    """Judge a daemon by its answer to ``/info``: user namespaces, seccomp, the runtime's kernel."""
+    from aenv_ray.engines.docker.link import has_own_kernel
+
+    options = " ".join(map(str, info.get("SecurityOptions") or []))
+    runtime = wanted_runtime or str(info.get("DefaultRuntime") or "runc")
+    own_kernel = has_own_kernel((info.get("Runtimes") or {}).get(runtime) or {})
+    remaps = "name=userns" in options or "name=rootless" in options
+    kernel = "with its own kernel" if own_kernel else "on the kernel of the node"
+    words = [
+        f"runtime {runtime}, {kernel}",
+        f"user namespaces: {'yes' if remaps else 'no'}",
+    ]
+    if "name=seccomp" not in options and not own_kernel:
+        return Finding(
+            "docker", Verdict.FAILED, f"{'; '.join(words)}; no seccomp profile",
+            "use a daemon with seccomp, or set AENV_DOCKER_RUNTIME=runsc",
+        )  # fmt: skip
+    if own_kernel or remaps:
+        return Finding("docker", Verdict.OK, "; ".join(words))
+    mend = "set userns-remap in the daemon's configuration, or AENV_DOCKER_RUNTIME=runsc"
+    return Finding("docker", Verdict.WARNING, "; ".join(words), mend)
+
+
+def docker_socket(address: str) -> Finding:
+    """Check that only chosen users reach the daemon, since it gives root on the node."""
+    name, path = "docker socket", Path(address.removeprefix("unix://"))
+    if not address.startswith("unix://"):
+        mend = "use the Unix socket, or TLS with client certificates"
+        return Finding(name, Verdict.FAILED, f"{address} is reached over the network", mend)
+    if is_open_to_others(path):
+        return Finding(name, Verdict.FAILED, f"every user may use {path}, which gives them root",
+                       f"chmod o= {path}")  # fmt: skip
+    return Finding(name, Verdict.OK, f"{path} is closed to other users")
+
+
+def cgroups(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Finding:
+    """Report whether this process may limit sandboxes as a whole by cgroups."""
+    name = "cgroup v2"
+    mend = "run the node as a systemd unit with Delegate=yes, as in clusters/local"
+    unified = next(
+        (p for p in (root, root / "unified") if (p / "cgroup.controllers").exists()), None
+    )
+    if unified is None:
+        return Finding(name, Verdict.WARNING, "not mounted; limits of memory are weaker", mend)
+    lines = own.read_text().splitlines()
+    relative = next((row[3:] for row in lines if row.startswith("0::")), "/")
+    group = unified / relative.lstrip("/")
+    controllers = (group / "cgroup.controllers").read_text().split()
+    missing = sorted(_NEEDED_CONTROLLERS - set(controllers))
+    if missing or not os.access(group, os.W_OK):
+        reason = f"without {' and '.join(missing)}" if missing else "not writable"
+        found = f"not delegated: {group} is {reason}; limits of memory are weaker"
+        return Finding(name, Verdict.WARNING, found, mend)
+    return Finding(name, Verdict.OK, f"delegated: {group}")
+
+
+# --- the operator's configuration -----------------------------------------------------------------
+
+
+def policy_findings(policy: Policy) -> list[Finding]:
+    """Report what environments may request, and where that is more than the strict default."""
+    looser = [
+        f"{name}: {', '.join(sorted(more))}"
+        for name in ("networks", "capabilities", "users", "runtimes", "engines")
+        if (more := set(getattr(policy, name)) - set(getattr(STRICT, name)))
+    ]
+    unlimited = [
+        name.removeprefix("max_").partition("_")[0]
+        for name in ("max_cpu", "max_memory_bytes", "max_disk_bytes", "max_ttl_s")
+        if getattr(policy, name) is None
+    ]
+    mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
+    rows = []
+    if policy == Policy():
+        found = "environments may request anything: the node's network, root, any image"
+        rows.append(Finding("policy", Verdict.FAILED, found, mend))
+    elif looser or unlimited:
+        words = [*looser, *(f"no limit of {name}" for name in unlimited)]
+        found = f"more than the strict default: {'; '.join(words)}"
+        rows.append(Finding("policy", Verdict.WARNING, found, mend))
+    else:
+        rows.append(Finding("policy", Verdict.OK, "at most what the strict default allows"))
+    if ANY in policy.images:
+        found, mend = "images may come from any registry", "set AENV_ALLOW_IMAGES"
+        rows.append(Finding("registries", Verdict.WARNING, found, mend))
+    else:
+        rows.append(Finding("registries", Verdict.OK, f"allowed: {', '.join(policy.images)}"))
+    return rows
+
+
+def tokens(fabric: LocalFabric | None) -> Finding:
+    """Report the roles in use, and tokens that never expire."""
+    from aenv_ray.cli.terminal.options import gateway, knows_gateway
+
+    if not knows_gateway(None):
+        return Finding("tokens", Verdict.OK, "no gateway is configured")
+    try:
+        with gateway() as door:
+            rows = door.tokens()
+    except AenvError as exc:
+        return Finding("tokens", Verdict.WARNING, f"cannot be listed: {exc.message}")
+    counts = Counter(row.role or "unknown" for row in rows)
+    found = ", ".join(f"{number} {role}" for role, number in sorted(counts.items())) or "none"
+    is_up_token = fabric is not None and fabric.token
+    endless = [row for row in rows if row.expires_at is None and row.role != "agent"]
+    if len(endless) > bool(is_up_token):
+        ids = ", ".join(row.id for row in endless[:5])
+        mend = "create tokens with --ttl; end one with: aenv token revoke ID"
+        return Finding("tokens", Verdict.WARNING, f"{found}; without an end: {ids}", mend)
+    return Finding("tokens", Verdict.OK, found)
+
+
+def redis(url: str | None) -> Finding:
+    """Judge the address of the hub's Redis."""
+    if url is None:
+        return Finding("hub's Redis", Verdict.OK, "bundled: a private socket with a password")
+    parts = urlsplit(url)
+    where = f"{parts.scheme}://{parts.hostname or ''}"
+    if not parts.password and parts.scheme != "unix":
+        mend = "set a password in Redis and in AENV_REDIS_URL"
+        return Finding("hub's Redis", Verdict.FAILED, f"{where} is used without a password", mend)
+    is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
+    if parts.scheme not in _PRIVATE_SCHEMES and not is_local:
+        mend = "use rediss://, or a private network"
+        return Finding("hub's Redis", Verdict.WARNING, f"{where} is not encrypted", mend)
+    return Finding("hub's Redis", Verdict.OK, where)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def private_paths(settings: Settings, fabric: LocalFabric | None) -> list[Path]:
+    """Return the files and directories that only the user of the fabric may read."""
+    from aenv_ray.cli.terminal import config_file
+
+    data, token = settings.data_dir, os.environ.get("RAY_AUTH_TOKEN_PATH")
+    paths = [data / name for name in ("up.json", "hub", "artifacts", "projects", "storage")]
+    paths += [
+        config_file.path_in_use(),
+        settings.docker_config / "config.json",
+    ]
+    paths.append(Path(token) if token else Path.home() / ".ray" / "auth_token")
+    if settings.runtime_dir.is_dir():
+        paths += settings.runtime_dir.iterdir()
+    if fabric is not None and fabric.ray_temp_dir is not None:
+        paths.append(fabric.ray_temp_dir)
+    return paths
+
+
+def files(paths: Iterable[Path]) -> Finding:
+    """Check that other users can open none of the paths that exist."""
+    existing = [path for path in paths if path.exists()]
+    opened = [str(path) for path in existing if is_open_to_others(path)]
+    if opened:
+        return Finding("files", Verdict.FAILED, f"open to every user: {', '.join(opened)}",
+                       f"chmod -R go= {' '.join(opened)}")  # fmt: skip
+    return Finding("files", Verdict.OK, f"{len(existing)} checked, closed to other users")
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Return whether every user can read or write a path, considering the directories above it."""
+    try:
+        resolved = path.resolve()
+        mode = resolved.stat().st_mode
+        parents = [parent.stat().st_mode for parent in resolved.parents]
+    except OSError:
+        return False
+    return bool(mode & (stat.S_IROTH | stat.S_IWOTH)) and all(m & stat.S_IXOTH for m in parents)
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def ray_addresses(fabric: LocalFabric | None) -> list[Finding]:
+    """Report where the Ray of `aenv up`, or else any Ray of this user, accepts connections."""
+    from aenv_ray.actors.ray_shell import ray_api
+    from aenv_ray.cli.local import local_ray
+
+    name = "Ray's addresses"
+    is_up = fabric is not None and fabric.owns_ray
+    ours = set(local_ray.processes(fabric)) if fabric is not None and is_up else set()
+    rays = {
+        pid: variables
+        for pid, command, variables in ray_api.all_processes()
+        if pid in ours or (not is_up and command and command[0].endswith(_RAYS_PROGRAMS))
+    }
+    if not rays:
+        return [Finding(name, Verdict.OK, "this user runs no Ray on this machine")]
+    ports = sorted(
+        {port for pid, ip, port in ray_api.listening() if pid in rays and not is_loopback(ip)}
+    )
+    if not ports:
+        return [Finding(name, Verdict.OK, "only loopback")]
+    shown = ", ".join(map(str, ports[:6])) + (" …" if len(ports) > 6 else "")
+    found = f"reachable from other machines: ports {shown}"
+    if not any(variables.get("RAY_AUTH_MODE") == "token" for variables in rays.values()):
+        mend = "start Ray with RAY_AUTH_MODE=token, and block these ports in a firewall"
+        return [Finding(name, Verdict.FAILED, f"{found}, without a token", mend)]
+    mend = "block these ports in a firewall, or use a private network: the token is not encrypted"
+    return [Finding(name, Verdict.WARNING, f"{found}, with a token", mend)]
+
+
+def gateway_address(fabric: LocalFabric | None) -> list[Finding]:
+    """Report whether tokens for the gateway of `aenv up` travel unencrypted."""
+    from aenv_ray.actors.ray_shell import ray_api
+
+    if fabric is None:
+        return []
+    ports = {urlsplit(url).port for url in (fabric.url, fabric.mcp_url)}
+    opened = sorted(
+        {
+            f"{ip}:{port}"
+            for _, ip, port in ray_api.listening()
+            if port in ports and not is_loopback(ip)
+        }
+    )
+    if not opened:
+        return [Finding("gateway's address", Verdict.OK, f"{fabric.url}, only on loopback")]
+    mend = (
+        "put a proxy that terminates TLS in front of it, have the gateway listen on loopback, and "
+        "set public_url and public_mcp_url"
+    )
+    found = f"{', '.join(opened)} without TLS: tokens can be read on the way"
+    return [Finding("gateway's address", Verdict.FAILED, found, mend)]
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an IP address is one of loopback."""
+    return address.startswith(_LOOPBACK)
+
+
+def not_defended(policy: Policy) -> list[Finding]:
+    """Name what no configuration of the allowed engines defends against."""
+    return [
+        Finding(f"not defended: {engine}", Verdict.WARNING, gaps)
+        for engine, gaps in _KNOWN_GAPS.items()
+        if policy.allows_engine(engine)
+    ]
