@@ -23,7 +23,8 @@ OURS = (
     "aenv_ray.cli.quickstart", "aenv_ray.actors.controller.controller",
     "aenv_ray.actors.host.host_actor", "aenv_ray.actors.controller.orphan_cleanup",
     "aenv_ray.engines.process.launcher", "aenv_ray.engines.docker.engine",
-    "aenv_ray.runtime.fork.template", "aenv_ray.runtime.public.mcp", "aenv_ray.hub.hub_actor",
+    "aenv_ray.runtime.fork.jailer", "aenv_ray.runtime.fork.template",
+    "aenv_ray.runtime.public.mcp", "aenv_ray.hub.hub_actor",
     "aenv_ray.serve.gateway.deployment", "aenv_ray.client", "rich.progress", "rich.table",
     "fastmcp.server.http", "redis.asyncio", "uvicorn.protocols.http.httptools_impl", "pytest",
 )  # fmt: skip

@@ -41,9 +41,9 @@ def live_processes(directory: Path | None = None) -> list[int]:
     Args:
         directory: Only those of the launcher with this directory. None: of every launcher.
 
-    Launchers, templates and spare processes do not count. A template in a jail is one pid namespace
-    deeper than its launcher, and its instances are deeper; without a jail, the children of the
-    launcher are templates and all their descendants belong to instances.
+    Launchers, templates and spare processes do not count. In a jail, a template is two pid
+    namespaces deeper than its launcher, its jailer one, and its instances are deeper. Without a
+    jail, the children of the launcher are templates and all their descendants belong to instances.
     """
     children: dict[int, list[_Process]] = defaultdict(list)
     launchers: list[int] = []
@@ -120,8 +120,8 @@ def _below(
         pending += children[process.pid]
         if process.state != "Z" and process.name not in _NOT_YET:
             depth = _pid_namespaces(process.pid)
-            is_gone, is_inner_template = depth == 0, depth == launchers_depth + 1
-            if not is_gone and not is_inner_template:
+            is_gone, is_inner = depth == 0, launchers_depth < depth <= launchers_depth + 2
+            if not is_gone and not is_inner:
                 found.append(process.pid)
     return found
 

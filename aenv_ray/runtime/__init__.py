@@ -5,18 +5,32 @@ resolves to the same names. Nothing in this package imports Ray, Redis, Docker o
 aenv-ray: it runs in an image or virtual environment that has only pydantic.
 """
 
-import importlib
-from types import ModuleType
+from __future__ import annotations
 
-from aenv_ray.runtime.api.decorators import (
-    register_function,
-    register_health,
-    register_reward,
-    register_tool,
-)
-from aenv_ray.runtime.api.registry import Registry, get_registry
-from aenv_ray.runtime.api.results import Image
-from aenv_ray.runtime.door.calls import current_call
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aenv_ray.runtime.api.decorators import (
+        register_function,
+        register_health,
+        register_reward,
+        register_tool,
+    )
+    from aenv_ray.runtime.api.registry import Registry, get_registry
+    from aenv_ray.runtime.api.results import Image
+    from aenv_ray.runtime.door.calls import current_call
+
+_HOMES = {
+    "Image": "api.results",
+    "Registry": "api.registry",
+    "current_call": "door.calls",
+    "get_registry": "api.registry",
+    "register_function": "api.decorators",
+    "register_health": "api.decorators",
+    "register_reward": "api.decorators",
+    "register_tool": "api.decorators",
+}
 
 __all__ = [
     "Image",
@@ -30,8 +44,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     # Loaded on demand. `second` is the name that published projects use.
     if name in {"sidecar", "second"}:
         return importlib.import_module("aenv_ray.runtime.container.sidecar")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"aenv_ray.runtime.{home}"), name)

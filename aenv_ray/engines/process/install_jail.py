@@ -165,10 +165,10 @@ def _in_jail(order: InstallOrder, scratch: Path, channel: socket.socket) -> int:
         order.project, memory_bytes=MEMORY_BYTES, shown=tuple(order.shown), writable=order.target
     )
     try:
-        jail.unshare_template(scratch, spec)
-        linux.die_with_parent()  # again: changing the user clears it
+        spec = jail.enter_root(scratch, spec, sys.executable, "install")
         linux.raise_loopback()
         listener = socket.create_server(("127.0.0.1", 0))
+        linux.unshare(linux.CLONE_NEWPID)
         # Process 1 of the pid namespace: when it ends, so does all that the installer started.
         pid = _forked(lambda: _as_process_one(order, spec, channel, listener))
     except (JailUnavailable, OSError) as exc:
@@ -184,7 +184,7 @@ def _as_process_one(
     order: InstallOrder, spec: JailSpec, channel: socket.socket, listener: socket.socket
 ) -> int:
     try:
-        jail.settle_template("install")
+        jail.mount_proc()
         jail.lock(spec, jailed=True)
     except (JailUnavailable, OSError) as exc:
         _say(str(exc))

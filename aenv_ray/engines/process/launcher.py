@@ -40,6 +40,8 @@ from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, sho
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.templates import (
+    SPARE_PAUSE_S,
+    Fork,
     InstanceProcess,
     TemplateProcess,
     Templates,
@@ -58,8 +60,6 @@ BOOT_DEADLINE_S: Final = 60.0
 """A forked instance that has not reported success within this is ended."""
 MAX_DEAD_SPARES: Final = 3
 """A start fails when this many processes died before they became the instance."""
-SPARE_PAUSE_S: Final = 5.0
-"""No spare is ordered ahead for this long after one could not be made, or died."""
 SWEEP_S: Final = 0.5
 MAX_UNREPORTED: Final = 4096
 """Ends that are remembered for hosts that are away."""
@@ -146,8 +146,8 @@ class Launcher:
         self._peers = Peers(self._selector, self._on_message, self._on_away)
         self._templates = Templates(
             directory, self._selector, self._peers, self._logs, self._clock,
-            on_spare=self._on_spare, on_message=self._on_report,
-            on_end=self._on_template_end, in_use=self._used_templates,
+            on_spare=self._on_spare, on_refused=self._on_refused, on_boot=self._on_boot,
+            on_exit=self._on_exit, on_end=self._on_template_end, in_use=self._used_templates,
         )  # fmt: skip
         self._away: dict[str, float] = {}
         self._unreported: dict[str, dict[str, Any]] = {}
@@ -207,7 +207,7 @@ class Launcher:
                     self._start(peer, seq, item)
                 for template in map(self._templates.get, {i["template"] for i in message["items"]}):
                     if template is not None:
-                        template.order_soon(self._clock())
+                        self._templates.order_soon(template)
             case "stop":
                 for instance_id in message["ids"]:
                     self._stop(instance_id, "released", (peer, seq))
@@ -254,51 +254,48 @@ class Launcher:
 
     # --- templates ----------------------------------------------------------------------------
 
-    def _on_spare(self, template: TemplateProcess, number: int, channel: socket.socket) -> None:
-        template.ordered = max(0, template.ordered - 1)
-        template.spares[number] = channel
+    def _on_spare(self, template: TemplateProcess) -> None:
         self._assign_spares(template)
+        if template.queued:
+            self._templates.order(template)
 
-    def _on_report(self, template: TemplateProcess, message: dict[str, Any]) -> None:
-        if "booted" in message or "boot_failed" in message:
-            instance = self._instances.get(message.get("booted") or message["boot_failed"])
-            if instance is None or instance.template != template.key:
-                return  # a template may report only its own instances
-            if "booted" in message:
-                self._answer_start(instance.id, "")
-            else:
-                # The host is told once it is gone: a failed start leaves nothing behind.
-                instance.status, instance.cause = "failed", message["error"]
-                self._stop(instance.id, instance.cause)
-        elif "no_spare" in message:
-            template.ordered = max(0, template.ordered - 1)
-            template.no_spares_before = self._clock() + SPARE_PAUSE_S
-            if template.queued:
-                self._fail_start(template.queued.popleft(), f"fork: {message['no_spare']}")
-        elif "exited" in message:
-            self._process_exited(template, message["exited"], message["status"])
+    def _on_refused(self, template: TemplateProcess, why: str) -> None:
+        template.no_spares_before = self._clock() + SPARE_PAUSE_S
+        if template.queued:
+            self._fail_start(template.queued.popleft(), f"fork: {why}")
 
-    def _process_exited(self, template: TemplateProcess, number: int, status: int) -> None:
-        instance = self._instances.get(template.instances.pop(number, ""))
-        if instance is not None and self._died_as_a_spare(template, instance):
+    def _on_boot(self, template: TemplateProcess, instance_id: str, error: str) -> None:
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.template != template.key:
+            return  # it has ended meanwhile
+        if not error:
+            self._answer_start(instance.id, "")
+        else:
+            # The host is told once it is gone: a failed start leaves nothing behind.
+            instance.status, instance.cause = "failed", error
+            self._stop(instance.id, instance.cause)
+
+    def _on_exit(self, template: TemplateProcess, fork: Fork) -> None:
+        instance = self._instances.get(fork.instance)
+        if instance is None or instance.fork is not fork:
+            return
+        if self._died_as_a_spare(template, instance):
             instance.dead_spares += 1
+            instance.fork = None
             self._logs.discard(instance.log)
             template.queued.appendleft(instance)
             self._assign_spares(template)
-            template.order(self._clock())
-        elif instance is not None:
-            cause = cause_of(status)
-            inside = inside_of(
-                status,
-                isolated=template.is_isolated,
-                oom_kills_before=instance.oom_kills,
-            )
-            if instance.status == "starting":
-                cause = f"{cause}\n{self._logs.tail(template.log)}".strip()
-            self._exited(instance.id, cause, inside)
-        elif number in template.spares:
-            template.spares.pop(number).close()
-            template.no_spares_before = self._clock() + SPARE_PAUSE_S
+            self._templates.order(template)
+            return
+        cause = cause_of(fork.status)
+        inside = inside_of(
+            fork.status,
+            isolated=template.is_isolated,
+            oom_kills_before=instance.oom_kills,
+        )
+        if instance.status == "starting":
+            cause = f"{cause}\n{self._logs.tail(template.log)}".strip()
+        self._exited(instance.id, cause, inside)
 
     @staticmethod
     def _died_as_a_spare(template: TemplateProcess, instance: InstanceProcess) -> bool:
@@ -340,26 +337,21 @@ class Launcher:
     def _assign_spares(self, template: TemplateProcess) -> None:
         """Assign waiting instances to spare processes."""
         while template.queued and template.spares:
-            number, channel = template.take_spare()
-            instance = template.queued[0]
+            fork, instance = template.take_spare(), template.queued[0]
             try:
-                with channel:
-                    self._assign(template, instance, channel)
+                self._assign(template, instance, fork)
             except (BrokenPipeError, ConnectionResetError):
                 continue  # the spare died while it waited: take the next
             except OSError as exc:
                 self._fail_start(
                     template.queued.popleft(), f"the launcher could not start it: {exc}"
                 )
+                fork.kill()
                 continue
             template.queued.popleft()
-            instance.number = number
-            template.instances[number] = instance.id
+            template.instances[fork.number] = fork
 
-    def _assign(
-        self, template: TemplateProcess, instance: InstanceProcess, channel: socket.socket
-    ) -> None:
-        assert template.ready is not None
+    def _assign(self, template: TemplateProcess, instance: InstanceProcess, fork: Fork) -> None:
         work_dir = ""
         if not template.is_isolated:
             work_dir = str(self._files.make_work_dir(instance.id))
@@ -367,7 +359,7 @@ class Launcher:
         output = self._logs.open(instance.log)
         try:
             with self._files.listen(instance.id) as listener:
-                instance.assign(channel, work_dir, listener, output)
+                instance.assign(fork, work_dir, listener, output)
         except OSError:
             self._logs.discard(instance.log)  # another attempt opens a new one
             raise
@@ -414,7 +406,8 @@ class Launcher:
                     stopper[0], {"seq": stopper[1], "id": instance_id, "stopped": True}
                 )
             return
-        if not instance.cause:
+        ended_by_itself = instance.fork is not None and instance.fork.has_ended()
+        if not instance.cause and not ended_by_itself:
             instance.cause, instance.inside = cause, inside
         if stopper:
             instance.stoppers.append(stopper)
@@ -424,21 +417,22 @@ class Launcher:
         elif instance in template.queued:
             template.queued.remove(instance)
             self._exited(instance_id, cause)
-        else:
-            template.end(instance.number)
+        elif instance.fork is not None:
+            instance.fork.kill()
 
     def _exited(self, instance_id: str, cause: str, inside: InsideCause | None = None) -> None:
         instance = self._instances.get(instance_id)
         if instance is None:
             return
-        if instance.cause:
+        was_ended = bool(instance.cause)
+        if was_ended:
             cause, inside = instance.cause, instance.inside
         is_complete = instance.status == "failed"  # the project's own error message
         error = cause if is_complete else f"it ended while it started: {cause}"
         self._answer_start(instance_id, error)
         del self._instances[instance_id]
         tail = ""
-        if instance.stoppers:
+        if was_ended and instance.stoppers:
             self._logs.discard(instance.log)
         else:
             tail = self._logs.close(instance.log)

@@ -61,6 +61,7 @@ class Plan:
         self._setups: dict[bool, tuple[str, dict[str, Any]]] = {}
         self._base = {
             "python": [self.python, "-P"],
+            "runtime_path": str(runtime_path),
             "isolation": isolation,
             "jail": asdict(jail),
             "env": {

@@ -2,17 +2,26 @@
 
 A template (`aenv_ray.runtime.fork.template`) has loaded the code of one project. It forks *spare*
 processes, each of which becomes an instance when the launcher assigns it one.
+
+A template runs the project's code, so nothing that it says is taken for granted. The launcher takes
+the isolation from the jailer's report, which comes before that code. It makes the channels to the
+spares itself and accepts no descriptor. It learns from the kernel which process is at the other end
+of a channel and when that process ends, and ends it without the template's help.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +31,18 @@ from typing import Any, Final
 from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
+from aenv_ray.engines.process.reports import (
+    Booted,
+    Exited,
+    Failed,
+    Isolated,
+    JailRefused,
+    NoSpare,
+    Ready,
+    Waits,
+    read_fork_report,
+    read_template_report,
+)
 from aenv_ray.errors import InsideCause
 
 TEMPLATE_DEADLINE_S: Final = 180.0
@@ -31,14 +52,30 @@ IDLE_TEMPLATE_S: Final = 600.0
 MAX_TEMPLATES: Final = 32
 SPARES: Final = 3
 """Spare processes of a template: they hide the time of a fork from creates in quick succession."""
+SPARE_PAUSE_S: Final = 5.0
+"""No spare is ordered ahead for this long after one could not be made, or died."""
 SPARE_DELAY_S: Final = 0.006
 """While a spare is left, ordering another is delayed by this: a fork takes a core for milliseconds
 that the create under way and its first call need."""
+MAX_ORDERED: Final = 32
+"""Spares that are ordered at a time; each takes a descriptor of the launcher and the template."""
 SILENT_SWEEPS: Final = 12
-"""A template that was told to end a process and then sends nothing for this many sweeps hangs. They
-take 6 s, and an instance may outlive its deadline by 10 s. Counted in sweeps, because the clock
-goes on while the machine sleeps."""
+"""A template that does not reap a process for this many sweeps hangs: 6 s. Counted in sweeps,
+because the clock goes on while the machine sleeps."""
+PATIENT_SWEEPS: Final = 2
+"""How many sweeps the end of an instance waits for the template to say why it ended."""
+PROBE_DEADLINE_S: Final = 20.0
 PACKET_BYTES: Final = 1 << 20
+_PACKETS_AT_A_TIME: Final = 16
+"""Read from a template before others are served: its project's code can send without end."""
+_CREDENTIALS: Final = struct.Struct("iII")
+_JAILER_VARIABLES: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""Nothing of the project's: the jailer runs outside the sandbox."""
 _DIED: Final = "its template process died"
 _EXIT_CODE_S: Final = 0.1
 
@@ -55,8 +92,8 @@ class InstanceProcess:
     item: dict[str, Any]
     """The request."""
     boot_by: float
-    number: int = 0
-    """Of its process at the template; 0 while the instance waits for one."""
+    fork: Fork | None = None
+    """Its process; None while the instance waits for one."""
     dead_spares: int = 0
     """Processes assigned to it that died while they were still spares."""
     reply: tuple[Peer, int] | None = None
@@ -76,13 +113,11 @@ class InstanceProcess:
         """Return the name of its log."""
         return short_name(self.id)
 
-    def assign(
-        self, channel: socket.socket, work_dir: str, listener: socket.socket, output: int
-    ) -> None:
+    def assign(self, fork: Fork, work_dir: str, listener: socket.socket, output: int) -> None:
         """Tell a spare to become this instance.
 
         Args:
-            channel: The spare's.
+            fork: The spare.
             work_dir: Its directory; empty for a process with its own mounts.
             listener: Where it answers calls.
             output: Descriptor of its log.
@@ -96,7 +131,46 @@ class InstanceProcess:
             "arguments": self.item["arguments"],
             "work_dir": work_dir,
         }
-        socket.send_fds(channel, [json.dumps(message).encode()], [listener.fileno(), output])
+        packet = json.dumps(message).encode()
+        socket.send_fds(fork.channel, [packet], [listener.fileno(), output])
+        self.fork, fork.instance = fork, self.id
+
+
+@dataclass(eq=False)
+class Fork:
+    """A process that was ordered from a template: first a spare, then an instance."""
+
+    number: int
+    """Identifies it at the template."""
+    channel: socket.socket
+    """To the process, until the instance has started."""
+    pid: int = 0
+    pidfd: int = -1
+    """Readable when the process has ended; -1 before it is a spare."""
+    instance: str = ""
+    """Id of its instance; empty for a spare."""
+    status: int | None = None
+    """Its exit code or negated signal, as the template says; None if that is not known."""
+    sweeps: int = 0
+    """Sweeps since it ended without a status."""
+    is_gone: bool = False
+    """Its end is known."""
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, known or not."""
+        if self.pidfd < 0:
+            return self.is_gone
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        """End the process, and with it all processes of its pid namespace."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            elif self.pid:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass
@@ -109,31 +183,32 @@ class TemplateProcess:
     control: socket.socket
     launched_at: float
     used_at: float
+    isolation: dict[str, Any] | None = None
+    """How its instances are isolated; None until the jailer has reported it."""
     ready: dict[str, Any] | None = None
     """Its report; None until it has loaded the code."""
     waiting: list[tuple[Peer, int]] = field(default_factory=list)
     """Requests to answer when it is ready or has failed."""
     queued: deque[InstanceProcess] = field(default_factory=deque)
     """Instances that wait for a process, in order of arrival."""
-    spares: dict[int, socket.socket] = field(default_factory=dict)
-    """Processes that wait for an instance, by number, oldest first."""
-    ordered: int = 0
-    """Spares that were ordered and have not arrived."""
+    forked: int = 0
+    """Number of processes ordered so far."""
+    ordered: dict[int, Fork] = field(default_factory=dict)
+    """Processes that were ordered and are no spares yet, by number; so are the next three."""
+    spares: dict[int, Fork] = field(default_factory=dict)
+    """Processes that wait for an instance, oldest first."""
+    instances: dict[int, Fork] = field(default_factory=dict)
+    """Processes that have an instance."""
+    ended: dict[int, Fork] = field(default_factory=dict)
+    """Processes of instances that have ended, until the template says why."""
     order_at: float = 0.0
     """When to order spares that no instance waits for; 0: nothing is to be ordered."""
     no_spares_before: float = 0.0
     """No spare is ordered ahead until then: one could not be made, or died."""
-    instances: dict[int, str] = field(default_factory=dict)
-    """Ids of its instances by the numbers of their processes."""
     has_raised: bool = False
     """The project's code raised when it was loaded."""
     env_reads: list[str] = field(default_factory=list)
     """Variables that code which failed to load had read."""
-
-    is_ending: bool = False
-    """It was told to end a process since the last sweep."""
-    silent_sweeps: int = 0
-    """Sweeps with such an order since its last message."""
 
     @property
     def log(self) -> str:
@@ -142,49 +217,25 @@ class TemplateProcess:
 
     @property
     def is_isolated(self) -> bool:
-        """Return whether its instances have namespaces."""
-        return self.ready is not None and self.ready["isolation"]["kind"] == "namespaces"
+        """Whether its instances have namespaces."""
+        return self.isolation is not None and self.isolation["kind"] == "namespaces"
 
-    def end(self, number: int) -> None:
-        """Order it to end a process with all that the process started."""
-        self.is_ending = True
-        with contextlib.suppress(OSError):  # a full socket: the next sweep repeats the order
-            self.control.send(json.dumps({"kill": number}).encode())
+    @property
+    def forks(self) -> list[Fork]:
+        """Return its processes that may run."""
+        return [*self.ordered.values(), *self.spares.values(), *self.instances.values()]
 
-    def hangs(self) -> bool:
-        """Return whether it ignores orders to end a process; call this once a sweep."""
-        if not self.is_ending:
-            return False
-        self.is_ending = False
-        self.silent_sweeps += 1
-        with contextlib.suppress(OSError):  # a full socket: it does not read
-            self.control.send(b'{"ping":1}')
-        return self.silent_sweeps > SILENT_SWEEPS
-
-    def order_soon(self, now: float) -> None:
-        """Order spares: at once if an instance waits or no spare is left, else a little later."""
-        if self.queued or not self.spares:
-            self.order(now)
-        elif not self.order_at:
-            self.order_at = now + SPARE_DELAY_S
-
-    def order(self, now: float) -> None:
-        """Order as many spares as are needed now and soon."""
-        self.order_at = 0.0
+    def wanted(self, now: float) -> int:
+        """Return how many spares to order."""
         if self.ready is None:
-            return
+            return 0
         ahead = SPARES if now >= self.no_spares_before else 0
-        wanted = len(self.queued) + ahead - len(self.spares) - self.ordered
-        if wanted > 0:
-            with contextlib.suppress(OSError):  # a full socket: the next sweep repeats the order
-                order = {"spares": wanted, "prefault": not self.queued}
-                self.control.send(json.dumps(order).encode())
-                self.ordered += wanted
+        wanted = len(self.queued) + ahead - len(self.spares) - len(self.ordered)
+        return min(wanted, MAX_ORDERED - len(self.ordered))
 
-    def take_spare(self) -> tuple[int, socket.socket]:
-        """Return number and channel of the oldest spare."""
-        number = next(iter(self.spares))
-        return number, self.spares.pop(number)
+    def take_spare(self) -> Fork:
+        """Return the oldest spare."""
+        return self.spares.pop(next(iter(self.spares)))
 
 
 class Templates:
@@ -196,8 +247,11 @@ class Templates:
         peers: The hosts that request templates.
         logs: For the output of templates.
         clock: Returns seconds since the epoch.
-        on_spare: Called with ``(template, number, channel)`` of a new spare.
-        on_message: Called with a template's other messages about its processes.
+        on_spare: Called with a template that has a new spare.
+        on_refused: Called with ``(template, why)`` when it could not fork a spare.
+        on_boot: Called with ``(template, instance id, error)`` when an instance has started, or
+            with an error when it could not.
+        on_exit: Called with ``(template, fork)`` when the process of an instance has ended.
         on_end: Called with ``(key, why)`` of a template that ended, and its instances with it.
         in_use: Returns the keys of the templates that have instances.
     """
@@ -210,8 +264,10 @@ class Templates:
         logs: Logs,
         clock: Callable[[], float],
         *,
-        on_spare: Callable[[TemplateProcess, int, socket.socket], None],
-        on_message: Callable[[TemplateProcess, dict[str, Any]], None],
+        on_spare: Callable[[TemplateProcess], None],
+        on_refused: Callable[[TemplateProcess, str], None],
+        on_boot: Callable[[TemplateProcess, str, str], None],
+        on_exit: Callable[[TemplateProcess, Fork], None],
         on_end: Callable[[str, str], None],
         in_use: Callable[[], set[str]],
     ) -> None:
@@ -221,11 +277,14 @@ class Templates:
         self._logs = logs
         self._clock = clock
         self._on_spare = on_spare
-        self._on_message = on_message
+        self._on_refused = on_refused
+        self._on_boot = on_boot
+        self._on_exit = on_exit
         self._on_end = on_end
         self._in_use = in_use
         self._templates: dict[str, TemplateProcess] = {}
-        self._jail_refusal = ""
+        self._probed: str | None = None
+        """Why this node cannot isolate; empty if it can, None before it was tried."""
 
     def get(self, key: str) -> TemplateProcess | None:
         """Return a template, ready or not."""
@@ -241,18 +300,55 @@ class Templates:
         for template in self._templates.values():
             if template.order_at:
                 if template.order_at <= now:
-                    template.order(now)
+                    self.order(template)
                 else:
                     wait_s = min(wait_s, template.order_at - now)
         return wait_s
+
+    def order_soon(self, template: TemplateProcess) -> None:
+        """Order spares: at once if an instance waits or no spare is left, else a little later."""
+        if template.queued or not template.spares:
+            self.order(template)
+        elif not template.order_at:
+            template.order_at = self._clock() + SPARE_DELAY_S
+
+    def order(self, template: TemplateProcess) -> None:
+        """Order as many spares as are needed now and soon."""
+        template.order_at = 0.0
+        wanted = template.wanted(self._clock())
+        pairs: list[tuple[Fork, socket.socket]] = []
+        try:
+            for _ in range(wanted):
+                ours, theirs = _channel()
+                template.forked += 1
+                pairs.append((Fork(template.forked, ours), theirs))
+        except OSError as exc:
+            if not pairs:
+                why = f"the launcher reached its limit of open files: {exc}"
+                self._on_refused(template, why)
+        if not pairs:
+            return
+        order = {"spares": [f.number for f, _ in pairs], "prefault": not template.queued}
+        is_sent = False
+        with contextlib.suppress(OSError):  # a full socket: the next sweep repeats the order
+            fds = [theirs.fileno() for _, theirs in pairs]
+            socket.send_fds(template.control, [json.dumps(order).encode()], fds)
+            is_sent = True
+        for fork, theirs in pairs:
+            theirs.close()
+            if is_sent:
+                template.ordered[fork.number] = fork
+                self._listen(template, fork)
+            else:
+                fork.channel.close()
 
     def sweep(self, now: float) -> None:
         """End the templates that hang, load for too long or are idle."""
         in_use = self._in_use()
         for template in self.all():
-            template.order(now)
-            if template.hangs():
-                self._end(template, "it hung: it did not end a process that it was told to end")
+            self.order(template)
+            if self._hangs(template):
+                self._end(template, "it hung: it did not reap a process that had ended")
                 continue
             if template.ready is None and now - template.launched_at > TEMPLATE_DEADLINE_S:
                 self._end(template, f"not loaded after {TEMPLATE_DEADLINE_S:g} s")
@@ -260,6 +356,14 @@ class Templates:
             idle = template.key not in in_use and template.ready is not None
             if idle and now - template.used_at > IDLE_TEMPLATE_S:
                 self._end(template, "idle")
+
+    def _hangs(self, template: TemplateProcess) -> bool:
+        """Report the ends that the template does not explain; return whether it hangs."""
+        for fork in template.ended.values():
+            fork.sweeps += 1
+            if fork.sweeps == PATIENT_SWEEPS:
+                self._on_exit(template, fork)
+        return any(fork.sweeps > SILENT_SWEEPS for fork in template.ended.values())
 
     def kill(self) -> None:
         """End all templates; their forks end with them."""
@@ -289,8 +393,10 @@ class Templates:
         first = {
             "jail": setup["jail"],
             "preload": setup["preload"],
-            "isolated": setup["isolation"] != "none" and not self._jail_refusal,
-            "reason": self._jail_refusal or "switched off by AENV_ISOLATION=none",
+            "python": setup["python"],
+            "env": setup["env"],
+            "isolated": setup["isolation"] != "none" and not self._probed,
+            "reason": self._probed or "switched off by AENV_ISOLATION=none",
             "scratch": str(self._directory / "root"),
         }
         output = self._logs.open(_log_name(key))
@@ -315,10 +421,9 @@ class Templates:
             self._end(min(idle, key=lambda t: t.used_at), "made room")
 
     def _on_readable(self, template: TemplateProcess) -> None:
-        while True:
-            fds: list[int] = []
+        for _ in range(_PACKETS_AT_A_TIME):
             try:
-                data, fds, _, _ = socket.recv_fds(template.control, PACKET_BYTES, 1)
+                data = template.control.recv(PACKET_BYTES)  # without descriptors: they are dropped
             except BlockingIOError:
                 return
             except OSError:
@@ -327,52 +432,193 @@ class Templates:
                 self._end(template, _DIED)
                 return
             try:
-                self._on_packet(template, json.loads(data), fds)
-            except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                # The project's code can write to this socket; invalid data ends only its template.
-                self._end(template, f"its template process sent an invalid message: {exc!r}")
+                self._on_report(template, data)
+            except ValueError as exc:
+                self._end(template, f"its template process sent an invalid message: {exc}")
             if template.control.fileno() < 0:
                 return
 
-    def _on_packet(
-        self, template: TemplateProcess, message: dict[str, Any], fds: list[int]
-    ) -> None:
-        template.silent_sweeps = 0
-        if "spare" in message and not fds:  # the kernel drops descriptors beyond the limit
-            message = {"no_spare": "the launcher reached its limit of open files"}
-        if fds:
-            self._on_spare(template, message["spare"], socket.socket(fileno=fds[0]))
-        else:
-            self._on_report(template, message)
+    def _on_report(self, template: TemplateProcess, data: bytes) -> None:
+        """Act on a report of a template.
 
-    def _on_report(self, template: TemplateProcess, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            template.ready = message["ready"]
-            template.order(self._clock())
-            for peer, seq in template.waiting:
-                self._peers.send(peer, {"seq": seq, "ready": template.ready})
-            template.waiting.clear()
-        elif "failed" in message:
-            template.env_reads = message.get("env_reads", [])
-            template.has_raised = True
-            self._end(template, message["failed"])
-        elif "jail_unavailable" in message:
-            self._restart_without_jail(template, message["jail_unavailable"])
-        else:
-            self._on_message(template, message)
+        Raises:
+            ValueError: It is none, or it comes at the wrong time.
+        """
+        is_early = template.isolation is None
+        match read_template_report(data):
+            case Isolated(isolation) if is_early:
+                template.isolation = isolation
+            case JailRefused(why) if is_early:
+                self._restart_without_jail(template, why)
+            case Failed(why, env_reads) if template.ready is None:
+                template.env_reads, template.has_raised = env_reads, True
+                self._end(template, why)
+            case Ready(bare_reason, env_reads) if not is_early and template.ready is None:
+                template.ready = {
+                    "isolation": template.isolation,
+                    "bare_reason": bare_reason,
+                    "env_reads": env_reads,
+                }
+                self.order(template)
+                for peer, seq in template.waiting:
+                    self._peers.send(peer, {"seq": seq, "ready": template.ready})
+                template.waiting.clear()
+            case Exited(number, status):
+                self._on_status(template, number, status)
+            case other:
+                raise ValueError(f"not expected now: {type(other).__name__}")
 
-    def _restart_without_jail(self, template: TemplateProcess, reason: str) -> None:
-        """Start the template again without namespaces; the facts of its instances say so."""
-        waiting, setup = list(template.waiting), template.setup
-        template.waiting.clear()
-        if setup["isolation"] == "required":
-            template.waiting = waiting
-            self._end(template, f"namespaces are required, but: {reason}")
+    def _on_status(self, template: TemplateProcess, number: int, status: int) -> None:
+        """Note why a process ended; the report may come before the kernel's or after it."""
+        fork = template.ended.pop(number, None)
+        if fork is not None:
+            fork.status = status
+            if fork.sweeps < PATIENT_SWEEPS:
+                self._on_exit(template, fork)
             return
-        self._end(template, reason)
-        self._jail_refusal = reason
+        fork = template.instances.get(number) or template.spares.get(number)
+        if fork is not None:
+            fork.status = status
+            if fork.pidfd < 0:  # an old kernel, which cannot tell
+                self._on_fork_end(template, fork)
+
+    def _restart_without_jail(self, template: TemplateProcess, why: str) -> None:
+        """Start a template again without namespaces if this node has none for any project.
+
+        A project could ask for a jail that cannot be built: then only its start fails.
+        """
+        if template.setup["isolation"] == "required":
+            self._end(template, f"namespaces are required, but: {why}")
+            return
+        if self._probed is None:
+            self._probed = self._probe(template.setup)
+        if not self._probed:
+            self._end(template, f"its sandbox cannot be built: {why}")
+            return
+        waiting, template.waiting = template.waiting, []
+        self._end(template, why)
         for peer, seq in waiting:
-            self.request(peer, seq, template.key, setup)
+            self.request(peer, seq, template.key, template.setup)
+
+    def _probe(self, setup: dict[str, Any]) -> str:
+        """Return why this node cannot isolate a project that asks for nothing; empty if it can."""
+        empty = {"project": str(self._directory / "root"), "network": setup["jail"]["network"]}
+        first = {
+            "jail": empty, "preload": False, "isolated": True, "reason": "",
+            "python": [sys.executable], "env": {"envNAME": "probe"},
+            "scratch": str(self._directory / "root"),
+        }  # fmt: skip
+        try:
+            probe = _start("probe", setup, first, subprocess.DEVNULL, self._clock())
+        except OSError as exc:
+            return str(exc)
+        probe.control.settimeout(PROBE_DEADLINE_S)
+        try:
+            report = read_template_report(probe.control.recv(PACKET_BYTES))
+        except (OSError, ValueError) as exc:
+            return f"the attempt failed: {exc}"
+        finally:
+            probe.control.close()
+            probe.process.kill()
+            probe.process.wait()
+        return report.why if isinstance(report, JailRefused | Failed) else ""
+
+    # --- forks --------------------------------------------------------------------------------
+
+    def _listen(self, template: TemplateProcess, fork: Fork) -> None:
+        self._selector.register(
+            fork.channel, selectors.EVENT_READ, lambda *_: self._on_channel(template, fork)
+        )
+
+    def _close_channel(self, fork: Fork) -> None:
+        if fork.channel.fileno() >= 0:
+            self._selector.unregister(fork.channel)
+            fork.channel.close()
+
+    def _on_channel(self, template: TemplateProcess, fork: Fork) -> None:
+        try:
+            data, pid = _receive_from_fork(fork.channel)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, pid = b"", 0
+        if not data:
+            self._close_channel(fork)
+            template.spares.pop(fork.number, None)
+            if template.ordered.pop(fork.number, None) is not None:
+                self._on_refused(template, "its process ended at once")
+            return
+        try:
+            self._on_fork_report(template, fork, data, pid)
+        except ValueError as exc:
+            self._end(template, f"a process of its template sent an invalid message: {exc}")
+
+    def _on_fork_report(self, template: TemplateProcess, fork: Fork, data: bytes, pid: int) -> None:
+        """Act on a report of a fork.
+
+        Raises:
+            ValueError: It is none, or it comes at the wrong time.
+        """
+        is_ordered = fork.number in template.ordered
+        match read_fork_report(data):
+            case Waits() if is_ordered:
+                del template.ordered[fork.number]
+                if self._watch(template, fork, pid):
+                    template.spares[fork.number] = fork
+                    self._on_spare(template)
+                else:
+                    self._close_channel(fork)
+                    self._on_refused(template, "its process ended at once")
+            case NoSpare(why) if is_ordered:
+                del template.ordered[fork.number]
+                self._close_channel(fork)
+                self._on_refused(template, why)
+            case Booted(error) if fork.instance:
+                self._close_channel(fork)
+                self._on_boot(template, fork.instance, error)
+            case other:
+                raise ValueError(f"not expected now: {type(other).__name__}")
+
+    def _watch(self, template: TemplateProcess, fork: Fork, pid: int) -> bool:
+        """Watch a process for its end; return whether it still runs.
+
+        Raises:
+            ValueError: It is no process of the template.
+        """
+        try:
+            fork.pid, fork.pidfd = pid, _open_process(pid)
+            # Another process may have got the id of one that has ended: it has another session.
+            if template.is_isolated and os.getsid(pid) != template.process.pid:
+                raise ValueError(f"process {pid} is not in its session")
+        except ProcessLookupError:
+            return False
+        if fork.pidfd >= 0:
+            self._selector.register(
+                fork.pidfd, selectors.EVENT_READ, lambda *_: self._on_fork_end(template, fork)
+            )
+        return True
+
+    def _on_fork_end(self, template: TemplateProcess, fork: Fork) -> None:
+        """Act on the end of a process, which the kernel has reported."""
+        self._forget(fork)
+        fork.is_gone = True
+        template.spares.pop(fork.number, None)
+        if template.instances.pop(fork.number, None) is None:
+            template.no_spares_before = self._clock() + SPARE_PAUSE_S
+        elif fork.status is None:
+            template.ended[fork.number] = fork
+        else:
+            self._on_exit(template, fork)
+
+    def _forget(self, fork: Fork) -> None:
+        self._close_channel(fork)
+        if fork.pidfd >= 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fork.pidfd)
+            os.close(fork.pidfd)
+            fork.pidfd = -1
+
+    # --- ends ---------------------------------------------------------------------------------
 
     def _end(self, template: TemplateProcess, why: str) -> None:
         if self._templates.get(template.key) is template:
@@ -380,8 +626,8 @@ class Templates:
         if template.control.fileno() >= 0:
             self._selector.unregister(template.control)
             template.control.close()
-        for channel in template.spares.values():
-            channel.close()
+        for fork in template.forks:
+            self._forget(fork)
         with contextlib.suppress(subprocess.TimeoutExpired):
             # The socket closes a moment before the exit code, which says more, is available.
             template.process.wait(_EXIT_CODE_S if why is _DIED else 0)
@@ -414,14 +660,13 @@ def _start(
 
     Args:
         key: Its name.
-        setup: Contains its ``python`` command and its variables, ``env``.
+        setup: Contains ``runtime_path``, where the jailer finds this package.
         first: The first message to it.
         output: Descriptor of its log.
         now: Seconds since the epoch.
 
     Raises:
-        OSError: The interpreter is missing, its variables are too long, or the node is full.
-        ValueError: A variable contains a null character.
+        OSError: The node is full.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for sock in (ours, theirs):
@@ -429,13 +674,14 @@ def _start(
     try:
         with theirs:
             process = subprocess.Popen(
-                [*setup["python"], "-m", "aenv_ray.runtime.fork.template", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "aenv_ray.runtime.fork.jailer", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=setup["env"],
+                env=_JAILER_VARIABLES | {"PYTHONPATH": setup["runtime_path"]},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                start_new_session=True,
             )
     except (OSError, ValueError):
         ours.close()
@@ -446,6 +692,44 @@ def _start(
     return TemplateProcess(key, setup, process, ours, launched_at=now, used_at=now)
 
 
+def _channel() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a channel; the kernel adds the sender's process id to each packet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
+
+
+def _receive_from_fork(channel: socket.socket) -> tuple[bytes, int]:
+    """Return a packet and its sender's process id; descriptors in it are dropped.
+
+    Raises:
+        BlockingIOError: There is no packet.
+    """
+    room = socket.CMSG_SPACE(_CREDENTIALS.size)  # for nothing else
+    data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, room, socket.MSG_DONTWAIT)
+    for _, kind, content in ancillary:
+        if kind == socket.SCM_CREDENTIALS:
+            return data, _CREDENTIALS.unpack(content)[0]
+    return data, 0
+
+
+def _open_process(pid: int) -> int:
+    """Return a descriptor of a process; -1 where the kernel has none (before Linux 5.3).
+
+    Raises:
+        ProcessLookupError: The process has ended.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS:
+            return -1
+        raise
+
+
 def node_oom_kills() -> int:
     """Return how many processes the node's kernel has killed for lack of memory; Linux only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -453,16 +737,18 @@ def node_oom_kills() -> int:
     return 0
 
 
-def inside_of(status: int, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:
+def inside_of(status: int | None, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:
     """Return what inside a sandbox ended its process; None if it was ended from outside.
 
     Args:
-        status: Its exit code or negated signal.
+        status: Its exit code or negated signal; None if that is not known.
         isolated: It was process 1 of a pid namespace, which no signal from inside kills: SIGKILL
             came from outside, for example because the node had no memory left.
         oom_kills_before: `node_oom_kills` when it started; used without isolation, where its own
             processes can send SIGKILL too.
     """
+    if status is None:
+        return None
     if status >= 0:
         return InsideCause.EXIT
     if status == -signal.SIGKILL and (isolated or node_oom_kills() != oom_kills_before):
@@ -470,8 +756,10 @@ def inside_of(status: int, *, isolated: bool, oom_kills_before: int) -> InsideCa
     return InsideCause.SIGNAL
 
 
-def cause_of(status: int) -> str:
+def cause_of(status: int | None) -> str:
     """Describe how a process ended, from its exit code or its negated signal."""
+    if status is None:
+        return "its process ended"
     if status >= 0:
         return f"its process exited with code {status}"
     with contextlib.suppress(ValueError):

@@ -1,11 +1,10 @@
-"""Isolates a sandbox with Linux namespaces, without root and without a container.
+"""Isolates the instances of a template with Linux namespaces, without root and without a container.
 
-`unshare_template` and `settle_template` run once in a template process and create what all its
-instances share: a user namespace, a root directory with a read-only view of the node's programs and
-nothing else, and a pid namespace, whose end kills every process in it. For each instance, `build`
-in the template and `enter` in the forked process create what is not shared: mounts for work,
-temporary files and /proc; pid, ipc, uts and network namespaces; and limits. Then the process gives
-up its privileges.
+The jailer (`aenv_ray.runtime.fork.jailer`) has created what all instances of a template share: a
+root directory with a read-only view of the node's programs and nothing else, a user namespace, and
+a pid namespace, whose end kills every process in it. For each instance, `build` in the template and
+`enter` in the forked process create what is not shared: mounts for work, temporary files and /proc;
+pid, ipc, uts and network namespaces; and limits. Then the process gives up its privileges.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import contextlib
 import errno
 import os
 import resource
-import site
 import socket
-import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
@@ -33,75 +31,122 @@ from aenv_ray.runtime.fork.jail_spec import (
     WORK,
     JailSpec,
     JailUnavailable,
-    StorageUnavailable,
     limits_processes,
     tmpfs_size,
 )
-from aenv_ray.runtime.fork.namespaces import NetworkNamespaces, close_high
+from aenv_ray.runtime.fork.namespaces import NetworkNamespaces
+from aenv_ray.runtime.fork.root import BOX, build_root, hide
 from aenv_ray.runtime.system import linux
-
-_BOX: Final = "/.box"
-_COVERED: Final = ("/tmp/", "/var/tmp/", f"{WORK}/")
-_second_views: list[tuple[str, str]] = []
-_SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-_PASSWD: Final = (
-    f"root:x:0:0:root:/root:/bin/sh\nagent:x:{SANDBOX_ID}:{SANDBOX_ID}:agent:{WORK}:/bin/bash\n"
-    f"nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
-)
-_GROUP: Final = f"root:x:0:\nagent:x:{SANDBOX_ID}:\nnogroup:x:{NOBODY}:\n"
-
 
 # --- once for each template ------------------------------------------------------------------
 
 
-def unshare_template(scratch: Path, spec: JailSpec) -> None:
-    """Enter the namespaces that all instances of a template share. The next child is pid 1 there.
+def enter_root(scratch: Path, spec: JailSpec, python: str, hostname: str) -> JailSpec:
+    """Move this process to a new root directory and to the namespaces of a template.
 
-    If this process is root, it builds the shared root directory as root, since an interpreter may
-    be below /root or in a private home directory; then it becomes nobody permanently.
+    It forks: the caller goes on in the child, process 1 of a pid namespace; the parent waits and
+    exits with the child's code. As root, the directory is built as root, since an interpreter may
+    be below /root or in a private home directory; then the child is nobody permanently.
+
+    Args:
+        scratch: An empty directory.
+        spec: What to show.
+        python: Interpreter of the template.
+        hostname: Host name in the sandbox, which cannot change it or see the node's.
+
+    Returns:
+        `spec` with what its instances must mount again.
 
     Raises:
         JailUnavailable: The kernel refused a step. The process must end, as its state is undefined.
+        StorageUnavailable: The storage cannot be mounted.
     """
-    flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | _namespaces(spec)
+    uid, gid = os.geteuid(), os.getegid()
+    is_root = uid == 0
+    users = 0 if is_root else linux.CLONE_NEWUSER
     try:
-        if os.geteuid() == 0:
-            linux.unshare(linux.CLONE_NEWNS)
-            _build_root(scratch, spec)
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            # setuid made the process undumpable, so that root owns its files in /proc.
-            linux.prctl(linux.PR_SET_DUMPABLE, 1)
-            linux.unshare(flags)
-            _map_ids(NOBODY, NOBODY)
-        else:
-            uid, gid = os.geteuid(), os.getegid()
-            linux.unshare(flags)
-            _map_ids(uid, gid)
-            _build_root(scratch, spec)
+        linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWNS | users)
+        if not is_root:
+            map_ids(uid, gid)
+        if (pid := os.fork()) != 0:
+            exit_like(pid)
+        linux.die_with_parent()
+        views = build_root(scratch, spec, python)
+        if is_root:
+            _become_nobody()
+        # In its own user namespace, the kernel locks all mounts of the root directory.
+        linux.unshare(linux.CLONE_NEWUSER | _namespaces(spec))
+        map_ids(*((NOBODY, NOBODY) if is_root else (SANDBOX_ID, SANDBOX_ID)))
+        linux.set_hostname(hostname)
+        linux.die_with_parent()  # again: changing credentials clears it
     except OSError as exc:
         raise JailUnavailable(str(exc)) from exc
+    return replace(spec, views=tuple(views))
 
 
-def settle_template(hostname: str) -> None:
-    """Set the host name and mount /proc, as pid 1 of the template's pid namespace.
+def exit_like(pid: int) -> NoReturn:
+    """Wait for a child and exit with its code, holding no descriptor."""
+    os.closerange(0, _LAST_FD)
+    while True:
+        with contextlib.suppress(InterruptedError):
+            _, status = os.waitpid(pid, 0)
+            os._exit(max(0, os.waitstatus_to_exitcode(status)) & 0xFF)
 
-    Args:
-        hostname: Host name in the sandbox, which cannot change it or see the node's.
+
+def _become_nobody() -> None:
+    """Give up root for good, in the node's user namespace too."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    # setuid made the process undumpable, so that root owns its files in /proc.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def _namespaces(spec: JailSpec) -> int:
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+    return flags | linux.CLONE_NEWNET if spec.network == "none" else flags
+
+
+# --- once for each instance ------------------------------------------------------------------
+
+
+def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
+    """Create the namespaces and mounts of the next instance in this template process.
+
+    The template does this because a forked process copies every page that it writes to, which costs
+    more than the work. `TemplateNamespaces.rejoin` undoes it after the fork.
+
+    Returns:
+        The descriptor for `NetworkNamespaces.leave`; -1 without a network namespace.
 
     Raises:
-        JailUnavailable: The kernel refused a step, for example in a container that masks /proc.
+        OSError: The kernel refused a step.
     """
-    try:
-        linux.set_hostname(hostname)
-        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    except OSError as exc:
-        raise JailUnavailable(str(exc)) from exc
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+    network = networks.enter() if spec.network == "none" else -1
+    quiet = linux.MS_NOSUID | linux.MS_NODEV
+    size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
+    linux.mount("tmpfs", BOX, "tmpfs", quiet, f"mode=755,{tmpfs_size(size)}")
+    for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
+        os.mkdir(f"{BOX}/{name}")
+        os.chmod(f"{BOX}/{name}", mode)  # regardless of the umask
+    for name, target in _BOX_VIEWS:
+        linux.mount(f"{BOX}/{name}", target, None, linux.MS_BIND)
+    for view, path in spec.views:
+        os.makedirs(path, exist_ok=True)
+        linux.mount(view, path, None, linux.MS_BIND | linux.MS_REC)
+    if spec.storage:
+        os.makedirs(spec.storage_path, exist_ok=True)  # in the mounts of the instance
+        linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
+    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
+    if spec.hide_source:
+        hide(PROJECT)
+    linux.unshare(linux.CLONE_NEWPID)
+    return network
 
 
-def _map_ids(uid: int, gid: int) -> None:
+def map_ids(uid: int, gid: int) -> None:
+    """Map `SANDBOX_ID` of this process's new user namespace to a user and group outside it."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{SANDBOX_ID} {uid} 1"),
@@ -112,189 +157,10 @@ def _map_ids(uid: int, gid: int) -> None:
         os.close(fd)
 
 
-def _build_root(scratch: Path, spec: JailSpec) -> None:
-    """Create the shared root directory on a tmpfs at `scratch` and make it the root."""
-    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    root = str(scratch)
-    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "mode=755,size=16m")
-    for name in _SYSTEM:
-        source = Path("/", name)
-        if source.is_symlink():
-            os.symlink(os.readlink(source), f"{root}/{name}")
-        elif source.is_dir():
-            _show(root, str(source))
-    for path in _python_paths():
-        _show(root, path)
-        if path.startswith(_COVERED):
-            # An instance mounts its own /tmp over this path: bind it again from a second view.
-            view = f"/.shown/{len(_second_views)}"
-            _show(root, path, view)
-            _second_views.append((view, path))
-            if _package_dir().startswith(f"{path}/"):
-                _hide(f"{root}{view}{_package_dir().removeprefix(path)}/envs")
-            elif _package_dir() == path:
-                _hide(f"{root}{view}/envs")
-    _show(root, spec.project, PROJECT)
-    _show_further(root, spec)
-    for name in (WORK[1:], "tmp", "var/tmp", "run", "root", ".box", "dev/pts", "dev/shm", "proc"):
-        os.makedirs(f"{root}/{name}", mode=0o755, exist_ok=True)
-    _make_devices(root)
-    _make_accounts(root)
-    _show_resolver(root)
-    _hide(f"{root}{_package_dir()}/envs")
-    if spec.storage:
-        os.makedirs(f"{root}{STORAGE}/data")
-        Path(f"{root}{STORAGE}/lock").touch()
-        os.makedirs(f"{root}{spec.storage_path}", exist_ok=True)
-    linux.make_read_only(root)
-    _show_writable(root, spec)
-    # The kernel allows a new /proc only while an unmasked one is visible (mnt_already_visible).
-    linux.mount("/proc", f"{root}/proc", None, linux.MS_BIND | linux.MS_REC)
-    os.chdir(root)
-    # Stacks the old root on the new one; detaching the old one leaves only the new.
-    linux.pivot_root(".", ".")
-    linux.unmount(".")
-    os.chdir("/")
-
-
-def _package_dir() -> str:
-    return str(Path(__file__).resolve().parents[2])
-
-
-def _python_paths() -> list[str]:
-    """Return the directories that this interpreter needs, besides the system's."""
-    wanted = [sys.prefix, sys.base_prefix, sys.exec_prefix, _package_dir()]
-    wanted.append(str(Path(os.path.realpath(sys.executable)).parent.parent))
-    wanted += [p for p in (*site.getsitepackages(), *sys.path) if os.path.isabs(p)]
-    # In a source checkout the parent of the package is on sys.path: show only the package.
-    excluded = {"/", str(Path(_package_dir()).parent), os.getcwd()}
-    found: list[str] = []
-    for path in sorted({os.path.abspath(p) for p in wanted}):
-        covered = [*found, *(f"/{name}" for name in _SYSTEM)]
-        if path in excluded or not os.path.exists(path):
-            continue
-        if not any(path == base or path.startswith(f"{base}/") for base in covered):
-            found.append(path)
-    return found
-
-
-def _show(root: str, path: str, place: str | None = None) -> None:
-    """Bind-mount `path` at `place` below `root` (default: the same path); follows symlinks."""
-    target = f"{root}{place or path}"
-    real = os.path.realpath(path)
-    if os.path.isdir(path):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        Path(target).touch()
-    linux.mount(real, target, None, linux.MS_BIND | linux.MS_REC)
-    if place is None and real != path and not os.path.exists(f"{root}{real}"):
-        _show(root, real)
-
-
-def _show_further(root: str, spec: JailSpec) -> None:
-    for path in spec.shown:
-        if not os.path.exists(f"{root}{path}"):
-            _show(root, path)
-    if spec.writable:
-        os.makedirs(f"{root}{spec.writable}", exist_ok=True)
-
-
-def _show_writable(root: str, spec: JailSpec) -> None:
-    if spec.writable:
-        linux.mount(spec.writable, f"{root}{spec.writable}", None, linux.MS_BIND)
-        linux.deny_devices(f"{root}{spec.writable}")
-    if spec.storage:
-        _show_storage(f"{root}{STORAGE}", spec)
-
-
-def _hide(target: str) -> None:
-    """Mount an empty directory over `target`, if that exists."""
-    if os.path.isdir(target):
-        linux.mount("tmpfs", target, "tmpfs", linux.MS_RDONLY | linux.MS_NOSUID, "size=4k")
-
-
-def _show_storage(target: str, spec: JailSpec) -> None:
-    """Mount the storage, the only part of the node's disk that a sandbox can write to.
-
-    Raises:
-        StorageUnavailable: It does not exist, or cannot be mounted.
-    """
-    try:
-        linux.mount(spec.storage, f"{target}/data", None, linux.MS_BIND)
-        linux.deny_devices(f"{target}/data")
-        linux.mount(spec.storage_lock, f"{target}/lock", None, linux.MS_BIND)
-    except OSError as exc:  # the jail itself works, for other instances
-        raise StorageUnavailable(f"its storage cannot be mounted: {exc}") from exc
-
-
-def _make_devices(root: str) -> None:
-    for name in _DEVICES:
-        if os.path.exists(f"/dev/{name}"):
-            Path(f"{root}/dev/{name}").touch()
-            linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
-    os.symlink("pts/ptmx", f"{root}/dev/ptmx")
-    os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
-
-
-def _make_accounts(root: str) -> None:
-    for name, text in (("passwd", _PASSWD), ("group", _GROUP)):
-        if os.path.exists(f"{root}/etc/{name}"):
-            own = Path(f"{root}/run/{name}")
-            own.write_text(text)
-            linux.mount(str(own), f"{root}/etc/{name}", None, linux.MS_BIND)
-
-
-def _show_resolver(root: str) -> None:
-    """Show the file that /etc/resolv.conf links to, if it is outside /etc."""
-    real = os.path.realpath("/etc/resolv.conf")
-    if os.path.isfile(real) and not real.startswith("/etc/"):
-        _show(root, real)
-
-
-# --- once for each instance ------------------------------------------------------------------
-
-
-def _namespaces(spec: JailSpec) -> int:
-    flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-    return flags | linux.CLONE_NEWNET if spec.network == "none" else flags
-
-
-def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
-    """Create the namespaces and mounts of the next instance in this template process.
-
-    The template does this because a forked process copies every page that it writes to, which costs
-    more than the work. `TemplateNamespaces.rejoin` undoes it after the fork.
-
-    Returns:
-        The descriptor for `Networks.leave`; -1 without a network namespace.
-
-    Raises:
-        OSError: The kernel refused a step.
-    """
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-    network = networks.enter() if spec.network == "none" else -1
-    quiet = linux.MS_NOSUID | linux.MS_NODEV
-    size = spec.storage_bytes or DEFAULT_STORAGE_BYTES
-    linux.mount("tmpfs", _BOX, "tmpfs", quiet, f"mode=755,{tmpfs_size(size)}")
-    for name, mode in (("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
-        os.mkdir(f"{_BOX}/{name}")
-        os.chmod(f"{_BOX}/{name}", mode)  # regardless of the umask
-    for name, target in _BOX_VIEWS:
-        linux.mount(f"{_BOX}/{name}", target, None, linux.MS_BIND)
-    for view, path in _second_views:
-        os.makedirs(path, exist_ok=True)
-        linux.mount(view, path, None, linux.MS_BIND | linux.MS_REC)
-    if spec.storage:
-        os.makedirs(spec.storage_path, exist_ok=True)  # in the mounts of the instance
-        linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
-    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
-    if spec.hide_source:
-        _hide(PROJECT)
-    linux.unshare(linux.CLONE_NEWPID)
-    return network
+def mount_proc() -> None:
+    """Mount /proc of this process's pid namespace over the one that it was forked with."""
+    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    linux.mount("proc", "/proc", "proc", flags)
 
 
 def enter(spec: JailSpec) -> None:
@@ -303,13 +169,12 @@ def enter(spec: JailSpec) -> None:
     Raises:
         OSError: The kernel refused a step; the process must end.
     """
-    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-    linux.mount("proc", "/proc", "proc", flags)
+    mount_proc()
     # In its own user namespace, the kernel counts the processes of this sandbox separately.
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
-    _map_ids(SANDBOX_ID, SANDBOX_ID)
+    map_ids(SANDBOX_ID, SANDBOX_ID)
     os.chdir(WORK)
-    lock(spec, jailed=True)
+    lock(spec, jailed=True, is_fork=True)
 
 
 class SourceCover:
@@ -344,45 +209,63 @@ class SourceCover:
 
 def _hide_when_told(channel: socket.socket) -> NoReturn:
     try:
-        close_high()
         linux.die_with_parent()
         if channel.recv(1):
-            _hide(PROJECT)
+            hide(PROJECT)
             channel.sendall(b"!")
     finally:
         os._exit(0)  # after a failure the channel closes without an answer
 
 
+_LAST_FD: Final = 1 << 20
 _BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm", "/dev/shm"))
 _DEVPTS: Final = "newinstance,ptmxmode=0666,mode=620"
 
 
-def lock(spec: JailSpec, *, jailed: bool) -> None:
+def lock(spec: JailSpec, *, jailed: bool, is_fork: bool = False) -> None:
     """Set limits and give up every privilege.
 
     Args:
         spec: The limits.
         jailed: Whether this process is in a user namespace that the sandbox has for itself.
+        is_fork: Whether `lock_template` has restricted the process that it was forked from.
     """
     set_limits(spec, jailed=jailed)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
     # Children cannot trace the runtime or read its memory, which contains the graders.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    seccomp_filter = _seccomp_filter()
+    _install(_filter(is_fork=is_fork))
+
+
+def lock_template() -> None:
+    """Give up what a template does not need to isolate its forks, before it runs a project's code.
+
+    It can still enter namespaces, create those of an instance, and mount in them, all below its own
+    user namespace.
+    """
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.keep_capabilities(linux.CAP_SYS_ADMIN, linux.CAP_SYS_CHROOT)  # `setns` needs both
+    if seccomp.is_supported():
+        _install(linux.SeccompFilter(seccomp.program(for_template=True)))
+
+
+@cache
+def _filter(*, is_fork: bool) -> linux.SeccompFilter | None:
+    if not seccomp.is_supported():
+        return None
+    return linux.SeccompFilter(seccomp.without_template_calls() if is_fork else seccomp.program())
+
+
+def _install(seccomp_filter: linux.SeccompFilter | None) -> None:
     if seccomp_filter is not None:
         seccomp_filter.install()
 
 
-@cache
-def _seccomp_filter() -> linux.SeccompFilter | None:
-    return linux.SeccompFilter(seccomp.program()) if seccomp.is_supported() else None
-
-
-def warm_up() -> None:
+def warm_up(*, jailed: bool) -> None:
     """Compute in the template what all its instances need."""
-    _seccomp_filter()
-    limits_processes(jailed=True)
+    _filter(is_fork=jailed)
+    limits_processes(jailed=jailed)
 
 
 def set_limits(spec: JailSpec, *, jailed: bool) -> None:

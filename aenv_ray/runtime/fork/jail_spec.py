@@ -63,6 +63,8 @@ class JailSpec:
     """Further paths of the node that can be read at the same place."""
     writable: str = ""
     """Directory of the node that can be written to at the same place; empty: none."""
+    views: tuple[tuple[str, str], ...] = ()
+    """``(view, path)`` of directories that an instance covers and mounts again; from the jailer."""
 
 
 @dataclass(frozen=True)

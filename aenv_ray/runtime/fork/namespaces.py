@@ -1,16 +1,18 @@
 """The namespaces that a template holds open: its own, and network namespaces for reuse.
 
-Their descriptors start at `_FIRST_HIGH_FD`, so that a forked process closes all of them with one
-system call.
+A template may enter namespaces but not configure a network, so its jailer creates the network
+namespaces (`serve_networks`), in the template's user namespace.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import errno
 import os
+import socket
 from typing import Final
 
-from aenv_ray.runtime.fork.jail_spec import JailSpec, JailUnavailable
+from aenv_ray.runtime.fork.jail_spec import JailSpec
 from aenv_ray.runtime.system import linux
 
 
@@ -20,16 +22,23 @@ class NetworkNamespaces:
     Creating one costs 0.4 ms, and removing it costs the kernel more; joining one costs 3 µs. An
     instance cannot configure its network, so it can leave behind only sockets: a namespace that
     still has any, even in TIME_WAIT, is not reused.
+
+    Args:
+        jailer: Socket on which the jailer answers with new ones; None if they are not needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, jailer: socket.socket | None) -> None:
+        self._jailer = jailer
         self._free: list[int] = []
 
     def enter(self) -> int:
         """Move this process into the network namespace of the next instance.
 
         Returns:
-            A descriptor for `leave`; -1 when no descriptor was free.
+            A descriptor for `leave`.
+
+        Raises:
+            OSError: The jailer could not create one.
         """
         while self._free:
             fd = self._free.pop()
@@ -37,9 +46,17 @@ class NetworkNamespaces:
             if _has_no_sockets():
                 return fd
             os.close(fd)
-        linux.unshare(linux.CLONE_NEWNET)
-        linux.raise_loopback()
-        return open_high("/proc/self/ns/net")
+        fd = self._create()
+        linux.setns(fd, linux.CLONE_NEWNET)
+        return fd
+
+    def _create(self) -> int:
+        assert self._jailer is not None
+        self._jailer.sendall(b"?")
+        answer, fds, _, _ = socket.recv_fds(self._jailer, _ANSWER_BYTES, 1)
+        if not fds:
+            raise OSError(errno.EMFILE, answer.decode() or "no network namespace for it")
+        return fds[0]
 
     def leave(self, fd: int) -> None:
         """Take back a namespace whose instance has ended."""
@@ -49,33 +66,7 @@ class NetworkNamespaces:
             os.close(fd)
 
 
-def open_high(path: str) -> int:
-    """Open a file on a descriptor that `close_high` closes; -1 when none is free."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return move_high(fd)
-    except OSError:
-        return -1
-    finally:
-        os.close(fd)
-
-
-def move_high(fd: int) -> int:
-    """Return a copy of `fd` on a descriptor that `close_high` closes.
-
-    Raises:
-        OSError: The limit of open files is reached.
-    """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD)
-
-
-def close_high() -> None:
-    """Close, in a forked process, all descriptors from `open_high` and `move_high`."""
-    os.closerange(_FIRST_HIGH_FD, _LAST_FD)
-
-
-_FIRST_HIGH_FD: Final = 1000
-_LAST_FD: Final = 1 << 20
+_ANSWER_BYTES: Final = 4096
 _MAX_FREE_NETWORKS: Final = 1024
 
 
@@ -87,22 +78,40 @@ def _has_no_sockets() -> bool:
 
 
 class TemplateNamespaces:
-    """The template's own namespaces, which it rejoins after each fork.
-
-    Raises:
-        JailUnavailable: The limit of open files is too low.
-    """
+    """The template's own namespaces, which it rejoins after each fork."""
 
     def __init__(self, spec: JailSpec) -> None:
         kinds = {"mnt": linux.CLONE_NEWNS, "ipc": linux.CLONE_NEWIPC}
         if spec.network == "none":
             kinds["net"] = linux.CLONE_NEWNET
         kinds["pid"] = linux.CLONE_NEWPID
-        self._fds = [(open_high(f"/proc/self/ns/{name}"), kind) for name, kind in kinds.items()]
-        if any(fd < 0 for fd, _ in self._fds):
-            raise JailUnavailable(f"the limit of open files is below {_FIRST_HIGH_FD + len(kinds)}")
+        self._fds = [(_open(f"/proc/self/ns/{name}"), kind) for name, kind in kinds.items()]
 
     def rejoin(self) -> None:
         """Move this process back to the template's namespaces."""
         for fd, kind in self._fds:
             linux.setns(fd, kind)
+
+
+def serve_networks(template: socket.socket, proc: int) -> None:
+    """Create network namespaces for a template until it is gone; called by its jailer.
+
+    Args:
+        template: Its socket. A request is one byte, its answer a descriptor or an error's text.
+        proc: Descriptor of a /proc that shows this process.
+    """
+    with contextlib.suppress(ConnectionError):  # it is gone
+        while template.recv(1):
+            try:
+                linux.unshare(linux.CLONE_NEWNET)
+                linux.raise_loopback()
+                fd = os.open("self/ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+            except OSError as exc:
+                template.sendall(str(exc).encode())
+                continue
+            socket.send_fds(template, [b"!"], [fd])
+            os.close(fd)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -59,12 +59,22 @@ def variables_read() -> list[str]:
     return sorted(TrackingEnviron.reads)
 
 
+def opened_files() -> set[int]:
+    """Return the descriptors of this process that are files, directories or devices.
+
+    Sockets, pipes and namespaces are none, so an instance does not get those of its template.
+    """
+    return {fd for fd, target in _descriptors().items() if target.startswith(("/", "memfd:"))}
+
+
 def _special_fds() -> set[str]:
     """Return the open sockets and pipes, identified by their inode numbers."""
-    found = set()
+    return {found for found in _descriptors().values() if found.startswith(("socket:", "pipe:"))}
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith(("socket:", "pipe:")):
-                found.add(target)
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return found

@@ -1,10 +1,17 @@
-"""A seccomp filter that refuses system calls which escapes use and environments do not need.
+"""Seccomp filters: the system calls that environments need are allowed, all others are refused.
 
-The list is close to Docker's default profile for a process without capabilities: loading code into
-the kernel, changing mounts, namespaces, clocks, keys and devices, tracing the kernel, and
-interfaces with a history of privilege escalation (io_uring, userfaultfd, bpf). A refused call
-returns EPERM. ``clone3`` returns ENOSYS, so that libc falls back to ``clone``, whose flags the
-filter can see.
+The list is what Docker's default profile permits to a process without capabilities, without calls
+that have other uses than an environment's (clocks, file handles, io_uring). A refused call returns
+EPERM. ``clone3`` returns ENOSYS, so that libc falls back to ``clone``, whose flags the filter can
+see; so does a call that is newer than the list, for which libc has a fallback too.
+
+Sockets are those of Unix, IPv4, IPv6, and netlink for routes, from which libc lists the network
+interfaces. All others bypass network namespaces (vsock) or reach kernel code that no environment
+needs.
+
+A template has what its spares need in addition: to enter namespaces and to mount in them. A spare
+gives that up with a second, short filter: installing a filter costs time for each instruction, and
+each instance installs one.
 """
 
 from __future__ import annotations
@@ -12,62 +19,112 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Final
 
-# name: (x86_64, aarch64); -1 where the architecture lacks the call. Source: the kernel's tables.
-_REFUSED: Final[dict[str, tuple[int, int]]] = {
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "delete_module": (176, 106),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioperm": (173, -1),
-    "iopl": (172, -1),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "lookup_dcookie": (212, 18),
+from aenv_ray.runtime.system import linux
+
+# name, x86_64, aarch64; - where the architecture lacks the call. Source: the kernel's tables.
+_ALLOWED: Final = """
+accept 43 202, accept4 288 242, access 21 -, alarm 37 -, arch_prctl 158 -, bind 49 200, brk 12 214,
+cachestat 451 451, capget 125 90, capset 126 91, chdir 80 49, chmod 90 -, chown 92 -,
+clock_getres 229 114, clock_gettime 228 113, clock_nanosleep 230 115, close 3 57,
+close_range 436 436, connect 42 203, copy_file_range 326 285, creat 85 -, dup 32 23, dup2 33 -,
+dup3 292 24, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21, epoll_pwait 281 22,
+epoll_pwait2 441 441, epoll_wait 232 -, eventfd 284 -, eventfd2 290 19, execve 59 221,
+execveat 322 281, exit 60 93, exit_group 231 94, faccessat 269 48, faccessat2 439 439,
+fadvise64 221 223, fallocate 285 47, fchdir 81 50, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452,
+fchown 93 55, fchownat 260 54, fcntl 72 25, fdatasync 75 83, fgetxattr 193 10, flistxattr 196 13,
+flock 73 32, fork 57 -, fremovexattr 199 16, fsetxattr 190 7, fstat 5 80, fstatfs 138 44,
+fsync 74 82, ftruncate 77 46, futex 202 98, futex_requeue 456 456, futex_wait 455 455,
+futex_waitv 449 449, futex_wake 454 454, futimesat 261 -, get_robust_list 274 100,
+get_thread_area 211 -, getcpu 309 168, getcwd 79 17, getdents 78 -, getdents64 217 61,
+getegid 108 177, geteuid 107 175, getgid 104 176, getgroups 115 158, getitimer 36 102,
+getpeername 52 205, getpgid 121 155, getpgrp 111 -, getpid 39 172, getppid 110 173,
+getpriority 140 141, getrandom 318 278, getresgid 120 150, getresuid 118 148, getrlimit 97 163,
+getrusage 98 165, getsid 124 156, getsockname 51 204, getsockopt 55 209, gettid 186 178,
+gettimeofday 96 169, getuid 102 174, getxattr 191 8, getxattrat 464 464, inotify_add_watch 254 27,
+inotify_init 253 -, inotify_init1 294 26, inotify_rm_watch 255 28, io_cancel 210 3,
+io_destroy 207 1, io_getevents 208 4, io_pgetevents 333 292, io_setup 206 0, io_submit 209 2,
+ioctl 16 29, ioprio_get 252 31, ioprio_set 251 30, kill 62 129, landlock_add_rule 445 445,
+landlock_create_ruleset 444 444, landlock_restrict_self 446 446, lchown 94 -, lgetxattr 192 9,
+link 86 -, linkat 265 37, listen 50 201, listxattr 194 11, listxattrat 465 465, llistxattr 195 12,
+lremovexattr 198 15, lseek 8 62, lsetxattr 189 6, lstat 6 -, madvise 28 233,
+map_shadow_stack 453 453, membarrier 324 283, memfd_create 319 279, mincore 27 232, mkdir 83 -,
+mkdirat 258 34, mknod 133 -, mknodat 259 33, mlock 149 228, mlock2 325 284, mlockall 151 230,
+mmap 9 222, mprotect 10 226, mq_getsetattr 245 185, mq_notify 244 184, mq_open 240 180,
+mq_timedreceive 243 183, mq_timedsend 242 182, mq_unlink 241 181, mremap 25 216, mseal 462 462,
+msgctl 71 187, msgget 68 186, msgrcv 70 188, msgsnd 69 189, msync 26 227, munlock 150 229,
+munlockall 152 231, munmap 11 215, nanosleep 35 101, newfstatat 262 79, open 2 -, openat 257 56,
+openat2 437 437, pause 34 -, pidfd_open 434 434, pidfd_send_signal 424 424, pipe 22 -, pipe2 293 59,
+pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, poll 7 -, ppoll 271 73, prctl 157 167,
+pread64 17 67, preadv 295 69, preadv2 327 286, prlimit64 302 261, process_mrelease 448 448,
+process_vm_readv 310 270, process_vm_writev 311 271, pselect6 270 72, ptrace 101 117,
+pwrite64 18 68, pwritev 296 70, pwritev2 328 287, read 0 63, readahead 187 213, readlink 89 -,
+readlinkat 267 78, readv 19 65, recvfrom 45 207, recvmmsg 299 243, recvmsg 47 212,
+remap_file_pages 216 234, removexattr 197 14, removexattrat 466 466, rename 82 -, renameat 264 38,
+renameat2 316 276, restart_syscall 219 128, rmdir 84 -, rseq 334 293, rt_sigaction 13 134,
+rt_sigpending 127 136, rt_sigprocmask 14 135, rt_sigqueueinfo 129 138, rt_sigreturn 15 139,
+rt_sigsuspend 130 133, rt_sigtimedwait 128 137, rt_tgsigqueueinfo 297 240,
+sched_get_priority_max 146 125, sched_get_priority_min 147 126, sched_getaffinity 204 123,
+sched_getattr 315 275, sched_getparam 143 121, sched_getscheduler 145 120,
+sched_rr_get_interval 148 127, sched_setaffinity 203 122, sched_setattr 314 274,
+sched_setparam 142 118, sched_setscheduler 144 119, sched_yield 24 124, seccomp 317 277,
+select 23 -, semctl 66 191, semget 64 190, semop 65 193, semtimedop 220 192, sendfile 40 71,
+sendmmsg 307 269, sendmsg 46 211, sendto 44 206, set_robust_list 273 99, set_thread_area 205 -,
+set_tid_address 218 96, setfsgid 123 152, setfsuid 122 151, setgid 106 144, setgroups 116 159,
+setitimer 38 103, setpgid 109 154, setpriority 141 140, setregid 114 143, setresgid 119 149,
+setresuid 117 147, setreuid 113 145, setrlimit 160 164, setsid 112 157, setsockopt 54 208,
+setuid 105 146, setxattr 188 5, setxattrat 463 463, shmat 30 196, shmctl 31 195, shmdt 67 197,
+shmget 29 194, shutdown 48 210, sigaltstack 131 132, signalfd 282 -, signalfd4 289 74,
+splice 275 76, stat 4 -, statfs 137 43, statx 332 291, symlink 88 -, symlinkat 266 36, sync 162 81,
+sync_file_range 277 84, syncfs 306 267, sysinfo 99 179, tee 276 77, tgkill 234 131, time 201 -,
+timer_create 222 107, timer_delete 226 111, timer_getoverrun 225 109, timer_gettime 224 108,
+timer_settime 223 110, timerfd_create 283 85, timerfd_gettime 287 87, timerfd_settime 286 86,
+times 100 153, tkill 200 130, truncate 76 45, umask 95 166, uname 63 160, unlink 87 -,
+unlinkat 263 35, utime 132 -, utimensat 280 88, utimes 235 -, vfork 58 -, vmsplice 278 75,
+wait4 61 260, waitid 247 95, write 1 64, writev 20 66
+"""
+_CHECKED: Final = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
     "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "pivot_root": (155, 41),
-    "quotactl": (179, 60),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
+    "personality": (135, 92),
     "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
     "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-    "vhangup": (153, 58),
 }
-_CLONE: Final = {"x86_64": 56, "aarch64": 220}
-_CLONE3: Final = 435
 _ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT: Final = 0x40000000
 _NAMESPACE_FLAGS: Final = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
+_PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
+"""Linux, Linux without 64 bits, with an old version number, without address randomization (gdb);
+the last one asks."""
+_AF_UNIX: Final = 1
+_AF_INET: Final = 2
+_AF_INET6: Final = 10
+_AF_NETLINK: Final = 16
+_NETLINK_ROUTE: Final = 0
+
+_TEMPLATE_UNSHARES: Final = (
+    linux.CLONE_NEWNS | linux.CLONE_NEWIPC,
+    linux.CLONE_NEWPID,
+    linux.CLONE_NEWUSER | linux.CLONE_NEWUTS,
+)
+_TEMPLATE_ENTERS: Final = (
+    linux.CLONE_NEWNS, linux.CLONE_NEWIPC, linux.CLONE_NEWNET, linux.CLONE_NEWPID,
+)  # fmt: skip
+_TEMPLATE_MOUNTS: Final = (
+    linux.MS_BIND,
+    linux.MS_BIND | linux.MS_REC,
+    linux.MS_NOSUID | linux.MS_NODEV,
+    linux.MS_NOSUID | linux.MS_NOEXEC,
+    linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
+    linux.MS_NOSUID | linux.MS_RDONLY,
+)
+"""The flags with which `aenv_ray.runtime.fork.jail` mounts. None changes an existing mount."""
 
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQUAL: Final = 0x15
@@ -78,11 +135,7 @@ _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 _OFFSET_NUMBER: Final = 0
 _OFFSET_ARCHITECTURE: Final = 4
-_OFFSET_FIRST_ARGUMENT: Final = 16
-
-
-def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
+_OFFSET_ARGUMENTS: Final = 16
 
 
 def is_supported(machine: str | None = None) -> bool:
@@ -90,33 +143,123 @@ def is_supported(machine: str | None = None) -> bool:
     return (machine or os.uname().machine) in _ARCHITECTURE
 
 
-def program(machine: str | None = None) -> bytes:
+def allowed_calls(machine: str) -> dict[str, int]:
+    """Return the system calls that are allowed whatever their arguments, with their numbers."""
+    column = _column(machine) + 1
+    rows = [row.split() for row in _ALLOWED.replace("\n", " ").split(",")]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+@cache
+def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     """Return the filter for `machine`, as an array of ``struct sock_filter``.
+
+    Args:
+        machine: As in `os.uname`; None for this one.
+        for_template: Also allow what a spare needs to isolate itself.
 
     Raises:
         KeyError: The architecture is not supported; see `is_supported`.
     """
     machine = machine or os.uname().machine
-    column = 0 if machine == "x86_64" else 1
-    refused = [numbers[column] for numbers in _REFUSED.values() if numbers[column] >= 0]
-    refuse = _instruction(_RETURN, 0, 0, _ERRNO | errno.EPERM)
-    absent = _instruction(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
+    numbers = {name: both[_column(machine)] for name, both in _CHECKED.items()}
+    code = _header(machine)
+    code += _equals(numbers["clone3"], [_refuse(errno.ENOSYS)])
+    code += _equals(numbers["clone"], _without_bits(0, _NAMESPACE_FLAGS))
+    code += _equals(numbers["socket"], _socket_families())
+    code += _equals(numbers["socketpair"], _one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
+    code += _equals(numbers["personality"], _one_of(0, _PERSONALITIES))
+    if for_template:
+        code += _equals(numbers["unshare"], _one_of(0, _TEMPLATE_UNSHARES))
+        code += _equals(numbers["setns"], _one_of(1, _TEMPLATE_ENTERS))
+        code += _equals(numbers["mount"], _one_of(3, _TEMPLATE_MOUNTS))
+    calls = allowed_calls(machine)
+    for first, last in _runs(calls.values()):
+        code += [
+            _instruction(_JUMP_AT_LEAST, 3, 0, last + 1),
+            _instruction(_JUMP_AT_LEAST, 0, 1, first),
+            _instruction(_RETURN, 0, 0, _ALLOW),
+            _refuse(errno.EPERM),
+        ]
+    return b"".join([*code, _refuse(errno.ENOSYS)])
+
+
+@cache
+def without_template_calls(machine: str | None = None) -> bytes:
+    """Return the filter that takes back what only the filter of a template allows."""
+    machine = machine or os.uname().machine
+    code = _header(machine)
+    for name in ("mount", "setns", "unshare"):
+        code += _equals(_CHECKED[name][_column(machine)], [_refuse(errno.EPERM)])
+    return b"".join([*code, _instruction(_RETURN, 0, 0, _ALLOW)])
+
+
+def _column(machine: str) -> int:
+    return {"x86_64": 0, "aarch64": 1}[machine]
+
+
+def _header(machine: str) -> list[bytes]:
+    """Refuse foreign system-call tables, such as that of 32-bit programs; load the number."""
     code = [
         _instruction(_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         _instruction(_JUMP_EQUAL, 1, 0, _ARCHITECTURE[machine]),
-        absent,  # a foreign system-call table: 32-bit programs do not run here
+        _refuse(errno.ENOSYS),
         _instruction(_LOAD, 0, 0, _OFFSET_NUMBER),
     ]
     if machine == "x86_64":
-        code += [_instruction(_JUMP_AT_LEAST, 0, 1, _X32_BIT), absent]
-    code += [_instruction(_JUMP_EQUAL, 0, 1, _CLONE3), absent]
-    for number in refused:
-        code += [_instruction(_JUMP_EQUAL, 0, 1, number), refuse]
-    code += [
-        _instruction(_JUMP_EQUAL, 0, 3, _CLONE[machine]),
-        _instruction(_LOAD, 0, 0, _OFFSET_FIRST_ARGUMENT),
-        _instruction(_JUMP_SET, 0, 1, _NAMESPACE_FLAGS),
-        refuse,
+        code += [_instruction(_JUMP_AT_LEAST, 0, 1, _X32_BIT), _refuse(errno.ENOSYS)]
+    return code
+
+
+def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _refuse(error: int) -> bytes:
+    return _instruction(_RETURN, 0, 0, _ERRNO | error)
+
+
+def _equals(value: int, then: Sequence[bytes]) -> list[bytes]:
+    """Return code that runs `then`, which must return, if the loaded value is `value`."""
+    return [_instruction(_JUMP_EQUAL, 0, len(then), value), *then]
+
+
+def _load_argument(index: int) -> bytes:
+    """Load the low half of an argument: all those that are checked have 32 bits."""
+    return _instruction(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * index)
+
+
+def _one_of(index: int, values: Sequence[int], error: int = errno.EPERM) -> list[bytes]:
+    code = [_load_argument(index)]
+    for value in values:
+        code += _equals(value, [_instruction(_RETURN, 0, 0, _ALLOW)])
+    return [*code, _refuse(error)]
+
+
+def _without_bits(index: int, bits: int) -> list[bytes]:
+    return [
+        _load_argument(index),
+        _instruction(_JUMP_SET, 0, 1, bits),
+        _refuse(errno.EPERM),
         _instruction(_RETURN, 0, 0, _ALLOW),
     ]
-    return b"".join(code)
+
+
+def _socket_families() -> list[bytes]:
+    netlink = _one_of(2, [_NETLINK_ROUTE], errno.EPROTONOSUPPORT)
+    return [
+        _load_argument(0),
+        *_equals(_AF_NETLINK, netlink),
+        *_one_of(0, [_AF_UNIX, _AF_INET, _AF_INET6], errno.EAFNOSUPPORT),
+    ]
+
+
+def _runs(numbers: Collection[int]) -> list[tuple[int, int]]:
+    """Return the ranges of consecutive numbers."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

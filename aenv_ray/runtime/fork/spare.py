@@ -16,7 +16,7 @@ import select
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -27,7 +27,7 @@ from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import Connection, serve
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.fork import jail, namespaces
+from aenv_ray.runtime.fork import jail
 from aenv_ray.runtime.fork.jail_spec import STORAGE, WORK, JailSpec
 from aenv_ray.runtime.system import linux, storage_lock
 from aenv_ray.runtime.system.reaper import Acceptor
@@ -40,14 +40,15 @@ _OOM_SCORE: Final = 1000
 """Ray's workers have it too; of those the kernel ends the largest first."""
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 _ERROR_CHARACTERS: Final = 60_000
+_LAST_FD: Final = 1 << 20
+_MOST_DESCRIPTORS: Final = 64
+"""In one packet; the launcher sends fewer."""
 
 
 @dataclass(frozen=True)
 class Spare:
     """What a template gives its forks; `run` is called in the forked process."""
 
-    control: socket.socket
-    """The template's socket to the launcher."""
     spec: JailSpec
     jailed: bool
     project: str
@@ -56,41 +57,42 @@ class Spare:
     hides_source_late: bool
     """The instance hides the project after it has loaded it."""
     first_call: FirstCall
+    files: tuple[int, ...]
+    """Descriptors of the files that the project opened when it was loaded."""
 
-    def run(
-        self, channel: socket.socket, stop_serving: Callable[[], None], *, prefaults: bool
-    ) -> NoReturn:
-        """Wait for an assignment on `channel`, and be that instance until its end.
+    def run(self, channel_fd: int, *, prefaults: bool) -> NoReturn:
+        """Wait for an assignment on a channel to the launcher, and be that instance until its end.
 
         Args:
-            channel: To the launcher.
-            stop_serving: Closes what belongs to the template.
+            channel_fd: The channel.
             prefaults: Whether to make the first call, unless the assignment is there already.
         """
         assignment: dict[str, Any] | None = None
+        channel = socket.socket(fileno=channel_fd)
         try:
+            channel.send(b'{"waits":true}')
+            # Nothing of the template's may be left, such as its socket to the launcher.
+            _close_all_but([0, 1, 2, *self.files, channel_fd])
             cover = jail.SourceCover() if self.hides_source_late else None
             linux.set_process_name(SPARE_NAME)
-            stop_serving()
             self._isolate()
             if prefaults and not _is_readable(channel):
                 self.first_call.run()
             assignment, (listener_fd, log_fd) = _receive_assignment(channel)
-            self._boot(assignment, listener_fd, log_fd, cover)
+            self._boot(assignment, listener_fd, log_fd, cover, channel)
         except BaseException as exc:  # noqa: BLE001  # the launcher must hear of every failure
             text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
             if assignment is None:
                 print(text, file=sys.stderr, flush=True)  # noqa: T201  # the template's log
             else:
-                report = {"boot_failed": assignment["id"], "error": text[-_ERROR_CHARACTERS:]}
+                report = {"boot_failed": text[-_ERROR_CHARACTERS:]}
                 with contextlib.suppress(OSError):
-                    self.control.send(json.dumps(report).encode())
+                    channel.send(json.dumps(report).encode())
             os._exit(_BOOT_FAILED_EXIT)
         os._exit(0)
 
     def _isolate(self) -> None:
-        """Close the template's namespaces, enter the jail, and give up all privileges."""
-        namespaces.close_high()
+        """Enter the jail, and give up all privileges."""
         linux.set_oom_score(_OOM_SCORE)
         if self.jailed:
             jail.enter(self.spec)
@@ -107,6 +109,7 @@ class Spare:
         listener_fd: int,
         log_fd: int,
         cover: jail.SourceCover | None,
+        channel: socket.socket,
     ) -> None:
         linux.set_process_name(INSTANCE_NAME)
         os.dup2(log_fd, 1)
@@ -128,9 +131,19 @@ class Spare:
             cover.hide()
         dispatcher.begin()
         listener = socket.socket(fileno=listener_fd)
-        self.control.send(pydantic_core.to_json({"booted": assignment["id"]}))
-        self.control.close()
+        with channel:
+            channel.send(b'{"booted":true}')
         serve(Acceptor(listener).accept, dispatcher)
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    """Close all descriptors but some, with few system calls."""
+    first = 0
+    for fd in sorted(kept):
+        if fd > first:  # an empty range would close all descriptors
+            os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, _LAST_FD)
 
 
 def _is_readable(channel: socket.socket) -> bool:
@@ -141,8 +154,7 @@ def _is_readable(channel: socket.socket) -> bool:
 
 def _receive_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Wait for the assignment; end this process when the launcher closes the channel."""
-    with channel:
-        data, fds = receive(channel)
+    data, fds = receive(channel)
     if not data:
         os._exit(0)
     assignment: dict[str, Any] = pydantic_core.from_json(data)
@@ -151,7 +163,7 @@ def _receive_assignment(channel: socket.socket) -> tuple[dict[str, Any], list[in
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """Receive a packet and its descriptors, which child processes do not inherit."""
-    data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 4)
+    data, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, _MOST_DESCRIPTORS)
     for fd in fds:
         os.set_inheritable(fd, False)
     return data, list(fds)

@@ -37,7 +37,10 @@ PR_SET_SECCOMP: Final = 22
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_RAISE: Final = 2
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+CAP_SYS_CHROOT: Final = 18
+CAP_SYS_ADMIN: Final = 21
 _SECCOMP_MODE_FILTER: Final = 2
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
@@ -206,6 +209,16 @@ def drop_capabilities() -> None:
     """Drop all capabilities, from all sets."""
     prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     _check(_capset(_SYS_CAPSET[_MACHINE], _CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+
+
+def keep_capabilities(*kept: int) -> None:
+    """Drop all capabilities but some, which this process also has after it executes a program."""
+    mask = sum(1 << number for number in kept)
+    sets = struct.pack("=6I", mask, mask, mask, 0, 0, 0)  # effective, permitted, inheritable
+    prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    _check(_capset(_SYS_CAPSET[_MACHINE], _CAPABILITY_HEADER, sets), "capset")
+    for number in kept:
+        prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
 
 
 class SeccompFilter(ctypes.Structure):
