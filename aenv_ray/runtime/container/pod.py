@@ -9,7 +9,8 @@ purposes:
 
 - ``door``: the connection is handed over to the instance's process, which serves the fast door.
 - ``control``: JSON lines. ``{"ends_in_s": 60}`` moves the deadline and is answered with
-  ``{"ok": true}``; ``{"ended": cause, "log": text}`` reports the end of the instance's process.
+  ``{"ok": true}``; ``{"ended": cause, "inside": what, "log": text}`` reports the end of the
+  instance's process.
   Without a control connection for `grace_s` the instance has no owner, and everything ends.
 - ``logs``: the output of the instance.
 
@@ -37,6 +38,7 @@ from aenv_ray.runtime.container import handshake
 from aenv_ray.runtime.container.connection_handover import hand_over
 from aenv_ray.runtime.container.pod_log import PodLog
 from aenv_ray.runtime.system import linux
+from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 
 TTL_PASSED: Final = "its TTL passed"
 HOST_GONE: Final = "its host is gone"
@@ -72,9 +74,13 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
-    supervisor = Supervisor(listener, bytes.fromhex(order["key"]), order["grace_s"])
-    signal.signal(signal.SIGTERM, _end_on_sigterm)
+    termination_log = TerminationLog()
+    key = bytes.fromhex(order["key"])
+    supervisor = Supervisor(listener, key, order["grace_s"], termination_log)
+    ignore_signals_from_inside()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     supervisor.start(order)
+    threading.Thread(target=_end_on_sigterm, args=(termination_log,), daemon=True).start()
     report = supervisor.await_boot(order["boot_s"])
     if "ready" in report and order["hide_source"]:
         for path in Path(order["project"]).iterdir():
@@ -93,9 +99,16 @@ class Supervisor:
         listener: On the pod's address.
         key: Of the instance.
         grace_s: How long the instance runs without a host.
+        termination_log: Of the container.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, grace_s: float) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        grace_s: float,
+        termination_log: TerminationLog,
+    ) -> None:
         self._listener = listener
         self._key = key
         self._grace_s = grace_s
@@ -110,7 +123,10 @@ class Supervisor:
         self._log_readers: set[threading.Thread] = set()
         self._pid = 0
         self._cause = ""
+        self._inside: str | None = None
+        """What in the sandbox caused its end, as the host's error tree names it; None: nothing."""
         self._code = 0
+        self._termination_log = termination_log
         self._log_writer: threading.Thread | None = None
 
     # --- the instance's process ---------------------------------------------------------------
@@ -134,6 +150,7 @@ class Supervisor:
                 stdout=into,
                 stderr=into,
                 pass_fds=[self._child_link.fileno()],
+                preexec_fn=_unblock_sigterm,  # noqa: PLW1509  # there is no other thread yet
             )
         os.close(into)
         self._pid = child.pid
@@ -157,8 +174,9 @@ class Supervisor:
                 os.kill(self._pid, signal.SIGKILL)
                 piece = b""
             if not piece:
-                cause = self._wait_for_end()
+                self._wait_for_end()
                 tail = self._log.tail.decode(errors="replace").strip()
+                cause = self._cause
                 return {"failed": f"{cause}; the end of its log:\n{tail}" if tail else cause}
             data += piece
         self._link.settimeout(None)
@@ -173,26 +191,34 @@ class Supervisor:
 
     def wait(self) -> int:
         """Wait for the end of the instance's process, report it, and return its exit code."""
-        cause = self._wait_for_end()
+        self._wait_for_end()
         tail = self._log.tail
-        _write_termination_log(cause, tail)
+        self._termination_log.write({"cause": self._cause, "inside": self._inside}, tail)
         with self._changed:
             controls = list(self._control_connections)
         for control in controls:
-            _say(control, {"ended": cause, "log": tail.decode(errors="replace")})
+            ended = {"ended": self._cause, "inside": self._inside}
+            _say(control, {**ended, "log": tail.decode(errors="replace")})
         end = time.monotonic() + _READERS_S
         for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))
         return self._code
 
-    def _wait_for_end(self) -> str:
-        """Wait for the end of the instance's process, kill all others, and return the cause."""
+    def _wait_for_end(self) -> None:
+        """Wait for the end of the instance's process, note the cause, and kill all others."""
         if self._pid:
             pid, status = 0, 0
-            while pid != self._pid:  # other pids are orphans, which process 1 adopts
-                pid, status = os.waitpid(-1, 0)
+            while pid != self._pid or os.WIFSTOPPED(status):
+                # Other pids are orphans, which process 1 adopts.
+                pid, status = os.waitpid(-1, os.WUNTRACED)
+                if pid == self._pid and os.WIFSTOPPED(status):
+                    # By a process of the agent: a stopped instance would answer no call.
+                    if not self._cause:
+                        self._cause, self._inside = "its main process was stopped", "signal"
+                    os.kill(pid, signal.SIGKILL)
             self._code = os.waitstatus_to_exitcode(status)
-            self._cause = self._cause or _cause(self._code)
+            if not self._cause:
+                self._cause, self._inside = _cause(self._code)
             self._code = self._code if self._code >= 0 else 128 - self._code
             self._pid = 0
             if os.getpid() == 1:
@@ -201,7 +227,6 @@ class Supervisor:
             if self._log_writer is not None:
                 self._log_writer.join(_READERS_S)
             self._log.end()
-        return self._cause
 
     def _read_output(self, out: int) -> None:
         while data := os.read(out, _PIECE_BYTES):
@@ -311,26 +336,53 @@ def _image_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
-def _end_on_sigterm(*_: object) -> None:
-    """Exit with 0: a released pod then counts as succeeded, and monitoring reports no failure."""
-    _write_termination_log("its main process was ended by SIGTERM", b"")
+def _unblock_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end_on_sigterm(termination_log: TerminationLog) -> None:
+    """Exit with 0 at a SIGTERM from outside the pod, which has no sender here.
+
+    A released pod then counts as succeeded, and monitoring reports no failure.
+    """
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid and os.getpid() == 1:
+        pass  # from a process of the agent
+    termination_log.write({"cause": "its main process was ended by SIGTERM"}, b"")
     os._exit(0)
 
 
-def _write_termination_log(cause: str, log: bytes) -> None:
-    words = {"cause": cause, "log": base64.b64encode(log).decode()}
-    with contextlib.suppress(OSError):
-        Path(TERMINATION_LOG).write_text(json.dumps(words))
+class TerminationLog:
+    """What Kubernetes reports about a container that ended.
+
+    It is opened before any code of the environment runs, which may have the same user: a change of
+    its permissions does not keep this process from writing.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):  # not in a pod
+            self._fd = os.open(TERMINATION_LOG, os.O_WRONLY | os.O_CLOEXEC)
+
+    def write(self, cause: Mapping[str, str | None], log: bytes) -> None:
+        """Replace its content with a cause and the end of the log."""
+        words = {**cause, "log": base64.b64encode(log).decode()}
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(words).encode(), 0)
 
 
-def _cause(code: int) -> str:
+def _cause(code: int) -> tuple[str, str | None]:
+    """Return why the instance's process ended, and what in the sandbox caused that."""
     if code >= 0:
-        return f"its main process exited with code {code}"
+        return f"its main process exited with code {code}", "exit"
     if code == -signal.SIGKILL and _ran_out_of_memory():
         limit = (_MEMORY / "memory.max").read_text().strip()
-        bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node had no more"
-        return f"it ran out of memory and was killed ({bound})"
-    return f"its main process was killed by {signal.Signals(-code).name}"
+        if not limit.isdigit():
+            return "it ran out of memory and was killed (the node had no more)", None
+        bound = f"limit {int(limit) >> 20} MiB"
+        return f"it ran out of memory and was killed ({bound})", "memory"
+    # Another process of the pod sent it: from outside, only process 1 is killed.
+    return f"its main process was killed by {signal.Signals(-code).name}", "signal"
 
 
 def _ran_out_of_memory() -> bool:

@@ -40,6 +40,7 @@ from aenv_ray.runtime.door.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.system import child_tracking, linux, storage_lock
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN, Acceptor, reap_adopted
+from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 
 HOME: Final = "/.aenv"
 """Directory of ``runtime``, ``lib`` and ``run``."""
@@ -50,7 +51,6 @@ STORAGE_LOCK: Final = f"{HOME}/storage.lock"
 SHARED_STORAGE_LOCK: Final = f"{HOME}/storage.shared"
 PROJECT: Final = "/project"
 MAX_FILES: Final = 4096
-_TERMINATED: Final = 128 + signal.SIGTERM
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 _TEXT_LIMIT: Final = 60_000
 
@@ -106,6 +106,8 @@ def main(
             registry = relay.serve(server, directory)
         else:
             registry = load_project(PROJECT) if serving == "runtime" else Registry(absence=absence)
+        if os.getpid() == 1:
+            ignore_signals_from_inside()
         dispatcher = Dispatcher(registry)
         dispatcher.begin()
         retry_lost_interrupts()
@@ -164,9 +166,7 @@ class _HandoverDoor:
 
 
 def _prepare_process(directory: str) -> None:
-    """Handle signals as process 1 must, set limits, and protect this process from its children."""
-    # Process 1 ignores every signal that it does not handle.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
+    """Reap orphans as process 1 must, set limits, and protect this process from its children."""
     signal.signal(signal.SIGCHLD, reap_adopted)
     if not LISTS_CHILDREN:
         child_tracking.track_children()

@@ -30,6 +30,8 @@ from aenv_ray.runtime.system.threads import start_thread
 PORT: Final = 8081
 _POLL_S: Final = 0.02
 _MISSING_EXIT: Final = 127
+_FIRST_SIGNAL_EXIT: Final = 128
+_KILLED_EXIT: Final = 70  # EX_SOFTWARE
 _INVALID: Final = re.compile(r"^(Error calling tool [^:]*: )?\d+ validation errors? for ")
 """FastMCP's message for invalid arguments, which nothing else identifies."""
 _WRAPPED: Final = "x-fastmcp-wrap-result"
@@ -42,8 +44,8 @@ def serve(command: Sequence[str], directory: str) -> Registry:
         command: The server's command.
         directory: Its working directory.
 
-    This process exits with the server's exit code as soon as the server ends. The engine bounds how
-    long the start may take.
+    This process exits with the server's exit code, or with 70 if a signal ended the server, as soon
+    as the server ends. The engine bounds how long the start may take.
     """
     start_thread(lambda: _run(command, directory))
     server = PublicServer(PORT)
@@ -60,7 +62,11 @@ def _run(command: Sequence[str], directory: str) -> None:
         print(f"{command[0]}: {exc}", flush=True)  # noqa: T201  # stdout is the instance's log
         os._exit(_MISSING_EXIT)
     code = process.wait()
-    os._exit(code if code >= 0 else 128 - code)
+    if 0 <= code < _FIRST_SIGNAL_EXIT:
+        os._exit(code)
+    # An exit with 128 + N would look like signal N to process 1, which only comes from outside.
+    print(f"the image's server ended with {code}", flush=True)  # noqa: T201  # as above
+    os._exit(_KILLED_EXIT)
 
 
 def registry_of(server: PublicServer) -> Registry:

@@ -14,6 +14,7 @@ import pydantic_core
 
 from aenv_ray.runtime.door.answers import Outcome, fault_outcome
 from aenv_ray.runtime.door.dispatch import Dispatcher, OnProgress
+from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.faults import Fault
 
 MAX_THREADS: Final = 256
@@ -186,7 +187,7 @@ class _Job:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._dispatcher = dispatcher
-        self._call_id = call_id
+        self._key = key_of(method, call_id)
         self._method = method
         self._params = params
         self._on_progress = on_progress
@@ -207,7 +208,7 @@ class _Job:
 
     def cancel(self, reason: str) -> None:
         self._cancelled = reason
-        if self._dispatcher.cancel(self._call_id, reason):
+        if self._dispatcher.cancel(self._key, reason):
             return
         if not self._started:
             self._refuse("call_cancelled", f"cancelled before it ran: {reason}")

@@ -49,7 +49,7 @@ class RunningCall:
     """One call, from its arrival to its outcome.
 
     Args:
-        call_id: Chosen by the caller.
+        key: Of the call, see `outcomes.key_of`.
         name: The tool, reward or function.
         deadline: When the call is stopped; seconds on `time.monotonic`.
         on_progress: Called with ``(progress, total, message)``. None: reports are dropped.
@@ -64,22 +64,22 @@ class RunningCall:
         "_stop_async",
         "_thread",
         "_waiting",
-        "call_id",
         "deadline",
+        "key",
         "name",
         "stop_reason",
     )
 
     def __init__(
         self,
-        call_id: str,
+        key: str,
         name: str,
         deadline: float,
         on_progress: Callable[[float, float | None, str | None], None] | None = None,
         *,
         waiting: bool = False,
     ) -> None:
-        self.call_id = call_id
+        self.key = key
         self.name = name
         self.deadline = deadline
         self.stop_reason: str | None = None
@@ -90,6 +90,11 @@ class RunningCall:
         self._earlier_children: frozenset[int] = frozenset()
         self._thread: tuple[int, int] | None = None
         self._stop_async: Callable[[], Any] | None = None
+
+    @property
+    def call_id(self) -> str:
+        """The id that the caller chose."""
+        return self.key.partition(" ")[2]
 
     @property
     def is_cancelled(self) -> bool:
@@ -213,7 +218,7 @@ def current_call() -> RunningCall:
 
     Outside of a call, for example in a unit test, this is a call without a deadline.
     """
-    return _current.get() or RunningCall("none", "none", float("inf"))
+    return _current.get() or RunningCall("no call", "none", float("inf"))
 
 
 def retry_lost_interrupts() -> None:

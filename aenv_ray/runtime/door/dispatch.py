@@ -31,7 +31,7 @@ from aenv_ray.runtime.door.answers import (
     words,
 )
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, CallInterrupted, RunningCall, Watchdog
-from aenv_ray.runtime.door.outcomes import Outcomes
+from aenv_ray.runtime.door.outcomes import Outcomes, key_of
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class Dispatcher:
             on_outcome: Called once, in any thread, with the outcome; must not raise.
             on_progress: Called with the function's progress reports.
         """
-        call_id = self._admit(method, params, on_outcome)
-        if call_id is not None:
-            self._run_admitted(call_id, method, params, params.get("_meta") or {}, on_progress)
+        key = self._admit(method, params, on_outcome)
+        if key is not None:
+            self._run_admitted(key, method, params, params.get("_meta") or {}, on_progress)
 
     def accept(
         self,
@@ -125,18 +125,18 @@ class Dispatcher:
             A function that runs the call, unless it has an outcome by then. None when there is
             nothing to run.
         """
-        call_id = self._admit(method, params, on_outcome)
-        if call_id is None:
+        key = self._admit(method, params, on_outcome)
+        if key is None:
             return None
         meta = params.get("_meta") or {}
         try:
             timeout_s = _timeout_of(meta)
         except Fault as fault:
-            self._outcomes.finish(call_id, fault_outcome(fault))
+            self._outcomes.finish(key, fault_outcome(fault))
             return None
         name = str(params.get("name") or method)
-        call = RunningCall(call_id, name, time.monotonic() + timeout_s, waiting=True)
-        self._calls[call_id] = call
+        call = RunningCall(key, name, time.monotonic() + timeout_s, waiting=True)
+        self._calls[key] = call
         self._watchdog.add(call)
 
         def run() -> None:
@@ -146,22 +146,23 @@ class Dispatcher:
             self._forget(call)
             if begins:
                 left = {**meta, "aenv/timeout_s": call.remaining_s or _MIN_TIMEOUT_S}
-                self._run_admitted(call_id, method, params, left, on_progress, call.deadline)
+                self._run_admitted(key, method, params, left, on_progress, call.deadline)
 
         return run
 
     def _admit(self, method: str, params: Mapping[str, Any], on_outcome: OnOutcome) -> str | None:
-        """Return the id of a call that must run; None for a listing or a repeated call."""
+        """Return the key of a call that must run; None for a listing or a repeated call."""
         if method in _LISTINGS:
             on_outcome(self._listing(method))
             return None
         meta = params.get("_meta") or {}
-        call_id = str(meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}")
-        return call_id if self._outcomes.begin(call_id, on_outcome, LOST) else None
+        call_id = meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}"
+        key = key_of(method, call_id)
+        return key if self._outcomes.begin(key, on_outcome, LOST) else None
 
     def _run_admitted(
         self,
-        call_id: str,
+        key: str,
         method: str,
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
@@ -173,34 +174,34 @@ class Dispatcher:
             if self.load_error is not None:
                 raise Fault("sandbox_start_failed", self.load_error)
             if method == "aenv/call_tools":
-                self._run_batch(call_id, params, meta)
+                self._run_batch(key, params, meta)
                 return
-            done = functools.partial(self._outcomes.finish, call_id)
+            done = functools.partial(self._outcomes.finish, key)
             entry = self._entry(method, params)
             timeout_s = _timeout_of(meta)
-            self._run(call_id, entry, params, timeout_s, done, on_progress, latest_deadline)
+            self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline)
         except Fault as fault:
-            self._outcomes.finish(call_id, fault_outcome(fault))
+            self._outcomes.finish(key, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
             text = f"the runtime failed on this call: {words(exc)}"
-            self._outcomes.finish(call_id, fault_outcome(Fault("function_failed", text)))
+            self._outcomes.finish(key, fault_outcome(Fault("function_failed", text)))
 
-    def cancel(self, call_id: str, reason: str = "the caller cancelled") -> bool:
-        """Stop a call; False when no call with that id is under way."""
-        call = self._calls.get(call_id)
+    def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
+        """Stop a call by its `key_of`; False when no such call is under way."""
+        call = self._calls.get(key)
         if call is None:
             return False
         fault = Fault(
             "call_cancelled", f"{call.name!r} was cancelled: {reason}", tool_name=call.name
         )
-        is_first = self._outcomes.finish(call_id, fault_outcome(fault))
+        is_first = self._outcomes.finish(key, fault_outcome(fault))
         call.stop("cancelled")
         return is_first
 
     def cancel_all(self, reason: str) -> None:
         """Stop all calls."""
-        for call_id in list(self._calls):
-            self.cancel(call_id, reason)
+        for key in list(self._calls):
+            self.cancel(key, reason)
 
     @property
     def pending(self) -> int:
@@ -244,7 +245,7 @@ class Dispatcher:
 
     def _run(
         self,
-        call_id: str,
+        key: str,
         entry: Registered,
         params: Mapping[str, Any],
         timeout_s: float,
@@ -260,8 +261,8 @@ class Dispatcher:
         arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
         timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
         deadline = min(time.monotonic() + timeout_s, latest_deadline)
-        call = RunningCall(call_id, entry.name, deadline, on_progress)
-        self._calls[call_id] = call
+        call = RunningCall(key, entry.name, deadline, on_progress)
+        self._calls[key] = call
         self._watchdog.add(call)
         if entry.is_async:
             self._run_on_loop(call, entry, entry.runnable, arguments, done)
@@ -320,12 +321,12 @@ class Dispatcher:
 
     def _forget(self, call: RunningCall) -> None:
         self._watchdog.remove(call)
-        self._calls.pop(call.call_id, None)
+        self._calls.pop(call.key, None)
 
     def _expire(self, call: RunningCall) -> None:
         """Answer a call whose deadline has passed, and tell its function to stop."""
         if call.stop_waiting("timeout"):
-            self._outcomes.finish(call.call_id, fault_outcome(never_ran(call)))
+            self._outcomes.finish(call.key, fault_outcome(never_ran(call)))
             self._forget(call)
             return
         fault = Fault(
@@ -334,13 +335,13 @@ class Dispatcher:
             "give the call a longer timeout, or the tool a shorter task",
             tool_name=call.name,
         )
-        batch = self._batches.get(call.call_id)
+        batch = self._batches.get(call.key)
         if batch is not None:
             batch.finish()  # with the results so far
         else:
-            self._outcomes.finish(call.call_id, fault_outcome(fault))
+            self._outcomes.finish(call.key, fault_outcome(fault))
         call.stop("timeout")
-        self._calls.pop(call.call_id, None)
+        self._calls.pop(call.key, None)
 
     def _exit_if_forked(self) -> None:
         """End a process that a tool forked and that returned from the tool: it must not answer."""
@@ -349,12 +350,12 @@ class Dispatcher:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _run_batch(self, call_id: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def _run_batch(self, key: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Run a batch in this thread, and return when its items have ended or were abandoned."""
-        batch = _Batch(call_id, params, _timeout_of(meta), self._outcomes.finish)
+        batch = _Batch(key, params, _timeout_of(meta), self._outcomes.finish)
         batch.call.bind_stop(lambda: self._stop_items(batch))
-        self._calls[call_id] = batch.call
-        self._batches[call_id] = batch
+        self._calls[key] = batch.call
+        self._batches[key] = batch
         self._watchdog.add(batch.call)
         indexes = range(len(batch.items))
         if batch.is_parallel:
@@ -370,7 +371,7 @@ class Dispatcher:
             for index in indexes:
                 self._run_item(batch, index)
         self._forget(batch.call)
-        self._batches.pop(call_id, None)
+        self._batches.pop(key, None)
         batch.finish()
 
     def _run_item(self, batch: _Batch, index: int) -> None:
@@ -386,7 +387,7 @@ class Dispatcher:
         timeout_s = min(batch.timeout_s, batch.call.remaining_s or _MIN_TIMEOUT_S)
         try:
             entry = self._entry("tools/call", batch.items[index])
-            self._run(batch.item_id(index), entry, batch.items[index], timeout_s, done)
+            self._run(batch.item_key(index), entry, batch.items[index], timeout_s, done)
         except Fault as fault:
             done(fault_outcome(fault))
             return
@@ -394,7 +395,7 @@ class Dispatcher:
 
     def _stop_items(self, batch: _Batch) -> None:
         for index in range(len(batch.items)):
-            item = self._calls.get(batch.item_id(index))
+            item = self._calls.get(batch.item_key(index))
             if item is not None:
                 item.stop(batch.call.stop_reason or "cancelled")
 
@@ -403,10 +404,10 @@ class _Batch:
     """Several tool calls that are one call.
 
     Args:
-        call_id: Of the batch.
+        key: Of the batch.
         params: ``calls``, each with ``name`` and ``arguments``, and ``parallel``.
         timeout_s: For all of them together.
-        on_outcome: Called with the call id and the outcome, by every `finish`.
+        on_outcome: Called with the key and the outcome, by every `finish`.
 
     Raises:
         Fault: ``tool_input_invalid``: ``calls`` is not a list of objects.
@@ -414,7 +415,7 @@ class _Batch:
 
     def __init__(
         self,
-        call_id: str,
+        key: str,
         params: Mapping[str, Any],
         timeout_s: float,
         on_outcome: Callable[[str, Outcome], object],
@@ -422,16 +423,16 @@ class _Batch:
         items = params.get("calls")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise Fault("tool_input_invalid", "calls is not a list of objects with a name")
-        self.call = RunningCall(call_id, "call_tools", time.monotonic() + timeout_s)
+        self.call = RunningCall(key, "call_tools", time.monotonic() + timeout_s)
         self.items = items
         self.is_parallel = bool(params.get("parallel"))
         self.timeout_s = timeout_s
         self.outcomes: list[Outcome | None] = [None] * len(items)
         self._on_outcome = on_outcome
 
-    def item_id(self, index: int) -> str:
-        """Return the call id of an item."""
-        return f"{self.call.call_id}.{index}"
+    def item_key(self, index: int) -> str:
+        """Return the key of an item."""
+        return f"{self.call.key}.{index}"
 
     def finish(self) -> None:
         """Report the outcomes so far; an item without one has timed out."""
@@ -439,7 +440,7 @@ class _Batch:
             Fault("tool_timeout", "the batch reached its deadline before this call had a result")
         )
         body = b",".join(b"{" + (outcome or missing) + b"}" for outcome in self.outcomes)
-        self._on_outcome(self.call.call_id, result_outcome(b'{"results":[' + body + b"]}"))
+        self._on_outcome(self.call.key, result_outcome(b'{"results":[' + body + b"]}"))
 
 
 def _name_of(params: Mapping[str, Any]) -> str:

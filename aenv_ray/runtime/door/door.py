@@ -28,6 +28,7 @@ import pydantic_core
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
@@ -90,7 +91,7 @@ class Connection:
         self._buffer = bytearray()
         self._scanned = 0
         """No line ends before this index of the buffer."""
-        self._call_ids: dict[Any, str] = {}
+        self._keys: dict[Any, str] = {}
         self._cancelled: set[Any] = set()
         """Requests that were cancelled before they began."""
         self._outbox: list[bytes] = []
@@ -314,7 +315,7 @@ class Connection:
         params = message.get("params")
         meta = params.get("_meta") if isinstance(params, dict) else None
         if isinstance(meta, dict) and meta.get("aenv/call_id") is not None:
-            self._call_ids[message["id"]] = meta["aenv/call_id"]
+            self._keys[message["id"]] = key_of(message["method"], meta["aenv/call_id"])
         return message
 
     def _admit(self, message: dict[str, Any]) -> bool:
@@ -341,9 +342,9 @@ class Connection:
 
     def _cancel(self, params: dict[str, Any]) -> None:
         request_id = params.get("requestId")
-        call_id = self._call_ids.get(request_id)
+        key = self._keys.get(request_id)
         reason = str(params.get("reason") or "the caller cancelled")
-        if call_id is not None and not self._dispatcher.cancel(call_id, reason):
+        if key is not None and not self._dispatcher.cancel(key, reason):
             self._cancelled.add(request_id)  # it was read, but has not begun
 
     # --- running and answering ----------------------------------------------------------------
@@ -358,7 +359,7 @@ class Connection:
         meta = params.get("_meta") or {}
         if request_id in self._cancelled:
             self._cancelled.discard(request_id)
-            self._call_ids.pop(request_id, None)
+            self._keys.pop(request_id, None)
             self._refuse(request_id, SERVER_ERROR, "the call was cancelled before it began")
             return
         prefix = b'{"jsonrpc":"2.0","id":' + to_json(request_id) + b","
@@ -366,7 +367,7 @@ class Connection:
         me = 0 if waits else threading.get_ident()
 
         def on_outcome(outcome: bytes) -> None:
-            self._call_ids.pop(request_id, None)
+            self._keys.pop(request_id, None)
             self._cancelled.discard(request_id)
             line = prefix + outcome + b"}\n"
             with self._lock:

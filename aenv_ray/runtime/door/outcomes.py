@@ -21,10 +21,19 @@ _SWEEP_S: Final = 60.0
 """Outcomes that expire within this time are dropped together, for one wake-up of `expire`."""
 
 
-class Outcomes:
-    """What became of recent calls, by call id. Thread-safe.
+def key_of(method: str, call_id: object) -> str:
+    """Return the key of a call: its method and the id that its caller chose.
 
-    An id is unknown, then pending (with waiters), then finished with a stored outcome, then
+    The method is part of it, so that an agent, which may only call tools, can neither get nor take
+    the outcome of a trainer's reward by naming its id.
+    """
+    return f"{method} {call_id}"
+
+
+class Outcomes:
+    """What became of recent calls, by key, see `key_of`. Thread-safe.
+
+    A key is unknown, then pending (with waiters), then finished with a stored outcome, then
     finished without it, and finally forgotten. Only an unknown id may run.
 
     Args:

@@ -31,6 +31,7 @@ from aenv_ray.runtime.fork import jail
 from aenv_ray.runtime.fork.jail_spec import STORAGE, WORK, JailSpec
 from aenv_ray.runtime.system import linux, storage_lock
 from aenv_ray.runtime.system.reaper import Acceptor
+from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 
 PACKET_BYTES: Final = 1 << 20
 SPARE_NAME: Final = "aenv-spare"
@@ -126,7 +127,11 @@ class Spare:
         sys.argv[1:] = assignment["arguments"]
         if self.spec.storage:
             storage_lock.hold(f"{STORAGE}/lock", is_shared=self.spec.storage_is_shared)
-        dispatcher = self.dispatcher or Dispatcher(load_project(self.project))
+        dispatcher = self.dispatcher
+        if dispatcher is None:
+            dispatcher = Dispatcher(load_project(self.project))
+            if self.jailed:
+                ignore_signals_from_inside()
         if cover is not None:
             cover.hide()
         dispatcher.begin()

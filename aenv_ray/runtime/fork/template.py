@@ -55,6 +55,7 @@ from aenv_ray.runtime.fork.preload import opened_files, preload, variables_read
 from aenv_ray.runtime.fork.spare import FirstCall, Spare, receive
 from aenv_ray.runtime.system import linux
 from aenv_ray.runtime.system.reaper import children_of_main_thread, reap_adopted
+from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 from aenv_ray.runtime.system.threads import process_limits
 
 TEMPLATE_NAME: Final = "aenv-template"
@@ -116,6 +117,8 @@ class Template:
         linux.set_process_name(TEMPLATE_NAME)
         jail.warm_up(jailed=self._jailed)
         retry_lost_interrupts()
+        if self._jailed:
+            ignore_signals_from_inside()
         self._spare = Spare(
             spec=self._spec,
             jailed=self._jailed,

@@ -87,7 +87,8 @@ class McpDoor:
         self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: AnswerStream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
-        call = JsonCall(target.instance_id, rpc.method, params, rpc.meta, target.session)
+        meta = target.scoped(rpc.meta)
+        call = JsonCall(target.instance_id, rpc.method, params, meta, target.session)
         name = rpc.cancel_name(call.target, rpc.id) if rpc.method == "tools/call" else ""
         stream.keep_alive()
         try:

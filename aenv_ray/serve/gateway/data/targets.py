@@ -8,9 +8,9 @@ which is the credential. No bytes are ever sent to an address in a request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import ConfigError, Forbidden, InstanceNotFound
 from aenv_ray.hub.records import Lease, Role
+from aenv_ray.runtime.door.async_calls import CALL_ID
 from aenv_ray.serve.gateway.deps import Deps
 
 INSTANCE_HEADER: Final = "aenvcore-envinstance-id"
@@ -38,6 +39,16 @@ class Target:
     """For a service: calls with the same session reach the same sandbox. "" means no session."""
     ports: tuple[int, ...] = ()
     """For a sandbox of a service: ports of the service, in addition to its environment's."""
+
+    def scoped(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metadata of a call; an agent's call ids are apart from those of owners.
+
+        An agent that names the id of an owner's call neither gets its outcome nor takes the id.
+        """
+        call_id = meta.get(CALL_ID)
+        if not (self.is_agent and isinstance(call_id, str) and call_id):
+            return meta
+        return {**meta, CALL_ID: f"agent {call_id}"}
 
     def check_not_agent(self) -> None:
         """Reject an agent (invariant 8).

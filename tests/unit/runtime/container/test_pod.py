@@ -12,10 +12,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process 1 of a 
 # In a process of its own, for it waits for every child that it has.
 _KEEP = """
 import json, os, socket, subprocess
-from aenv_ray.runtime.container.pod import Supervisor
+from aenv_ray.runtime.container.pod import Supervisor, TerminationLog
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    supervisor = Supervisor(listener, b"key", 60.0)
+    supervisor = Supervisor(listener, b"key", 60.0, TerminationLog())
     supervisor._pid = subprocess.Popen(["sleep", "600"]).pid
     out, into = os.pipe()
     os.write(into, b"loading\\nstill looking\\n")

@@ -116,7 +116,7 @@ def test_a_cancelled_call_ends_and_its_tool_is_stopped(kind: str) -> None:
     bench.registry.add_tool(work if kind == "sync" else work_async, name="work")
     answer = bench.in_thread("tools/call", {"name": "work", "_meta": {"aenv/call_id": "c"}})
     assert began.wait(WAIT_S)
-    bench.dispatcher.cancel("c", "the agent gave up")
+    bench.dispatcher.cancel("tools/call c", "the agent gave up")
     assert answer.error["code"] == "call_cancelled"
     assert "'work' was cancelled" in answer.error["message"]
     assert told.wait(WAIT_S)
@@ -126,8 +126,8 @@ def test_a_cancelled_call_ends_and_its_tool_is_stopped(kind: str) -> None:
 def test_cancelling_an_unknown_call_does_nothing() -> None:
     bench = Bench(add)
     bench.tool("add", {"aenv/call_id": "done"}, a=1).wait()
-    assert not bench.dispatcher.cancel("done")
-    assert not bench.dispatcher.cancel("never")
+    assert not bench.dispatcher.cancel("tools/call done")
+    assert not bench.dispatcher.cancel("tools/call never")
 
 
 def test_all_calls_can_be_cancelled_at_once() -> None:
@@ -198,11 +198,11 @@ def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
     params = {"name": "work", "_meta": {"aenv/call_id": "c"}}
     run = bench.dispatcher.accept("tools/call", params, answer)
     assert run is not None
-    assert bench.dispatcher.cancel("c", "the agent gave up")
+    assert bench.dispatcher.cancel("tools/call c", "the agent gave up")
     run()
     assert answer.error["code"] == "call_cancelled"
     assert ran == []
-    assert not bench.dispatcher.cancel("c")
+    assert not bench.dispatcher.cancel("tools/call c")
 
 
 def test_a_known_answer_needs_no_thread() -> None:

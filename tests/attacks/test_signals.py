@@ -1,0 +1,104 @@
+"""An agent sends signals to process 1, to end a sandbox in which it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.errors import InsideCause, SandboxDiedInside
+from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
+from tests.contract.docker.docker_node import shell_image
+from tests.contract.engines import engine_on
+from tests.contract.kubernetes.kubernetes_node import KubernetesNode
+
+_EVERY_SIGNAL: Final = "for n in $(seq 1 64); do kill -$n 1 2>/dev/null; done; echo sent"
+_WITH_HANDLERS: Final = """
+import os, signal
+from aenv_ray.runtime import register_tool
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+    signal.signal(number, lambda *_: os._exit(1))
+
+
+@register_tool
+def echo(text: str) -> str:
+    return text
+"""
+_SIDECAR: Final = """
+from aenv_ray.runtime import register_tool, sidecar
+
+
+@register_tool
+def run(command: str) -> str:
+    return sidecar.exec(command).text()
+"""
+
+
+async def _outlives_every_signal(bench: Bench, sandbox: Sandbox) -> None:
+    assert (await execute(sandbox, _EVERY_SIGNAL)).text() == "sent\n"
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
+    await bench.engine.stop([sandbox.instance_id])
+    assert await bench.running() == set()
+
+
+@pytest.mark.ordinary_user
+async def test_no_signal_from_inside_ends_a_sandbox(either_engine: Bench) -> None:
+    """Invariants 14 and 4: none has an effect on process 1, and a release still ends it."""
+    await _outlives_every_signal(either_engine, await either_engine.start())
+
+
+async def test_handlers_of_a_project_do_not_open_process_one_to_signals(
+    either_engine: Bench,
+) -> None:
+    """Invariant 14: process 1 would handle a signal from anybody."""
+    project = either_engine.project({"tools.py": _WITH_HANDLERS})
+    await _outlives_every_signal(either_engine, await either_engine.start(project))
+
+
+@pytest.mark.docker
+async def test_no_signal_from_inside_ends_the_second_container(dockered: Bench) -> None:
+    """Invariant 14: process 1 of the sidecar is as deaf."""
+    deploy = {"podTemplate": "DualContainer", "network": "none"}
+    project = dockered.project({"tools.py": _SIDECAR}, {"deployConfig": deploy})
+    sandbox = await dockered.start(project, datasource=shell_image())
+    assert await value_of(sandbox, "run", command=_EVERY_SIGNAL) == "sent\n"
+    assert await value_of(sandbox, "run", command="echo alive") == "alive\n"
+
+
+# --- pods: the instance's process is not process 1, so that the agent can kill it -----------------
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[KubernetesNode]:
+    with KubernetesNode() as node:
+        yield node
+
+
+@pytest.mark.namespaces
+@pytest.mark.timeout(120)
+async def test_an_agent_that_ends_its_pod_gets_an_outcome(
+    pods: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 14: process 1 is deaf, and an end of the instance's process is attributed."""
+    async with engine_on(pods) as engine:
+        bench = Bench(engine, tmp_path)
+        for number in ("KILL", "STOP", "TERM"):
+            sandbox = await bench.start()
+            for each in ("TERM", "INT", "HUP", "QUIT", "USR1"):
+                await execute(sandbox, f"kill -{each} 1")
+            assert await value_of(sandbox, "echo", text="alive") == "alive"
+            with pytest.raises(SandboxDiedInside) as raised:
+                await call(sandbox, "evaluate", {"source": _KILL_OWN.format(number=number)})
+            assert raised.value.died_of is InsideCause.SIGNAL, number
+        await eventually(lambda: not pods.left_over(), "nothing is left")
+
+
+_KILL_OWN: Final = """
+import os, subprocess
+subprocess.run(["kill", "-{number}", str(os.getpid())])
+subprocess.run(["sleep", "30"])
+"""
