@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aenv_ray.errors import InsideCause, SandboxDiedInside
+from aenv_ray.errors import FunctionFailed, InsideCause, SandboxDiedInside, SandboxExhausted
 from aenv_ray.testing.contract_bench import Bench, call, request, value_of
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
@@ -59,3 +59,126 @@ async def test_a_closed_connection_is_an_outcome(walled: Bench) -> None:
     with pytest.raises(SandboxDiedInside) as raised:
         await call(sandbox, "evaluate", {"source": source})
     assert raised.value.died_of is InsideCause.CONNECTION
+
+
+# --- keeping a reward from running ---------------------------------------------------------------
+
+_GRADED = """
+import subprocess, sys, tempfile, threading, time
+from pathlib import Path
+from aenv_ray.runtime import register_function, register_reward, register_tool
+
+held = []
+
+
+@register_tool
+def run(command: str) -> int:
+    return subprocess.run(["sh", "-c", command], stderr=subprocess.DEVNULL).returncode
+
+
+@register_tool
+def take_memory() -> int:
+    try:
+        while True:
+            held.append(bytearray(1 << 20))
+    except MemoryError:
+        return len(held)
+
+
+@register_tool
+def take_threads() -> int:
+    try:
+        while True:
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+            held.append(None)
+    except RuntimeError:
+        return len(held)
+
+
+@register_function
+def serve() -> int:
+    return subprocess.Popen(["sleep", "777"]).pid
+
+
+@register_reward
+def graded() -> float:
+    with tempfile.NamedTemporaryFile(dir=".") as file:
+        file.write(bytes(64 * 1024))
+        file.flush()
+        room = bytearray(4 << 20)
+        subprocess.run(["true"], check=True)
+    return 0.25 if room else 0.0
+
+
+@register_reward(name="counting")
+def counting() -> int:
+    commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline")]
+    return sum(command.startswith(b"sleep") for command in commands)
+
+
+@register_reward(name="watching", keep_processes=True)
+def watching() -> int:
+    return counting()
+
+
+@register_reward(name="buggy")
+def buggy() -> float:
+    return {}["no such key"]
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param("while :; do sleep 600 & done", id="processes"),
+        pytest.param("(while :; do sleep 600 & done) & setsid sleep 600 & exit", id="orphans"),
+        pytest.param("head -c 1000000000 /dev/zero > full; touch more", id="disk"),
+    ],
+)
+async def test_a_full_sandbox_does_not_keep_a_reward_from_running(
+    walled: Bench, attack: str
+) -> None:
+    """Invariant 14: the agent's processes end first, and the reward has room reserved."""
+    deploy = {"deployConfig": {"ephemeralStorage": "16M"}}
+    sandbox = await walled.start(walled.project({"tools.py": _GRADED}, deploy))
+    await call(sandbox, "run", {"command": attack})
+    assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
+    assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 0
+
+
+@pytest.mark.docker
+async def test_processes_of_a_container_do_not_keep_a_reward_from_running(dockered: Bench) -> None:
+    """Invariant 14."""
+    sandbox = await dockered.start(dockered.project({"tools.py": _GRADED}))
+    await call(sandbox, "run", {"command": "while :; do sleep 600 & done"})
+    assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
+
+
+async def test_memory_that_a_tool_took_does_not_keep_a_reward_from_running(walled: Bench) -> None:
+    """Invariant 14: also where tools run in the process of the runtime."""
+    deploy = {"deployConfig": {"memory": "128M"}}
+    sandbox = await walled.start(walled.project({"tools.py": _GRADED}, deploy))
+    assert await value_of(sandbox, "take_memory") > 10
+    assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
+
+
+async def test_a_reward_without_room_is_an_outcome_and_a_bug_is_not(walled: Bench) -> None:
+    """Invariant 14: threads of the runtime cannot be ended; the error says which limit it was."""
+    sandbox = await walled.start(walled.project({"tools.py": _GRADED}))
+    with pytest.raises(FunctionFailed, match="KeyError") as bug:
+        await request(sandbox, "aenv/reward", {"name": "buggy"})
+    assert not isinstance(bug.value, SandboxExhausted)
+    assert await value_of(sandbox, "take_threads") > 10
+    with pytest.raises(SandboxExhausted) as raised:
+        await request(sandbox, "aenv/reward", {"name": "graded"})
+    assert raised.value.died_of is InsideCause.PROCESSES
+
+
+async def test_processes_of_the_environment_go_on(walled: Bench) -> None:
+    """Those from before the first tool call, and all for a reward that asks for it."""
+    sandbox = await walled.start(walled.project({"tools.py": _GRADED}))
+    await request(sandbox, "aenv/function", {"name": "serve"})
+    await call(sandbox, "run", {"command": "sleep 600 &"})
+    assert await request(sandbox, "aenv/reward", {"name": "watching"}) == 2
+    assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1

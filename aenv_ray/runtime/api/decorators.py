@@ -54,7 +54,11 @@ def register_tool(
 def register_reward(function: F) -> F: ...
 @overload
 def register_reward(
-    *, name: str | None = None, timeout: float | None = None, default: bool = False
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    default: bool = False,
+    keep_processes: bool = False,
 ) -> Callable[[F], F]: ...
 def register_reward(
     function: Any = None,
@@ -62,6 +66,7 @@ def register_reward(
     name: str | None = None,
     timeout: float | None = None,
     default: bool = False,
+    keep_processes: bool = False,
 ) -> Any:
     """Register a function as a reward.
 
@@ -72,13 +77,22 @@ def register_reward(
         name: None: the function's name.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
         default: Whether calls without a name run this reward.
+        keep_processes: Let the processes that tools have started go on while the reward runs, for
+            example a server that it asks. By default they are ended first, so that an agent cannot
+            keep the reward from running. Processes from before the first tool call always go on.
 
     Raises:
         ValueError: The name is taken, or a second reward is marked `default`.
     """
 
     def register(target: F) -> F:
-        get_registry().add_reward(target, name=name, timeout_s=timeout, default=default)
+        get_registry().add_reward(
+            target,
+            name=name,
+            timeout_s=timeout,
+            default=default,
+            keep_processes=keep_processes,
+        )
         return target
 
     return register(function) if function is not None else register

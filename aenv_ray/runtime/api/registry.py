@@ -33,6 +33,8 @@ class Registered:
     endpoint: str = ""
     """Path at the public door; unused for tools."""
     method: str = "POST"
+    keeps_processes: bool = False
+    """Of a reward: the processes that tools have started go on while it runs."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -136,6 +138,7 @@ class Registry:
         name: str | None = None,
         timeout_s: float | None = None,
         default: bool = False,
+        keep_processes: bool = False,
     ) -> Registered:
         """Register a reward. Calls without a name run the one marked `default`, or the first.
 
@@ -154,6 +157,7 @@ class Registry:
             kind="reward",
             timeout_s=_positive(timeout_s),
             endpoint=DEFAULT_REWARD_PATH,
+            keeps_processes=keep_processes,
         )
         self._put(self.rewards, entry)
         if default:

@@ -109,7 +109,8 @@ def main(
         if os.getpid() == 1:
             ignore_signals_from_inside()
         dispatcher = Dispatcher(registry)
-        dispatcher.begin()
+        # In an image with its own server, all processes are that server's.
+        dispatcher.begin(owns_sandbox=serving != "public")
         retry_lost_interrupts()
         host.prepare()
     except BaseException as exc:  # noqa: BLE001  # the engine gets every failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import traceback
 from typing import Any, Final
@@ -92,6 +93,17 @@ def raised(entry: Registered, exc: BaseException) -> Outcome:
         return result_outcome(to_json(error_result(text, type(exc).__name__)))
     if entry.kind == "health":
         return result_outcome(to_json({"data": {"status": "unhealthy", "message": text}}))
+    exhausted = _exhausted(exc)
+    if exhausted is not None:
+        return fault_outcome(
+            Fault(
+                "sandbox_exhausted",
+                f"{entry.kind} {entry.name!r} raised {text}",
+                f"the sandbox has no {exhausted} left",
+                tool_name=entry.name,
+                died_of=exhausted,
+            )
+        )
     return fault_outcome(
         Fault(
             "function_failed",
@@ -100,6 +112,33 @@ def raised(entry: Registered, exc: BaseException) -> Outcome:
             traceback=trace[-4000:],
         )
     )
+
+
+_EXHAUSTED: Final = {
+    errno.EAGAIN: "processes",
+    errno.EMFILE: "processes",
+    errno.ENFILE: "processes",
+    errno.ENOMEM: "memory",
+    errno.ENOSPC: "disk",
+    errno.EDQUOT: "disk",
+}
+"""The limit of the sandbox that an error number tells of, as the caller's error tree names it."""
+_MAX_CAUSES: Final = 16
+
+
+def _exhausted(exc: BaseException | None) -> str | None:
+    """Return the limit of the sandbox that an exception, or one that caused it, tells of."""
+    for _ in range(_MAX_CAUSES):
+        if exc is None:
+            return None
+        if isinstance(exc, MemoryError):
+            return "memory"
+        if isinstance(exc, OSError) and exc.errno in _EXHAUSTED:
+            return _EXHAUSTED[exc.errno]
+        if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+            return "processes"
+        exc = exc.__cause__ or exc.__context__
+    return None
 
 
 def words(exc: BaseException) -> str:

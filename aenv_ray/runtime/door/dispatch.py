@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aenv_ray.runtime.api.registry import Registered, Registry
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door import ports, workspace
+from aenv_ray.runtime.door.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
     Outcome,
@@ -48,6 +49,8 @@ _MIN_TIMEOUT_S: Final = 0.001
 """Timeout of a call that begins at its deadline."""
 _ITEM_GRACE_S: Final = 1.0
 """How much longer than its timeout a batch waits for the outcome of an item."""
+_TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools"})
+"""What an agent may call."""
 _LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
@@ -74,15 +77,22 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
         self._pid = os.getpid()
+        self._agent: AgentProcesses | None = None
         self._last_active = time.time()
         self._builtins = {
             method: Registered(name=method, function=function, kind="builtin")
             for method, function in {**workspace.METHODS, **ports.METHODS}.items()
         }
 
-    def begin(self) -> None:
-        """Prepare for calls in this process; to be called after a fork."""
+    def begin(self, *, owns_sandbox: bool = False) -> None:
+        """Prepare for calls in this process; to be called after a fork.
+
+        Args:
+            owns_sandbox: The other processes here are those of tools and of the environment; before
+                a reward runs, those of tools are ended.
+        """
         self._pid = os.getpid()
+        self._agent = AgentProcesses() if owns_sandbox else None
         self._last_active = time.time()
 
     def submit(
@@ -174,10 +184,12 @@ class Dispatcher:
             if self.load_error is not None:
                 raise Fault("sandbox_start_failed", self.load_error)
             if method == "aenv/call_tools":
+                self._prepare(method, None)
                 self._run_batch(key, params, meta)
                 return
             done = functools.partial(self._outcomes.finish, key)
             entry = self._entry(method, params)
+            self._prepare(method, entry)
             timeout_s = _timeout_of(meta)
             self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline)
         except Fault as fault:
@@ -185,6 +197,18 @@ class Dispatcher:
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
             text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(key, fault_outcome(Fault("function_failed", text)))
+
+    def _prepare(self, method: str, entry: Registered | None) -> None:
+        """Keep a tool from standing in the way of a reward: its processes end, its room is used."""
+        if self._agent is None:
+            return
+        if method in _TOOL_METHODS:
+            self._agent.expect()
+        elif method == "aenv/reward" and entry is not None and not entry.keeps_processes:
+            for key in list(self._calls):
+                if key.partition(" ")[0] in _TOOL_METHODS:
+                    self.cancel(key, "a reward ends what tools have started")
+            self._agent.end()
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
         """Stop a call by its `key_of`; False when no such call is under way."""

@@ -134,7 +134,7 @@ class Spare:
                 ignore_signals_from_inside()
         if cover is not None:
             cover.hide()
-        dispatcher.begin()
+        dispatcher.begin(owns_sandbox=self.jailed)
         listener = socket.socket(fileno=listener_fd)
         with channel:
             channel.send(b'{"booted":true}')

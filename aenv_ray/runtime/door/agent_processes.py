@@ -1,0 +1,117 @@
+"""What a reward needs before it runs: an end to the agent's processes, and room for its own.
+
+An agent could otherwise keep a reward from running with processes, memory or files, and so void an
+episode in which it fails (invariant 14).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from aenv_ray.runtime.system.reaper import children_of_main_thread
+
+RESERVED_MEMORY_BYTES: Final = 8 * 1024 * 1024
+"""Address space of this process: it counts for its limit, but takes no memory."""
+RESERVED_DISK_BYTES: Final = 256 * 1024
+_END_S: Final = 5.0
+"""How long the processes may take to end; one that waits for a disk takes longer."""
+_PAUSE_S: Final = 0.002
+
+Process = tuple[int, str]
+"""Pid and start time."""
+
+
+class AgentProcesses:
+    """The processes that tools have started, in a sandbox that this process has to itself.
+
+    The processes that exist at the first tool call belong to the environment: its code started them
+    when it was imported, or in a function.
+    """
+
+    def __init__(self) -> None:
+        self._spared: frozenset[Process] | None = None
+        self._memory: mmap.mmap | None = None
+        self._files: list[int] = []
+
+    def expect(self) -> None:
+        """Prepare for a tool call: reserve room; at the first one, note what exists."""
+        if self._spared is None:
+            self._spared = frozenset(_others())
+        if self._memory is None:
+            with contextlib.suppress(OSError):  # there is no room left to reserve
+                self._memory = mmap.mmap(
+                    -1, RESERVED_MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                )
+                self._reserve_disk(".")
+                if os.stat("/tmp").st_dev != os.stat(".").st_dev:
+                    self._reserve_disk("/tmp")
+
+    def _reserve_disk(self, directory: str) -> None:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._files.append(fd)
+        os.posix_fallocate(fd, 0, RESERVED_DISK_BYTES)
+
+    def end(self) -> None:
+        """Kill the processes that tools have started, and give the reserved room free."""
+        if self._spared is not None:
+            _kill_all_but(self._spared)
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        while self._files:
+            os.close(self._files.pop())
+
+
+def _kill_all_but(spared: frozenset[Process]) -> None:
+    """Stop all others before killing them, so that they cannot fork faster than they are killed."""
+    deadline = time.monotonic() + _END_S
+    stopped: set[Process] = set()
+    while found := set(_others()) - spared - stopped:
+        for pid, _ in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= found
+        if time.monotonic() > deadline:
+            break
+    for pid, _ in stopped:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    killed = {pid for pid, _ in stopped}
+    while stopped.intersection(_others()) or killed.intersection(children_of_main_thread()):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_PAUSE_S)  # the main thread reaps orphans, which count until then
+
+
+def _others() -> list[Process]:
+    """Return the other processes that run in this pid namespace.
+
+    Process 1 of a pod belongs to the runtime, and so does a process without a parent here, which
+    was started from outside, such as the bridge of a container with its own kernel.
+    """
+    if not _has_children():
+        return []
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, os.getpid()):
+            with contextlib.suppress(OSError, IndexError):
+                words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                state, parent, started = words[0], words[1], words[19]
+                if state not in "ZX" and parent != "0":
+                    found.append((int(name), started))
+    return found
+
+
+def _has_children() -> bool:
+    """Whether this process has children, orphans included: one system call."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
