@@ -98,6 +98,10 @@ class Policy(BaseModel):
             PolicyRefused: As `check`.
         """
         self.check(config, engine)
+        return self.filled(config, engine)
+
+    def filled(self, config: EnvironmentConfig, engine: str) -> EnvironmentConfig:
+        """Return a configuration with what the policy decides for the project; see `applied`."""
         deploy = config.deploy
         changes: dict[str, Any] = {}
         if deploy.network is None and not _matches(self.networks, NetworkMode.HOST):

@@ -40,7 +40,11 @@ class Inspection:
 
 
 async def inspect(
-    source: project.Project, *, timeout_s: float = INSPECT_S, make_engine: MakeEngine | None = None
+    source: project.Project,
+    *,
+    timeout_s: float = INSPECT_S,
+    make_engine: MakeEngine | None = None,
+    policy: Policy | None = None,
 ) -> Inspection:
     """Load an environment in a temporary sandbox and return the schemas of what it registers.
 
@@ -51,6 +55,7 @@ async def inspect(
         source: The project.
         timeout_s: Longest time, including the installation of requirements.
         make_engine: None: the process engine.
+        policy: Decides what the project does not name, such as its network. None: nothing.
 
     Raises:
         SandboxStartFailed: Its code does not load; the message ends with the traceback.
@@ -69,7 +74,7 @@ async def inspect(
             async with fresh_sandbox(
                 source,
                 lifetime_s=timeout_s,
-                config=_for_inspection(source.config),
+                config=_for_inspection((policy or Policy()).filled(source.config, "process")),
                 make_engine=make_engine,
             ) as sandbox:
                 return Inspection(await _schemas(sandbox))
@@ -204,7 +209,7 @@ async def publish(
     policy.check(source.config)
     catalog.check_may_publish(await hub.name(source.config.name), owner, is_admin=is_admin)
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
-    found = await inspect(source, timeout_s=timeout_s)
+    found = await inspect(source, timeout_s=timeout_s, policy=policy)
     await store.put(package.data, digest=package.sha256)
     entry = await hub.push(entry_of(package, found.functions, owner), is_admin=is_admin)
     if not await store.exists(

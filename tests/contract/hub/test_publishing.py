@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
 from aenv_ray.hub.redis_server import RedisServer
-from aenv_ray.policy import Policy
+from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import request, value_of, write_project
 from tests.contract.hub.redis_servers import emptied
@@ -237,6 +238,31 @@ async def test_a_published_version_is_the_project_that_was_packed(
     (made / "src" / "more.py").write_text("")
     with pytest.raises(VersionConflict):
         await publish(project.load(made).archive(), "ada", **where)
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("policy", [Policy(), STRICT], ids=["open", "strict"])
+async def test_inspected_code_reaches_the_node_only_where_the_policy_allows_it(
+    tmp_path: Path, hub: HubCore, store: ArtifactStore, policy: Policy
+) -> None:
+    """Invariants 7 and 13: a pushed project that names no network is loaded beside the gateway."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+import socket
+from aenv_ray.runtime import register_tool
+try:
+    socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 5).close()
+    found = "reached"
+except OSError:
+    found = "walled"
+register_tool(name=found)(lambda: 0)
+"""
+        root = write_project(tmp_path / "spy", {"spy.py": code}, {"name": "spy"})
+        data = project.load(root).archive()
+        entry = await publish(
+            data, "eve", hub=hub, store=store, projects_dir=tmp_path / "projects", policy=policy
+        )
+    assert [one.name for one in entry.functions] == ["reached" if policy == Policy() else "walled"]
 
 
 @pytest.mark.parametrize("what", ["broken code", "no room", "no archive", "a secret"])
