@@ -15,6 +15,7 @@ HEAD_S = 60.0
 """From the start of the wait for a request to the end of its head."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Names and values of a request's headers, and its URL."""
+_PIECE_BYTES: Final = 4 * 1024
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"connection: close\r\ncontent-length: 0\r\n\r\n"
@@ -62,8 +63,8 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header."""
-        self._count(len(name) + len(value))
+        """Count a header, with its colon, space and line break."""
+        self._count(len(name) + len(value) + 4)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -87,6 +88,21 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
+        is_body = not (self._in_head or self._is_idle)
+        if is_body or len(data) <= _PIECE_BYTES:
+            self._parse(data)
+            return
+        # In pieces, so that what the parser skips in a head, such as spaces, is counted too.
+        for start in range(0, len(data), _PIECE_BYTES):
+            receiver = self.transport.get_protocol()
+            if receiver is not self:  # it has become a WebSocket
+                receiver.data_received(data[start:])  # type: ignore[attr-defined]  # a Protocol
+                return
+            if self.transport.is_closing():
+                return
+            self._parse(data[start : start + _PIECE_BYTES])
+
+    def _parse(self, data: bytes) -> None:
         self._unparsed_bytes = self._unparsed_bytes + len(data) if self._in_head else 0
         super().data_received(data)
         if self.transport.is_closing():

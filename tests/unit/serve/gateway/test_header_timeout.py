@@ -186,6 +186,13 @@ def test_a_head_has_a_limit_however_it_arrives(
     assert told.startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.parametrize(
+    "headers", [b"a:\r\n" * 16_500, b"a:" + b" " * 75_000 + b"b\r\n"], ids=["tiny", "spaces"]
+)
+def test_what_the_parser_skips_counts_towards_the_limit(server: Server, headers: bytes) -> None:
+    assert server.told(LAST[:-2] + headers + b"\r\n").startswith(b"HTTP/1.1 431 ")
+
+
 def test_requests_in_progress_and_pipelined_ones_do_not_time_out(
     hasty: None, server: Server
 ) -> None:
