@@ -6,6 +6,8 @@ Paths are absolute or relative to the work directory. The sandbox, not this modu
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -198,6 +200,7 @@ def read_file(path: str, offset: int = 0, length: int | None = None) -> dict[str
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
+            _refuse_own_process(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Fault("file_access_error", f"{path!r} is not a regular file")
             wanted = status.st_size - offset if length is None else length
@@ -233,6 +236,7 @@ def write_file(
         target.parent.mkdir(parents=True, exist_ok=True)
         if append:
             with target.open("ab") as file:
+                _refuse_own_process(file.fileno())
                 file.write(payload)
         else:
             _replace(target, payload)
@@ -242,6 +246,20 @@ def write_file(
     except (OSError, ValueError) as exc:
         raise _file_fault(path, exc) from exc
     return {"size_bytes": size}
+
+
+def _refuse_own_process(fd: int) -> None:
+    """Refuse files in /proc that tell about this process: the graders are in its memory.
+
+    A command of the caller cannot read them either, because this process is not dumpable.
+
+    Raises:
+        PermissionError: `fd` is such a file, whatever path it was opened by.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a system without /proc
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.startswith(f"/proc/{os.getpid()}/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 def _replace(target: Path, payload: bytes) -> None:
