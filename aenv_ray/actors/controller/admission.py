@@ -29,6 +29,7 @@ from aenv_ray.actors.controller.placement import (
     shared_host_names,
     usable,
 )
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
@@ -53,7 +54,7 @@ class Reservation(NamedTuple):
     """Places on one host that are kept for instances."""
 
     host_name: str
-    host: Any
+    host: RemoteHost
     """The host actor."""
     instance_ids: list[InstanceId]
 
@@ -261,7 +262,7 @@ class Admission:
             tasks = [group.create_task(self._hold_one(name, host)) for name, host in actors.items()]
         return [load for task in tasks if (load := task.result()) is not None]
 
-    async def _hold_one(self, name: str, host: Any) -> HostLoad | None:
+    async def _hold_one(self, name: str, host: RemoteHost) -> HostLoad | None:
         try:
             with ray_api.translated(f"hold on host {name}"):
                 async with asyncio.timeout(ASK_S):
@@ -294,7 +295,9 @@ class Admission:
         for one in reserved:
             await self._reserve(one.host_name, one.host, one.instance_ids, 0.0)
 
-    async def _reserve(self, name: str, host: Any, ids: list[InstanceId], seconds: float) -> bool:
+    async def _reserve(
+        self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float
+    ) -> bool:
         try:
             with ray_api.translated(f"reserving places on host {name}"):
                 async with asyncio.timeout(ASK_S):

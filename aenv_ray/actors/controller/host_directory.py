@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import HostLoad, shared_host_names
 from aenv_ray.actors.host.host_actor import host_actor
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
@@ -36,9 +37,9 @@ class HostDirectory:
     """
 
     def __init__(self) -> None:
-        self.actors: dict[str, Any] = {}
+        self.actors: dict[str, RemoteHost] = {}
         self.nodes: dict[str, str] = {}
-        self._making: dict[str, asyncio.Task[Any]] = {}
+        self._making: dict[str, asyncio.Task[RemoteHost | FabricUnavailable]] = {}
         self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
 
     def forget(self, name: str) -> None:
@@ -60,7 +61,7 @@ class HostDirectory:
 
     async def make(
         self, name: str, node: str, density: ActorDensity, slots: int | None = None
-    ) -> Any:
+    ) -> RemoteHost:
         """Return the host with this name; start it if there is none.
 
         A host with `slots` fills that many slots of its node with instances: Ray counts them as
@@ -100,10 +101,11 @@ class HostDirectory:
             logger.warning("node %s is not used for %g s: %s", node[:8], TRY_AGAIN_S, why)
             raise refusal from exc
         self._refused.pop(node, None)
-        self.actors[name] = actor
-        return actor
+        host: RemoteHost = actor
+        self.actors[name] = host
+        return host
 
-    async def shared(self, name: str, node: str, slots: int | None) -> Any:
+    async def shared(self, name: str, node: str, slots: int | None) -> RemoteHost:
         """Return a shared host; start it if there is none, once for all concurrent calls.
 
         The arguments are those of `make`.
@@ -124,7 +126,7 @@ class HostDirectory:
 
     async def _make_shared(
         self, name: str, node: str, slots: int | None
-    ) -> Any | FabricUnavailable:
+    ) -> RemoteHost | FabricUnavailable:
         try:
             return await self.make(name, node, ActorDensity.SHARED, slots)
         except FabricUnavailable as exc:
@@ -174,7 +176,7 @@ class HostDirectory:
                 load = await self._ask_load(name, node, host)
         return load, host
 
-    async def _ask_load(self, name: str, node: str, host: Any) -> HostLoad:
+    async def _ask_load(self, name: str, node: str, host: RemoteHost) -> HostLoad:
         with ray_api.translated(f"asking host {name}"):
             count, capacity = await host.load.remote()
         return HostLoad(name, node, count, capacity)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
 from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.engines.process import virtual_environment
@@ -34,7 +35,7 @@ class Created(NamedTuple):
     """A running instance. Its id is ``info.id``; one from a warm pool has another than its spec."""
 
     spec: InstanceSpec
-    host: Any
+    host: RemoteHost
     """The host actor."""
     info: InstanceInfo
 
@@ -43,7 +44,7 @@ class _Started(NamedTuple):
     """What became of one spec."""
 
     spec: InstanceSpec
-    host: Any
+    host: RemoteHost
     outcome: InstanceInfo | AenvError
 
 
@@ -257,7 +258,7 @@ class CreateProtocol:
 
     # --- projects -------------------------------------------------------------------------------
 
-    async def send_if_missing(self, source: Project, node_id: str, host: Any) -> None:
+    async def send_if_missing(self, source: Project, node_id: str, host: RemoteHost) -> None:
         """Make sure that a node has the project's files.
 
         Raises:
@@ -268,7 +269,9 @@ class CreateProtocol:
         if not await self._waits.result(reference, f"node {node_id[:8]}", CREATE_DEADLINE_S):
             await self._send_project(source, node_id, host, mark)
 
-    async def _send_project(self, source: Project, node_id: str, host: Any, mark: int) -> None:
+    async def _send_project(
+        self, source: Project, node_id: str, host: RemoteHost, mark: int
+    ) -> None:
         """Send a project to a node that lacked it, unless another create has done so since.
 
         `mark` is the value of `_sends` before the node said that it lacks the project.

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.actors.controller.placement import HostLoad, check_capacity, on_nodes, spread
 from aenv_ray.actors.fabric.waits import Waits
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.models import InstanceSpec
 
@@ -30,7 +31,7 @@ class Share(NamedTuple):
 
     name: str
     """Of the host."""
-    host: Any
+    host: RemoteHost
     """The host actor."""
     specs: list[InstanceSpec]
 
