@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines.base import EndCause
+from aenv_ray.errors import CallOutcomeUnknown, InsideCause, SandboxLost
 from aenv_ray.testing.contract_bench import Bench, evaluate, execute, value_of
 from tests.contract.process.node import Node
 
@@ -73,3 +79,101 @@ async def test_the_kernel_ends_sandboxes_before_the_launcher(
 
 def _oom_score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+HOARDS = {
+    "memory of many processes": (
+        "import os\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        kept = os.urandom(1 << 20) * 60\n"
+        "        signal.pause()\n"
+    ),
+    "memfd": (
+        "builtins.kept = os.memfd_create('kept')\n"
+        "for _ in range(300): os.write(builtins.kept, bytes(1 << 20))\n"
+    ),
+    "shared memory": (
+        "builtins.kept = mmap.mmap(-1, 300 << 20)\n"
+        "for at in range(0, 300 << 20, 4096): builtins.kept[at] = 1\n"
+    ),
+    "files in memory": (
+        "for number in range(300):\n"
+        "    with open(f'/dev/shm/{number}', 'wb') as file: file.write(bytes(1 << 20))\n"
+    ),
+}
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(
+    "hoard",
+    [
+        pytest.param(hoard, id=name, marks=pytest.mark.ordinary_user if name == "memfd" else ())
+        for name, hoard in HOARDS.items()
+    ],
+)
+async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard: str) -> None:
+    """Invariants 7 and 14: its limit covers all it has, and its neighbours go on."""
+    limits = {"memory": "128M", "ephemeralStorage": "512M"}
+    neighbour = await walled.start()
+    attacker = await walled.start(walled.contract_project(limits))
+    ended: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
+    attacker.on_end(ended.set_result)
+    script = f"import builtins, mmap, os, signal, subprocess, sys\nresult = None\n{hoard}"
+    with contextlib.suppress(SandboxLost, CallOutcomeUnknown):
+        await execute(
+            attacker,
+            ["python3", "-c", f"{script}\nsignal.pause()"],
+            timeout_s=30.0,
+        )
+    async with asyncio.timeout(20.0):
+        cause = await ended
+    assert cause.inside is InsideCause.MEMORY
+    assert "128 MiB (deployConfig.memory)" in cause.text
+    assert (await execute(neighbour, "echo fine")).stdout == b"fine\n"
+
+
+FULL = """
+import os, resource, signal
+from aenv_ray.runtime.fork import jail
+from aenv_ray.runtime.system import linux
+
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(61_236, 61_236, 61_236)
+    os.setresuid(61_236, 61_236, 61_236)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+pids = [name for name in os.listdir('/proc') if name.isdigit()]
+running = sum(os.stat(f'/proc/{pid}').st_uid == os.geteuid() for pid in pids)
+jail.node_process_ids = lambda: int((running + 100) / jail.SANDBOXES_SHARE)
+jail.limit_all_sandboxes()
+for sandbox in range(2):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        linux.unshare(linux.CLONE_NEWUSER)
+        count = 0
+        try:
+            while count < 80:
+                if os.fork() == 0:
+                    signal.pause()
+                count += 1
+        except BlockingIOError:
+            pass
+        os.write(writer, str(count).encode())
+        signal.pause()
+    print(os.read(reader, 9).decode(), flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+def test_sandboxes_together_leave_process_ids_to_the_node() -> None:
+    """Invariant 7: two sandboxes below their own limits share what all of them may have."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60,
+        start_new_session=True, check=False,
+    )  # fmt: skip
+    first, second = map(int, done.stdout.split())
+    assert first == 80
+    assert second < 20

@@ -39,6 +39,7 @@ from aenv_ray.daemon import detach
 from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
+from aenv_ray.engines.process.resource_watch import ResourceWatch, Watched
 from aenv_ray.engines.process.templates import (
     SPARE_PAUSE_S,
     Fork,
@@ -149,6 +150,7 @@ class Launcher:
             on_spare=self._on_spare, on_refused=self._on_refused, on_boot=self._on_boot,
             on_exit=self._on_exit, on_end=self._on_template_end, in_use=self._used_templates,
         )  # fmt: skip
+        self._resources = ResourceWatch(self._watched)
         self._away: dict[str, float] = {}
         self._unreported: dict[str, dict[str, Any]] = {}
         """The ends of instances whose host was away, by id."""
@@ -469,6 +471,8 @@ class Launcher:
                 self._stop(instance.id, HOST_GONE)
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
+        for offence in self._resources.look():
+            self._stop(offence.id, offence.cause, inside=offence.inside)
         with_instances = {instance.host for instance in self._instances.values()}
         self._away = {host: at for host, at in self._away.items() if host in with_instances}
         self._templates.sweep(now)
@@ -477,6 +481,16 @@ class Launcher:
             self._quiet_since = now
         elif now - self._quiet_since > IDLE_EXIT_S:
             self._stopping = True
+
+    def _watched(self) -> list[Watched]:
+        """Return the instances that run, for `ResourceWatch`."""
+        found = []
+        for instance in self._instances.values():
+            template = self._templates.get(instance.template)
+            if instance.fork is not None and template is not None:
+                memory = template.setup["jail"]["memory_bytes"]
+                found.append(Watched(instance.id, instance.fork.pid, memory, template.is_isolated))
+        return found
 
 
 # --- the process ----------------------------------------------------------------------------------

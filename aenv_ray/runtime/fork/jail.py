@@ -27,6 +27,7 @@ from aenv_ray.runtime.fork.jail_spec import (
     NOBODY,
     PROJECT,
     SANDBOX_ID,
+    SANDBOXES_SHARE,
     STORAGE,
     WORK,
     JailSpec,
@@ -266,6 +267,22 @@ def warm_up(*, jailed: bool) -> None:
     """Compute in the template what all its instances need."""
     _filter(is_fork=jailed)
     limits_processes(jailed=jailed)
+
+
+def limit_all_sandboxes() -> None:
+    """Leave process ids to the rest of the node, however many sandboxes use up their own.
+
+    To be called before this process creates user namespaces: the kernel counts the processes in
+    them for the creator of each, too, up to the limit that the creator had (Linux 5.14).
+    """
+    if limits_processes(jailed=True):
+        _limit(resource.RLIMIT_NPROC, int(SANDBOXES_SHARE * node_process_ids()))
+
+
+def node_process_ids() -> int:
+    """Return how many processes and threads the node's kernel allows."""
+    names = ("pid_max", "threads-max")
+    return min(int(Path("/proc/sys/kernel", name).read_text()) for name in names)
 
 
 def set_limits(spec: JailSpec, *, jailed: bool) -> None:

@@ -24,6 +24,8 @@ STORAGE: Final = "/.storage"
 DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
 """Processes and threads of one sandbox; see `limits_processes`."""
+SANDBOXES_SHARE: Final = 0.75
+"""Of the node's process ids (kernel.pid_max, kernel.threads-max): what all sandboxes may use."""
 MAX_FILES: Final = 4096
 BYTES_PER_INODE: Final = 16_384
 """Of a tmpfs, as of a usual file system on a disk."""
@@ -120,7 +122,10 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
     else:
         unlimited = ("processes: no limit per sandbox",)
     if spec.memory_bytes:
-        limits["memory"] = f"{spec.memory_bytes >> 20} MiB of data per process (rlimit)"
+        mib = spec.memory_bytes >> 20
+        limits["memory"] = (
+            f"{mib} MiB in total (the launcher looks), {mib} MiB per process (rlimit)"
+        )
     if spec.cpu_cores:
         limits["cpu"] = f"{spec.cpu_cores:g} cores (affinity, rounded up)"
     if not jailed:

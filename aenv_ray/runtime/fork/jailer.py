@@ -33,6 +33,8 @@ from aenv_ray.runtime.fork.jail_spec import (
 from aenv_ray.runtime.fork.namespaces import serve_networks
 from aenv_ray.runtime.system import linux
 
+_OOM_SCORE: Final = 900
+"""Of a template: its end is the end of all its instances, so the kernel ends those first."""
 _PACKET_BYTES: Final = 1 << 20
 
 
@@ -53,6 +55,9 @@ class Jailer:
     def run(self) -> None:
         """Isolate this process, report, and execute the template."""
         linux.die_with_parent()
+        # As root, this is also the lowest score that the sandboxes can give themselves.
+        linux.set_oom_score(_OOM_SCORE)
+        jail.limit_all_sandboxes()
         os.umask(0o022)  # the sandbox may run as another user, and must read these files
         try:
             if self._setup["isolated"]:

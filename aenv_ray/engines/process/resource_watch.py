@@ -1,0 +1,394 @@
+"""Finds sandboxes that take more of the node than they may: memory as a whole, and process ids.
+
+The limits that the kernel enforces for a process (`aenv_ray.runtime.fork.jail.set_limits`) do not
+cover shared memory, memfds, or what many processes use together. A control group for each sandbox
+would, but it costs every create a third of a millisecond and needs a delegated hierarchy. So the
+launcher looks, and ends offenders:
+
+- A look costs two short reads while the node's memory hardly changes. Otherwise, and now and then,
+  it reads one line for each process of the node, for at most `MOST_CPU` of one core.
+- A sandbox is measured exactly only if its processes may exceed its limit, and only if they ran
+  since the last time: what it stores in memory files appears in no process.
+
+The standard library and `aenv_ray.errors` alone, because the launcher imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aenv_ray.errors import InsideCause
+
+STEP_BYTES: Final = 32 << 20
+"""A look is thorough once the node's used or shared memory has grown by this."""
+LOOK_AGAIN_S: Final = 10.0
+"""A look is thorough after this long in any case."""
+MOST_CPU: Final = 0.05
+"""Share of one core that thorough looks may take."""
+DEFAULT_SHARE: Final = 0.5
+"""Of the node's memory: the limit of a sandbox whose project sets none."""
+LOW_MEMORY: Final = 0.08
+"""The largest sandbox is ended when less of the node's memory is available than this share: Ray
+begins to end its own processes at 0.05."""
+MOST_IDS: Final = 0.75
+"""The sandbox with most processes is ended when the node has used this share of its ids."""
+FAIR_PROCESSES: Final = 256
+"""A sandbox with fewer processes and threads is not ended for the node's want of ids."""
+_HIDDEN: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
+"""Names of shared memory that is not a file of the sandbox's own tmpfs."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_MOST_BYTES: Final = 16_384
+"""More than any of the files that are read whole."""
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+class Watched(NamedTuple):
+    """A sandbox to look after."""
+
+    id: str
+    pid: int
+    """Its first process, on the node."""
+    limit_bytes: int | None
+    """What its project asks for."""
+    is_isolated: bool
+    """Whether it has a tmpfs of its own."""
+
+
+class Offence(NamedTuple):
+    """A sandbox that must end."""
+
+    id: str
+    cause: str
+    inside: InsideCause | None
+    """The limit that it exceeded; None if the node had too little memory for all."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox uses."""
+
+    id: str
+    bytes: int
+    limit_bytes: int
+    processes: int
+
+
+class Node(NamedTuple):
+    """The state of the node, or of the container that it is."""
+
+    total_bytes: int
+    available_bytes: int
+    shared_bytes: int
+    """Shared memory, memory files and tmpfs."""
+    ids: int
+    """Processes and threads."""
+    most_ids: int
+
+    @property
+    def is_short_of_ids(self) -> bool:
+        """Whether new processes may soon fail, those of Ray included."""
+        return self.ids > MOST_IDS * self.most_ids
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether Ray or the kernel will soon end processes."""
+        return self.available_bytes < LOW_MEMORY * self.total_bytes
+
+
+def offences(usages: Sequence[Usage], node: Node) -> list[Offence]:
+    """Return which sandboxes must end.
+
+    If the node is short of something, one sandbox is ended at a time, so that there is time to see
+    whether that helps.
+    """
+    found = [_memory_offence(usage) for usage in usages if usage.bytes > usage.limit_bytes]
+    if found:
+        return found
+    largest = max(usages, key=lambda usage: usage.bytes, default=None)
+    busiest = max(usages, key=lambda usage: usage.processes, default=None)
+    if node.is_short_of_ids and busiest is not None and busiest.processes >= FAIR_PROCESSES:
+        cause = (
+            f"it had {busiest.processes} processes and threads, the most of all sandboxes, when "
+            f"{node.ids} of the node's {node.most_ids} process ids were in use (kernel.pid_max, "
+            "kernel.threads-max, or the container's pids.max)"
+        )
+        return [Offence(busiest.id, cause, InsideCause.PROCESSES)]
+    if node.is_short_of_memory and largest is not None and largest.bytes >= node.available_bytes:
+        cause = (
+            f"the node had only {node.available_bytes >> 20} MiB of memory left, and it used the "
+            f"most of all sandboxes: {largest.bytes >> 20} MiB"
+        )
+        return [Offence(largest.id, cause, None)]
+    return []
+
+
+def _memory_offence(usage: Usage) -> Offence:
+    cause = (
+        f"it used {usage.bytes >> 20} MiB of memory, shared memory and files in memory included, "
+        f"more than its limit of {usage.limit_bytes >> 20} MiB (deployConfig.memory)"
+    )
+    return Offence(usage.id, cause, InsideCause.MEMORY)
+
+
+class ResourceWatch:
+    """Looks after the sandboxes of one launcher.
+
+    Args:
+        watched: Returns the sandboxes.
+    """
+
+    def __init__(self, watched: Callable[[], Sequence[Watched]]) -> None:
+        self._watched = watched
+        self._last: Node | None = None
+        self._next_at = 0.0
+        self._due_at = 0.0
+        self._measured: dict[str, tuple[int, int]] = {}
+        """Processor time of a sandbox when it was last measured exactly, and its bytes."""
+
+    def look(self) -> list[Offence]:
+        """Return which sandboxes must end; call it a few times a second."""
+        started = time.monotonic()
+        node = read_node()
+        if node is None or started < self._next_at or not self._is_due(node, started):
+            return []
+        watched = self._watched()
+        found = offences(self._usages(watched, node), node) if watched else []
+        self._last = node
+        ended = time.monotonic()
+        self._next_at = ended + (ended - started) / MOST_CPU
+        self._due_at = ended + LOOK_AGAIN_S
+        return found
+
+    def _is_due(self, node: Node, now: float) -> bool:
+        last = self._last
+        if last is None or now >= self._due_at or node.is_short_of_ids or node.is_short_of_memory:
+            return True
+        return (
+            last.available_bytes - node.available_bytes > STEP_BYTES
+            or node.shared_bytes - last.shared_bytes > STEP_BYTES
+        )
+
+    def _usages(self, watched: Sequence[Watched], node: Node) -> list[Usage]:
+        table = _Table()
+        measured: dict[str, tuple[int, int]] = {}
+        usages = []
+        for one in watched:
+            rows = table.below(one.pid)
+            limit = one.limit_bytes or int(DEFAULT_SHARE * node.total_bytes)
+            used = sum(row.resident_bytes for row in rows)
+            if used + node.shared_bytes > min(limit, node.available_bytes):
+                ticks = sum(row.ticks for row in rows)
+                before = self._measured.get(one.id)
+                if before is None or before[0] != ticks:
+                    before = ticks, measure([row.pid for row in rows], one)
+                measured[one.id] = before
+                used = before[1]
+            processes = sum(row.threads for row in rows)
+            usages.append(Usage(one.id, used, limit, processes))
+        self._measured = measured
+        return usages
+
+
+# --- the node -------------------------------------------------------------------------------------
+
+
+def read_node() -> Node | None:
+    """Return the state of the node; None on a system without ``/proc``."""
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            rows = dict(line.split(b":") for line in file.read().splitlines())
+        memory = {
+            name: int(rows[name].split()[0]) << 10
+            for name in (b"MemTotal", b"MemAvailable", b"Shmem")
+        }
+        ids = int(_text("/proc/loadavg").split()[3].split("/")[1])
+        most = min(int(_text(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
+    except (OSError, KeyError, IndexError, ValueError):
+        return None
+    node = Node(memory[b"MemTotal"], memory[b"MemAvailable"], memory[b"Shmem"], ids, most)
+    return _of_container(node)
+
+
+def _of_container(node: Node) -> Node:
+    """Apply the limits of the control group that this node's container is, if it is one."""
+    most_bytes, most_ids = _number(_CGROUP / "memory.max"), _number(_CGROUP / "pids.max")
+    if most_bytes is not None and most_bytes < node.total_bytes:
+        rows = (line.split() for line in _text(str(_CGROUP / "memory.stat")).splitlines())
+        stat = {name: int(value) for name, value in rows}
+        used = (_number(_CGROUP / "memory.current") or 0) - stat.get("inactive_file", 0)
+        node = node._replace(
+            total_bytes=most_bytes,
+            available_bytes=min(node.available_bytes, most_bytes - used),
+            shared_bytes=min(node.shared_bytes, stat.get("shmem", node.shared_bytes)),
+        )
+    if most_ids is not None and most_ids < node.most_ids:
+        node = node._replace(ids=_number(_CGROUP / "pids.current") or 0, most_ids=most_ids)
+    return node
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None if there is no file or no number."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_bytes())
+    return None
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    pid: int
+    ticks: int
+    threads: int
+    resident_bytes: int
+
+
+class _Table:
+    """The processes of the node, by parent."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._children: defaultdict[int, list[int]] = defaultdict(list)
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                self._add(int(name))
+
+    def _add(self, pid: int) -> None:
+        # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
+        fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+        if fields:
+            ticks, threads, pages = int(fields[11]) + int(fields[12]), fields[17], fields[21]
+            self._rows[pid] = _Row(pid, ticks, int(threads), int(pages) * _PAGE_BYTES)
+            self._children[int(fields[1])].append(pid)
+
+    def below(self, root: int) -> list[_Row]:
+        """Return a process and its descendants."""
+        found: list[_Row] = []
+        pending = [root]
+        while pending:
+            pid = pending.pop()
+            pending += self._children[pid]
+            if pid in self._rows:
+                found.append(self._rows[pid])
+        return found
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a file; empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _MOST_BYTES)
+    except OSError:  # the process has ended
+        return b""
+    finally:
+        os.close(fd)
+
+
+# --- one sandbox ----------------------------------------------------------------------------------
+
+
+def measure(pids: Sequence[int], watched: Watched) -> int:
+    """Return the bytes that a sandbox uses: memory, swap, shared memory, memory files, tmpfs.
+
+    Pages that several processes share count for each of them in part. Processes that this user may
+    not look into (process 1 of a sandbox, if the launcher is not root) count with what they do not
+    share with their template.
+    """
+    total = 0
+    hidden: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        _raise_oom_score(pid)
+        rollup = _sizes(f"/proc/{pid}/smaps_rollup")
+        if not rollup:
+            total += _private_bytes(pid)
+            continue
+        total += rollup["Pss_Anon"] + rollup["SwapPss"]
+        files = _open_memory_files(pid)
+        hidden |= files
+        if rollup["Pss_Shmem"]:
+            for key, size in _mapped_memory_files(pid).items():
+                if key not in files:
+                    hidden[key] = hidden.get(key, 0) + size
+    return total + sum(hidden.values()) + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
+
+
+def _raise_oom_score(pid: int) -> None:
+    """Undo what a process without CAP_SYS_RESOURCE in its history can do: lower its score."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
+def _sizes(path: str) -> dict[str, int]:
+    """Return the sizes in a file of ``Name:  123 kB`` lines, in bytes."""
+    found: dict[str, int] = defaultdict(int)
+    for line in _read(path).decode(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            found[name] = int(value[:-3]) << 10
+    return found
+
+
+def _private_bytes(pid: int) -> int:
+    own = _sizes(f"/proc/{pid}/status")
+    stat = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    parent = _sizes(f"/proc/{int(stat[1])}/status") if stat else own
+    private = max(0, own["RssAnon"] - parent["RssAnon"])
+    return private + own["VmSwap"] + own["RssShmem"]
+
+
+def _open_memory_files(pid: int) -> dict[tuple[int, int], int]:
+    """Return the memory files that a process has open, with their allocated bytes."""
+    found: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(_HIDDEN):
+                    status = os.stat(path)
+                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return found
+
+
+def _mapped_memory_files(pid: int) -> dict[tuple[int, int], int]:
+    """Return the memory files that a process has mapped, with its share of their mapped bytes."""
+    found: dict[tuple[int, int], int] = {}
+    key: tuple[int, int] | None = None
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        if line.startswith("Pss:"):
+            if key is not None:
+                found[key] = found.get(key, 0) + (int(line.split()[1]) << 10)
+        elif "-" in line.partition(" ")[0]:
+            # proc(5): addresses permissions offset device inode name
+            fields = line.split(None, 5)
+            key = None
+            if len(fields) == 6 and fields[5].startswith(_HIDDEN):
+                major, minor = (int(part, 16) for part in fields[3].split(":"))
+                key = os.makedev(major, minor), int(fields[4])
+    return found
+
+
+def _tmpfs_bytes(pids: Sequence[int]) -> int:
+    """Return the used bytes of a sandbox's tmpfs, which all its writable directories share."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = os.statvfs(f"/proc/{pid}/root/dev/shm")
+            return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return 0

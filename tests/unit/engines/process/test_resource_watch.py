@@ -1,0 +1,83 @@
+"""Which sandboxes end because of what they use of the node: decisions, and when a look is due."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from aenv_ray.engines.process import resource_watch
+from aenv_ray.engines.process.resource_watch import (
+    Node,
+    ResourceWatch,
+    Usage,
+    Watched,
+    measure,
+    offences,
+    read_node,
+)
+from aenv_ray.errors import InsideCause
+
+GIB = 1 << 30
+CALM = Node(16 * GIB, 12 * GIB, 0, 500, 32_768)
+
+
+def usage(name: str, used: int, limit: int = 8 * GIB, processes: int = 1) -> Usage:
+    return Usage(name, used, limit, processes)
+
+
+def test_a_sandbox_ends_beyond_its_own_limit_whatever_the_node_has_left() -> None:
+    (offence,) = offences([usage("a", GIB + 1, GIB), usage("b", 2 * GIB)], CALM)
+    assert (offence.id, offence.inside) == ("a", InsideCause.MEMORY)
+    assert "1024 MiB (deployConfig.memory)" in offence.cause
+
+
+def test_a_node_without_memory_ends_the_largest_and_blames_nobody() -> None:
+    short = CALM._replace(available_bytes=GIB)
+    (offence,) = offences([usage("a", GIB), usage("b", 2 * GIB)], short)
+    assert (offence.id, offence.inside) == ("b", None)
+
+
+def test_a_node_that_others_filled_ends_no_small_sandbox() -> None:
+    assert offences([usage("a", GIB // 2)], CALM._replace(available_bytes=GIB)) == []
+
+
+def test_a_node_without_process_ids_ends_the_sandbox_with_most() -> None:
+    short = CALM._replace(ids=30_000)
+    (offence,) = offences([usage("a", 1, processes=900), usage("b", 1, processes=1000)], short)
+    assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
+    assert "kernel.pid_max" in offence.cause
+    assert offences([usage("a", 1, processes=200)], short) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="needs /proc")
+def test_processes_are_read_only_when_the_nodes_memory_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 7 at no cost: a thousand idle sandboxes cost a look two reads."""
+    asked = []
+    nodes = [CALM, CALM, CALM._replace(available_bytes=CALM.available_bytes - GIB)]
+    monkeypatch.setattr(resource_watch, "read_node", lambda: nodes.pop(0))
+    monkeypatch.setattr(resource_watch, "MOST_CPU", 1e9)
+    watch = ResourceWatch(lambda: asked.append(1) or [])  # type: ignore[func-returns-value]
+    counts = []
+    while nodes:
+        watch.look()
+        counts.append(len(asked))
+    assert counts == [1, 1, 2]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="needs /proc")
+def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
+    own = Watched("a", os.getpid(), None, is_isolated=False)
+    before = measure([os.getpid()], own)
+    kept = os.memfd_create("kept")
+    again = os.dup(kept)
+    try:
+        os.write(kept, bytes(32 << 20))
+        grown = measure([os.getpid()], own) - before
+        assert 32 << 20 <= grown < 60 << 20
+    finally:
+        os.close(kept)
+        os.close(again)
+    assert read_node() is not None
