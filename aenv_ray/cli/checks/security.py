@@ -26,8 +26,6 @@ from aenv_ray.policy import ANY, STRICT, Policy, policy_of
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_NEEDED_CONTROLLERS: Final = frozenset({"memory", "pids"})
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
 _PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel")
@@ -54,7 +52,6 @@ def findings(
     found = [
         *process_engine(settings, policy),
         *docker_engine(settings, policy),
-        cgroups(),
         *policy_findings(policy),
         tokens(fabric),
         files(private_paths(settings, fabric)),
@@ -147,27 +144,6 @@ def docker_socket(address: str) -> Finding:
         return Finding(name, Verdict.FAILED, f"every user may use {path}, which gives them root",
                        f"chmod o= {path}")  # fmt: skip
     return Finding(name, Verdict.OK, f"{path} is closed to other users")
-
-
-def cgroups(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Finding:
-    """Report whether this process may limit sandboxes as a whole by cgroups."""
-    name = "cgroup v2"
-    mend = "run the node as a systemd unit with Delegate=yes, as in clusters/local"
-    unified = next(
-        (p for p in (root, root / "unified") if (p / "cgroup.controllers").exists()), None
-    )
-    if unified is None:
-        return Finding(name, Verdict.WARNING, "not mounted; limits of memory are weaker", mend)
-    lines = own.read_text().splitlines()
-    relative = next((row[3:] for row in lines if row.startswith("0::")), "/")
-    group = unified / relative.lstrip("/")
-    controllers = (group / "cgroup.controllers").read_text().split()
-    missing = sorted(_NEEDED_CONTROLLERS - set(controllers))
-    if missing or not os.access(group, os.W_OK):
-        reason = f"without {' and '.join(missing)}" if missing else "not writable"
-        found = f"not delegated: {group} is {reason}; limits of memory are weaker"
-        return Finding(name, Verdict.WARNING, found, mend)
-    return Finding(name, Verdict.OK, f"delegated: {group}")
 
 
 # --- the operator's configuration -----------------------------------------------------------------
