@@ -224,6 +224,20 @@ def test_tokens_are_made_shown_once_and_revoked(aenv, served):
     assert "no such token" in aenv.err
 
 
+def test_an_environment_is_granted_and_the_audit_log_tells(aenv, served):
+    assert {"name": "probe", "owner": "ann", "right": "owner"} in aenv("grant", "probe")
+    granted = aenv("grant", "probe", "bob", "publish")
+    assert {"name": "probe", "owner": "bob", "right": "publish"} in granted
+    assert "bob" not in [row["owner"] for row in aenv("grant", "probe", "bob", "none")]
+    aenv("grant", "probe", "bob", code=3)
+    assert "use, publish or none" in aenv.err
+    log = aenv("hub", "audit", "-n", "2", "--api-key", served.admin)
+    assert [(one["actor"], one["action"]) for one in log] == [
+        ("ann", "grant.revoke"), ("ann", "grant.set"),
+    ]  # fmt: skip
+    aenv("hub", "audit", code=1)
+
+
 def test_the_token_of_a_fabric_ends_with_it(aenv, served, capsys):
     """`aenv down` revokes it; where that was killed, the next `aenv up` with this directory."""
 

@@ -16,14 +16,20 @@ import pytest
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
+    ArtifactQuotaExceeded,
     ConfigError,
+    EnvironmentNotFound,
+    Forbidden,
     InstanceNotFound,
     QuotaExceeded,
 )
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
+    AuditRecord,
+    EnvironmentQuery,
     LeaseQuery,
     Quota,
+    Right,
     Role,
 )
 from aenv_ray.models import InstanceStatus
@@ -226,6 +232,64 @@ class HubContract(EnvironmentsContract):
             await hub.admit([lease("w-2", owner="many")])
         clock.advance(10)
         await hub.admit([lease("w-2", owner="many")])
+
+    # --- names, artifacts, audit log --------------------------------------------------------
+
+    async def test_a_name_belongs_to_its_first_publisher(self, hub: Hub) -> None:
+        """Invariant 15."""
+        assert (await hub.name("weather")).owner is None
+        with pytest.raises(EnvironmentNotFound):
+            await hub.grant("weather", "bob", Right.USE)
+        await hub.push(entry(owner="ann"))
+        with pytest.raises(Forbidden):
+            await hub.push(entry(version="2.0.0", owner="bob"))
+        await hub.push(entry(version="2.0.0", owner="root"), is_admin=True)
+        record = await hub.name("weather")
+        assert (record.owner, record.grants) == ("ann", {})
+        assert [record.may(o, Right.USE) for o in ("ann", "bob", "")] == [True, False, False]
+        await hub.grant("weather", "bob", Right.USE)
+        await hub.grant("weather", "ca rl", Right.PUBLISH)
+        record = await hub.name("weather")
+        assert record.may("bob", Right.USE)
+        assert not record.may("bob", Right.PUBLISH)
+        assert record.may("ca rl", Right.PUBLISH)
+        for owner, total in (("ann", 2), ("bob", 2), ("ca rl", 2), ("eve", 0)):
+            query = EnvironmentQuery(visible_to=owner, limit=1)
+            page = await hub.environments(query)
+            assert (page.total, len(page.items)) == (total, min(total, 1))
+            found = [e.version async for e in hub.all_environments(query)]
+            assert found == ["2.0.0", "1.0.0"][:total]
+        await hub.grant("weather", "bob", None)
+        assert not (await hub.name("weather")).may("bob", Right.USE)
+
+    async def test_artifacts_are_accounted_for_until_nobody_has_them(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
+        await hub.keep_artifact("ann", "a" * 64, 60, quota_bytes=100)
+        await hub.keep_artifact("ann", "a" * 64, 60, quota_bytes=100)
+        with pytest.raises(ArtifactQuotaExceeded, match="ann"):
+            await hub.keep_artifact("ann", "b" * 64, 41, quota_bytes=100)
+        assert await hub.artifacts_of("ann") == {"a" * 64: 60}
+        clock.advance(10)
+        await hub.keep_artifact("bob", "a" * 64, 60)
+        await hub.keep_artifact("bob", "c" * 64, 1)
+        assert await hub.artifacts_before(START_S + 5) == {"a" * 64}
+        assert not await hub.forget_artifact("a" * 64, before=START_S + 5)  # Bob's is younger
+        assert await hub.forget_artifact("c" * 64, before=0.0, owner="bob")
+        assert not await hub.forget_artifact("a" * 64, before=0.0, owner="ann")
+        assert await hub.artifacts_of("bob") == {"a" * 64: 60}
+        assert await hub.forget_artifact("a" * 64, before=START_S + 60)
+        assert await hub.artifacts_of("bob") == {}
+
+    async def test_the_audit_log_is_read_from_its_end(self, hub: Hub, clock: FakeClock) -> None:
+        for number in range(3):
+            await hub.record(AuditRecord(actor="ann", action="publish", subject=str(number)))
+            clock.advance(1)
+        log = await hub.audit_log(2)
+        assert [(one.subject, one.at) for one in log] == [("2", START_S + 2), ("1", START_S + 1)]
+        assert [one.subject for one in await hub.audit_log(9, before=log[-1].id)] == ["0"]
+        with pytest.raises(ConfigError, match="audit"):
+            await hub.audit_log(1, before="yesterday")
 
     # --- tokens -----------------------------------------------------------------------------
 
