@@ -61,6 +61,7 @@ class Hub(ABC):
 
         Raises:
             Forbidden: The name belongs to another owner, who has not granted to publish.
+            ArtifactQuotaExceeded: The owner's versions would exceed `MAX_OWNER_BYTES`.
             VersionConflict: The version exists with different content.
             ConfigError: Its config and schemas are too large for a listing.
         """

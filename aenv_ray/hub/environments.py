@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.errors import (
+    ArtifactQuotaExceeded,
     ConfigError,
     EnvironmentInUse,
     EnvironmentNotFound,
@@ -29,6 +30,8 @@ _SCANNED: Final = 1000
 """Members that a listing for one owner reads at once."""
 _NAMED_VERSIONS = 5
 """Number of versions that a hint names."""
+MAX_OWNER_BYTES: Final = 256 * 1024 * 1024
+"""Total size of the entries of one owner, which are in the memory of Redis."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
 """Largest entry of a version, which every listing reads."""
 
@@ -61,11 +64,16 @@ PUSH: Final = (
     _LATEST
     + """
 local entry = cjson.decode(ARGV[1])
-local text, state, owner, expected, grant = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local text, state, owner, expected, grant, most = unpack(ARGV, 2)
 if (redis.call('HGET', root..'env:owners', entry.name) or '') ~= expected then return {'moved'} end
 local kept = redis.call('HGET', root..'env:contents', entry.reference)
 local old = redis.call('HGET', root..'env:entries', entry.reference)
 if kept and kept ~= entry.content then return {old and 'published' or 'deleted'} end
+local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
+if not old and entry.owner ~= '' then
+    if held + #text > tonumber(most) then return {'full', tostring(held)} end
+    redis.call('HINCRBY', root..'env:bytes', entry.owner, #text)
+end
 if expected == '' and owner ~= '' then
     redis.call('HSET', root..'env:owners', entry.name, owner)
     if grant ~= '' then redis.call('HSETNX', root..'env:grants', entry.name..' *', grant) end
@@ -83,8 +91,9 @@ return {'kept', text, state}
 """
 )
 """Arguments: the entry's indexes as JSON, the entry, its state, the owner of its name, the recorded
-owner or "", what everybody is granted with a new record, or "". Returns an outcome, and then the
-stored entry and state; ``moved``: the name has got another owner."""
+owner or "", what everybody is granted with a new record, or "", and how many bytes of entries an
+owner may have. Returns an outcome, and then the stored entry and state; ``moved``: the name has got
+another owner; ``full``: the owner's entries would exceed the limit; then the bytes they have."""
 
 SET_STATE: Final = (
     _LATEST
@@ -120,6 +129,9 @@ end
 if count > 0 then return {count, unpack(users)} end
 local state = redis.call('HGET', root..'env:states', entry.reference)
 if not state then return {0} end
+local size = redis.call('HSTRLEN', root..'env:entries', entry.reference)
+local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
+redis.call('HSET', root..'env:bytes', entry.owner, math.max(0, held - size))
 redis.call('HDEL', root..'env:entries', entry.reference)
 redis.call('HDEL', root..'env:states', entry.reference)
 redis.call('ZREM', all, entry.member)
@@ -162,7 +174,15 @@ class Environments(HubBase, ABC):
             owner = known.owner or entry.owner or ""
             grant = "" if recorded else known.grants.get(EVERYBODY, "")
             state = _state(entry.status, now)
-            outcome, *kept = await self._run(PUSH, indexes, text, state, owner, recorded, grant)
+            outcome, *kept = await self._run(
+                PUSH, indexes, text, state, owner, recorded, grant, str(MAX_OWNER_BYTES)
+            )
+        if outcome == "full":
+            raise ArtifactQuotaExceeded(
+                f"the configs and schemas of {entry.owner}'s versions have {int(kept[0]) >> 20} of "
+                f"{MAX_OWNER_BYTES >> 20} MiB: there is no room for {entry.reference}",
+                hint="delete versions that are no longer used",
+            )
         if outcome != "kept":
             was = "is published" if outcome == "published" else "was published, and deleted,"
             raise VersionConflict(
@@ -331,6 +351,7 @@ def _indexes(entry: EnvironmentVersion) -> dict[str, Any]:
         "reference": entry.reference,
         "member": catalog.member(entry.name, entry.version),
         "status": entry.status,
+        "owner": entry.owner or "",
         "tags": list(entry.tags),
         "words": catalog.search_words(entry),
     }

@@ -13,6 +13,8 @@ time after its end, unless noted.
 ``P:env:contents``
     hash: ``name@version`` -> SHA-256 of the content. Kept forever: a deleted version cannot be
     published again with different content.
+``P:env:bytes``
+    hash: owner -> total size of the owner's entries. Kept forever.
 ``P:env:owners``
     hash: name -> the owner of the name. Kept forever.
 ``P:env:grants``

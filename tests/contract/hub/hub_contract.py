@@ -23,6 +23,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
     QuotaExceeded,
 )
+from aenv_ray.hub import environments
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     AuditRecord,
@@ -261,6 +262,21 @@ class HubContract(EnvironmentsContract):
             assert found == ["2.0.0", "1.0.0"][:total]
         await hub.grant("weather", "bob", None)
         assert not (await hub.name("weather")).may("bob", Right.USE)
+
+    async def test_the_versions_of_an_owner_have_a_limit(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Invariant 7: one owner cannot fill the memory of Redis."""
+        monkeypatch.setattr(environments, "MAX_OWNER_BYTES", 6_500)
+        big = {"x": "y" * 2_000}
+        for version in ("1.0.0", "2.0.0"):
+            await hub.push(entry(version=version, config=big))
+        with pytest.raises(ArtifactQuotaExceeded, match=r"no room for weather@3\.0\.0"):
+            await hub.push(entry(version="3.0.0", config=big))
+        await hub.push(entry(version="2.0.0", config=big))  # again: nothing changes
+        await hub.push(entry(name="other", config=big, owner="bob"))
+        await hub.delete_environment("weather", "1.0.0")
+        await hub.push(entry(version="3.0.0", config=big))
 
     async def test_artifacts_are_accounted_for_until_nobody_has_them(
         self, hub: Hub, clock: FakeClock

@@ -138,7 +138,7 @@ class TestHubCore(HubContract):
         assert await hub.sweep() == 2  # w-2 and w-3
         assert await hub.sweep() == 0
         await hub.delete_environment("weather", "1.0.0")
-        left = {"{aenv}:env:contents", "{aenv}:env:owners"}
+        left = {"{aenv}:env:contents", "{aenv}:env:owners", "{aenv}:env:bytes"}
         assert set(await redis.keys()) - before == left
 
     async def test_listings_are_what_the_catalog_says(self, hub: HubCore) -> None:
