@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,38 @@ async def test_code_is_imported_after_the_lock_down(walled: Bench, stage: str) -
     allowed = SYS_ADMIN_AND_CHROOT if stage == "template" else 0
     assert int(status["CapEff"], 16) & ~allowed == 0
     assert int(status["CapPrm"], 16) & ~allowed == 0
+
+
+_UNFILTERED = """
+import ctypes, errno, os, sys
+from pathlib import Path
+from aenv_ray.runtime.fork import jail
+from aenv_ray.runtime.fork.jail_spec import JailSpec
+
+jail.enter_root(Path(sys.argv[1]), JailSpec(sys.argv[2]), sys.executable, "attacked")
+libc = ctypes.CDLL(None, use_errno=True)
+assert "CapEff:\\t0000000000000000" not in open("/proc/self/status").read()
+for place in (b"/proc", b"/usr", b"/project"):
+    assert libc.umount2(place, 2) < 0, place
+    assert ctypes.get_errno() == errno.EINVAL, (place, ctypes.get_errno())
+for place in (b"/", b"/usr", b"/project", b"/etc"):
+    assert libc.mount(None, place, None, 32 | 4096, None) < 0, place
+    assert ctypes.get_errno() == errno.EPERM, (place, ctypes.get_errno())
+assert [pid for pid in os.listdir("/proc") if pid.isdigit()] == ["1"]
+print("locked")
+"""
+
+
+def test_the_kernel_locks_the_mounts_of_a_template(tmp_path: Path) -> None:
+    """Invariant 13: also for a process with all capabilities in there, and without a filter."""
+    scratch, project = tmp_path / "root", tmp_path / "project"
+    for directory in (scratch, project):
+        directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _UNFILTERED, str(scratch), str(project)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("locked\n", "")
 
 
 FORGED: list[Any] = [
