@@ -94,10 +94,7 @@ class Template:
 
     def run(self) -> None:
         """Load the project, report, and fork until the launcher is gone."""
-        if self._jailed:
-            # No signal without a handler reaches process 1 of a sandbox from inside.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        else:
+        if not self._jailed:
             linux.become_subreaper()
         for stream in (sys.stdout, sys.stderr):  # before the project may replace them
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text streams
