@@ -42,8 +42,9 @@ class Settings(BaseModel):
     """Engine, if neither the caller nor the project names one."""
     engine_slots: str = ""
     """``engine=slots,…``: if `engine` is not set, the first engine with slots is the default."""
-    isolation: Literal["auto", "required", "none"] = "auto"
-    """Whether process sandboxes have namespaces; ``auto``: if the kernel allows it."""
+    isolation: Literal["auto", "required", "none"] | None = None
+    """Whether process sandboxes have namespaces; ``auto``: if the kernel allows it. None:
+    ``required`` where a gateway runs, else ``auto``."""
     local_door: bool = True
     """Whether callers on a sandbox's node connect to it directly."""
     source_builds: Literal["auto", "yes", "no"] = "auto"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,6 +43,8 @@ class Policy(BaseModel):
     runtimes: tuple[str, ...] = (ANY,)
     """OCI runtimes that projects may name."""
     engines: tuple[str, ...] = (ANY,)
+    isolation: Literal["auto", "required", "none"] = "auto"
+    """Whether process sandboxes, and the installation of requirements, have namespaces."""
     max_cpu: float | None = None
     """Cores; None: no limit."""
     max_memory_bytes: int | None = None
@@ -205,7 +207,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
 
     Args:
         settings: The operator's.
-        behind_gateway: Whether a gateway runs, so that ``AENV_POLICY=auto`` means ``strict``.
+        behind_gateway: Whether a gateway runs, so that ``AENV_POLICY=auto`` means ``strict``, and
+            isolation is required unless ``AENV_ISOLATION`` says otherwise.
 
     Raises:
         ConfigError: A limit is malformed.
@@ -222,6 +225,7 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         }.items()
         if text is not None
     }
+    given["isolation"] = settings.isolation or ("required" if behind_gateway else "auto")
     if settings.allow_capabilities is not None:
         names = settings.allow_capabilities.upper().split(",")
         given["capabilities"] = tuple(name.strip().removeprefix("CAP_") for name in names)

@@ -145,8 +145,10 @@ def _plan(
             raise ConfigError(f"build argument {item!r} is not NAME=VALUE")
         arguments[key] = value
     return BuildPlan(
-        dockerfile=(root / (dockerfile or config.build.dockerfile)).resolve(),
-        context=(root / config.build.context).resolve(),
+        dockerfile=(root / dockerfile).resolve()
+        if dockerfile
+        else _inside(root, config.build.dockerfile, "dockerfile"),
+        context=_inside(root, config.build.context, "context"),
         references=[
             compose(registry.strip("/"), namespace.strip("/"), name, tag)
             for tag in tags or [config.build.image_tag or config.version]
@@ -154,6 +156,22 @@ def _plan(
         platform=chosen,
         build_args=arguments,
     )
+
+
+def _inside(root: Path, name: str, what: str) -> Path:
+    """Return a path that config.json names.
+
+    Raises:
+        ConfigError: It is outside the project, whose author could so read this machine's files.
+    """
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"config.json: buildConfig.{what} {name!r} is outside the project",
+            hint="copy what the build needs into the project"
+            + (", or name the file with -f" if what == "dockerfile" else ""),
+        )
+    return path
 
 
 class Progress:

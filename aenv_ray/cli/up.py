@@ -192,6 +192,11 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
         hub = hub_actor.ensure_hub()
         token = fabric.token or asyncio.run(new_token(hub))
         console.say("starting the gateway …")
+        if settings().isolation in ("auto", "none"):
+            console.say(
+                f"AENV_ISOLATION={settings().isolation}: code that others publish may run here "
+                "without a sandbox; unset it to refuse that"
+            )
         deployment.deploy(
             GatewaySettings(
                 host=host,

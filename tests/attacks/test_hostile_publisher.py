@@ -26,7 +26,7 @@ from aenv_ray.engines.process.package_proxy import PackageProxy
 from aenv_ray.engines.process.requirements import read_requirements
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
-from aenv_ray.testing.contract_bench import Bench, value_of
+from aenv_ray.testing.contract_bench import Bench, value_of, write_project
 from tests.contract.process.node import Node
 
 SECRET = "6f2b-secret-of-the-node"
@@ -296,6 +296,62 @@ try:
 except AenvError as exc:
     print("REFUSED", exc.message, exc.hint)
 """
+
+
+INSPECTED = """
+import asyncio, sys
+from pathlib import Path
+from aenv_ray.actors.fabric.publishing import inspect
+from aenv_ray.errors import AenvError
+from aenv_ray.policy import Policy
+from aenv_ray.project import project
+from aenv_ray.runtime.fork import seccomp
+from aenv_ray.runtime.system import linux
+
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+linux.SeccompFilter(seccomp.program()).install()
+try:
+    asyncio.run(inspect(project.load(Path(sys.argv[1])), policy=Policy(isolation=sys.argv[2])))
+    print("INSPECTED")
+except AenvError as exc:
+    print("REFUSED", exc.message, exc.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("isolation", "is_loaded"), [("required", False), ("auto", False), ("none", True)]
+)
+def test_code_is_inspected_in_a_sandbox_or_not_at_all(
+    tmp_path: Path, isolation: str, is_loaded: bool
+) -> None:
+    """Invariant 13: where the kernel allows no namespaces, the code is not loaded."""
+    marker = tmp_path / "loaded"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    source = write_project(tmp_path / "project", {"tools.py": code})
+    done = subprocess.run(
+        [sys.executable, "-c", INSPECTED, str(source), isolation],
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert done.stdout.startswith("INSPECTED" if is_loaded else "REFUSED"), done.stdout
+    assert marker.exists() is is_loaded
+    assert is_loaded or ("unshare" in done.stdout and "AENV_ISOLATION" in done.stdout)
+
+
+@pytest.mark.parametrize("key", ["context", "dockerfile"])
+@pytest.mark.parametrize("path", ["..", "/etc/passwd", "link/passwd"])
+def test_a_build_reads_nothing_outside_of_the_project(tmp_path: Path, key: str, path: str) -> None:
+    """Invariant 13: neither context nor Dockerfile is among the builder's other files."""
+    source = write_project(tmp_path / "project", {"tools.py": ""})
+    (source / "link").symlink_to("/etc")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"buildConfig": {key: path}}))
+    done = subprocess.run(
+        [sys.executable, "-m", "aenv_ray.cli.main", "build", str(source)],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert f"buildConfig.{key}" in done.stderr
+    assert "outside the project" in done.stderr
 
 
 @pytest.mark.parametrize(("isolation", "outcome"), [("required", "REFUSED"), ("auto", "MADE")])

@@ -55,7 +55,8 @@ async def inspect(
         source: The project.
         timeout_s: Longest time, including the installation of requirements.
         make_engine: None: the process engine.
-        policy: Decides what the project does not name, such as its network. None: nothing.
+        policy: Decides what the project does not name, such as its network, and whether a sandbox
+            is required. None: nothing; this process's settings say the latter.
 
     Raises:
         SandboxStartFailed: Its code does not load; the message ends with the traceback.
@@ -76,15 +77,18 @@ async def inspect(
                 lifetime_s=timeout_s,
                 config=_for_inspection((policy or Policy()).filled(source.config, "process")),
                 make_engine=make_engine,
+                isolation=None if policy is None else _for_pushed(policy),
             ) as sandbox:
                 return Inspection(await _schemas(sandbox))
-    except SandboxStartFailed as exc:
+    except (SandboxStartFailed, ConfigError) as exc:
         if _runs_in_an_image(source.config):
             last_line = exc.message.strip().rpartition("\n")[2]
             return Inspection((), f"its code does not load outside of its image: {last_line}")
+        if isinstance(exc, ConfigError):
+            raise
         raise SandboxStartFailed(
             f"{source.reference} cannot be inspected: {exc.message}",
-            hint="fix the project; `aenv run` shows the same error",
+            hint=exc.hint or "fix the project; `aenv run` shows the same error",
         ) from None
     except TimeoutError as exc:
         if isinstance(exc, DeadlineExceeded):
@@ -136,6 +140,11 @@ def _schema(kind: Kind, entry: Mapping[str, Any]) -> FunctionSchema:
         endpoint=entry.get("endpoint"),
         method=entry.get("method"),
     )
+
+
+def _for_pushed(policy: Policy) -> str:
+    """Return the isolation of an inspection: code of somebody else is loaded in a sandbox only."""
+    return "none" if policy.isolation == "none" else "required"
 
 
 def entry_of(

@@ -39,6 +39,7 @@ async def fresh_sandbox(
     lifetime_s: float,
     config: EnvironmentConfig | None = None,
     make_engine: MakeEngine | None = None,
+    isolation: str | None = None,
 ) -> AsyncIterator[Sandbox]:
     """Start a sandbox of a project; it ends with the block, with this process, or by its deadline.
 
@@ -47,6 +48,7 @@ async def fresh_sandbox(
         lifetime_s: Time until its deadline.
         config: Replaces the config of the project. None: it does not.
         make_engine: None: the process engine, with its own launcher.
+        isolation: Of that process engine. None: this process's setting, or ``auto``.
 
     Raises:
         SandboxStartFailed: Its code does not load, or the sandbox cannot be made.
@@ -64,14 +66,17 @@ async def fresh_sandbox(
             config=config or source.config,
             deadline=SystemClock().now() + lifetime_s,
         )
-        async with _engine(directory, make_engine) as engine:
+        chosen = isolation or settings().isolation or "auto"
+        async with _engine(directory, make_engine, chosen) as engine:
             yield await engine.start(spec)
 
 
 @contextlib.asynccontextmanager
-async def _engine(directory: Path, make: MakeEngine | None) -> AsyncIterator[Engine]:
+async def _engine(
+    directory: Path, make: MakeEngine | None, isolation: str
+) -> AsyncIterator[Engine]:
     if make is None:
-        async with _own_process_engine(directory) as engine:
+        async with _own_process_engine(directory, isolation) as engine:
             yield engine
         return
     engine = make(HostId("fresh"))
@@ -83,7 +88,7 @@ async def _engine(directory: Path, make: MakeEngine | None) -> AsyncIterator[Eng
 
 
 @contextlib.asynccontextmanager
-async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
+async def _own_process_engine(directory: Path, isolation: str) -> AsyncIterator[Engine]:
     """Yield an engine whose launcher, templates and sandboxes all end with the block.
 
     A launcher ends with its owner process. Here that is a ``cat`` that reads from this process: it
@@ -101,7 +106,7 @@ async def _own_process_engine(directory: Path) -> AsyncIterator[Engine]:
         data_dir=settings().data_dir,
         scope="fresh",
         owner_pid=owner.pid,
-        isolation=settings().isolation,
+        isolation=isolation,
     )
     try:
         yield engine

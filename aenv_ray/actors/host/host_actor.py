@@ -36,6 +36,10 @@ from aenv_ray.runtime.door.roles import DoorRole
 P = ParamSpec("P")
 
 
+def _isolation() -> str:
+    return settings().isolation or operator_policy.current().isolation
+
+
 def make_engine_factory(host_id: HostId) -> EngineFactory:
     """Return what makes this node's engines, by the settings of this process."""
     owner_pid = raylet_pid()  # asked later, it would be the adopter of orphans if the raylet died
@@ -51,7 +55,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
             from aenv_ray.engines.process.engine import ProcessEngine
 
             return ProcessEngine(
-                host_id, **node, owner_pid=owner_pid, isolation=given.isolation,
+                host_id, **node, owner_pid=owner_pid, isolation=_isolation,
                 storage_dir=given.storage_dir,
             )  # fmt: skip
         if name == "docker":

@@ -194,7 +194,7 @@ async def process_isolation(settings: Settings) -> Isolation:
     with _short_directory() as root:
         engine = ProcessEngine(
             HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope="doctor",
-            owner_pid=os.getpid(), isolation=settings.isolation,
+            owner_pid=os.getpid(), isolation=settings.isolation or "auto",
         )  # fmt: skip
         async with _tried(engine) as sandbox:
             return sandbox.isolation

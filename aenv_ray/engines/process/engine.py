@@ -13,7 +13,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class ProcessEngine(Engine):
         data_dir: For virtual environments.
         scope: Name of the Ray node; each scope has its own launcher.
         owner_pid: The raylet; the launcher and all sandboxes end with it.
-        isolation: ``auto``, ``none`` or ``required``.
+        isolation: ``auto``, ``none`` or ``required``; or returns that, for each start.
         storage_dir: For storage that outlives sandboxes. None: in the data directory.
     """
 
@@ -91,11 +91,11 @@ class ProcessEngine(Engine):
         data_dir: Path,
         scope: str,
         owner_pid: int,
-        isolation: str = "auto",
+        isolation: str | Callable[[], str] = "auto",
         storage_dir: Path | None = None,
     ) -> None:
         self._data_dir = data_dir
-        self._isolation = isolation if sys.platform == "linux" else "none"
+        self._isolation = isolation
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._directory = node_directory(runtime_dir, scope)
         self._launcher = LauncherClient(
@@ -185,13 +185,14 @@ class ProcessEngine(Engine):
     async def _plan(self, spec: SandboxSpec) -> Plan | AenvError:
         try:
             check_project(spec.config)
+            isolation = self._isolation if isinstance(self._isolation, str) else self._isolation()
             python = await virtual_environment.ensure(
-                spec.project_dir, self._data_dir / "environments", self._isolation
+                spec.project_dir, self._data_dir / "environments", isolation
             )
             directory = None
             if spec.storage is not None:
                 directory = await asyncio.to_thread(self._storage.open, spec.storage)
-            return Plan(spec, python, self._isolation, self._runtime_path(), directory)
+            return Plan(spec, python, isolation, self._runtime_path(), directory)
         except AenvError as exc:
             return exc
 

@@ -15,12 +15,17 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.engines.node.variables import shared_variables
+from aenv_ray.engines.process.templates import NAMESPACES_REQUIRED
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.fork.jail_spec import WORK, JailSpec
 
+NO_NAMESPACES_HINT: Final = (
+    "allow this user to create namespaces (docs/isolation.md), or use another engine; the operator "
+    "can set AENV_ISOLATION=auto, and then code runs there with the rights of this node's user"
+)
 NETWORK_MODES: Final = frozenset({"none", "host"})
 _OWN_VARIABLES: Final = frozenset({"AENV_INSTANCE_ID", "AENV_LABELS", "AENV_DATASOURCE"})
 """Variables that differ between instances of a project."""
@@ -139,8 +144,13 @@ def loaded(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report of a template that has loaded the code.
 
     Raises:
-        SandboxStartFailed: The code does not load.
+        SandboxStartFailed: The code does not load, or the kernel allows no namespaces.
     """
+    if str(report.get("failed")).startswith(NAMESPACES_REQUIRED):
+        raise SandboxStartFailed(
+            f"no sandbox of the process engine can be made here: {report['failed']}",
+            hint=NO_NAMESPACES_HINT,
+        )
     if "failed" in report:
         raise SandboxStartFailed(
             f"the environment's code does not load: {report['failed']}",

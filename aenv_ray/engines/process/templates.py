@@ -76,6 +76,7 @@ _JAILER_VARIABLES: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """Nothing of the project's: the jailer runs outside the sandbox."""
+NAMESPACES_REQUIRED: Final = "namespaces are required, but the kernel allows none"
 _DIED: Final = "its template process died"
 _EXIT_CODE_S: Final = 0.1
 
@@ -475,6 +476,14 @@ class Templates:
             fork.status = status
             if fork.sweeps < PATIENT_SWEEPS:
                 self._on_exit(template, fork)
+
+    def _restart_without_jail(self, template: TemplateProcess, reason: str) -> None:
+        """Start the template again without namespaces; the facts of its instances say so."""
+        waiting, setup = list(template.waiting), template.setup
+        template.waiting.clear()
+        if setup["isolation"] == "required":
+            template.waiting = waiting
+            self._end(template, f"{NAMESPACES_REQUIRED}: {reason}")
             return
         fork = template.instances.get(number) or template.spares.get(number)
         if fork is not None:
@@ -488,7 +497,7 @@ class Templates:
         A project could ask for a jail that cannot be built: then only its start fails.
         """
         if template.setup["isolation"] == "required":
-            self._end(template, f"namespaces are required, but: {why}")
+            self._end(template, f"{NAMESPACES_REQUIRED}: {why}")
             return
         if self._probed is None:
             self._probed = self._probe(template.setup)

@@ -22,6 +22,7 @@ from typing import Final
 from aenv_ray.config import settings
 from aenv_ray.engines.node.installer import PackageSources, package_sources, run_installer
 from aenv_ray.engines.process.install_jail import BUILD, NO_JAIL, InstallOrder
+from aenv_ray.engines.process.plan import NO_NAMESPACES_HINT
 from aenv_ray.engines.process.requirements import Requirements, read_requirements
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
 from aenv_ray.files import FileLock
@@ -80,8 +81,7 @@ async def ensure(project_dir: Path, cache_dir: Path, isolation: str = "auto") ->
                 raise SandboxStartFailed(
                     "the project's requirements are not installed: a sandbox is required for it, "
                     f"but: {exc}",
-                    hint="allow this user to create namespaces, or use the docker engine; "
-                    "AENV_ISOLATION=auto installs without a sandbox",
+                    hint=NO_NAMESPACES_HINT,
                 ) from None
             logger.warning("requirements of %s are installed without a sandbox: %s",
                            project_dir.name, exc)  # fmt: skip
