@@ -194,6 +194,7 @@ STRICT: Final = Policy(
     ),
     runtimes=("runsc", "kata*"),
     engines=("process", "docker", "kubernetes"),
+    isolation="required",
     max_cpu=64.0,
     max_memory_bytes=256 << 30,
     max_disk_bytes=1 << 40,
@@ -225,7 +226,9 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         }.items()
         if text is not None
     }
-    given["isolation"] = settings.isolation or ("required" if behind_gateway else "auto")
+    given["isolation"] = settings.isolation or (
+        "required" if is_strict or behind_gateway else "auto"
+    )
     if settings.allow_capabilities is not None:
         names = settings.allow_capabilities.upper().split(",")
         given["capabilities"] = tuple(name.strip().removeprefix("CAP_") for name in names)

@@ -326,7 +326,7 @@ def test_code_is_inspected_in_a_sandbox_or_not_at_all(
 ) -> None:
     """Invariant 13: where the kernel allows no namespaces, the code is not loaded."""
     marker = tmp_path / "loaded"
-    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    code = TOOLS.replace("import pwn", f"open({str(marker)!r}, 'w').close()")
     source = write_project(tmp_path / "project", {"tools.py": code})
     done = subprocess.run(
         [sys.executable, "-c", INSPECTED, str(source), isolation],

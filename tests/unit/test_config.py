@@ -20,7 +20,7 @@ def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_need_nothing_set() -> None:
     settings = read_settings()
     assert settings.engine == "process"
-    assert settings.isolation == "auto"
+    assert settings.isolation is None
     assert settings.system_url is None
     assert settings.runtime_dir.name == f"aenv-{os.getuid()}"
     assert len(str(settings.runtime_dir)) < 40  # a socket's path holds 107 bytes
@@ -30,7 +30,7 @@ def test_empty_means_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "AENV_DATA_DIR"):
         monkeypatch.setenv(name, "")
     settings = read_settings()
-    assert (settings.engine, settings.isolation) == ("process", "auto")
+    assert (settings.engine, settings.isolation) == ("process", None)
     assert settings.system_url is None
 
 

@@ -85,7 +85,8 @@ def test_settings_replace_single_parts() -> None:
 
 def test_a_mode_can_be_chosen_without_regard_to_the_gateway() -> None:
     assert policy_of(Settings(), behind_gateway=False) == Policy()
-    assert policy_of(Settings(policy="open"), behind_gateway=True) == Policy()
+    assert policy_of(Settings(policy="open"), behind_gateway=True) == Policy(isolation="required")
+    assert policy_of(Settings(isolation="auto"), behind_gateway=True).isolation == "auto"
     assert policy_of(Settings(policy="strict"), behind_gateway=False) == STRICT
     with pytest.raises(ConfigError):
         policy_of(Settings(max_ttl="soon"), behind_gateway=True)
