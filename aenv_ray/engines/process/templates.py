@@ -476,14 +476,6 @@ class Templates:
             fork.status = status
             if fork.sweeps < PATIENT_SWEEPS:
                 self._on_exit(template, fork)
-
-    def _restart_without_jail(self, template: TemplateProcess, reason: str) -> None:
-        """Start the template again without namespaces; the facts of its instances say so."""
-        waiting, setup = list(template.waiting), template.setup
-        template.waiting.clear()
-        if setup["isolation"] == "required":
-            template.waiting = waiting
-            self._end(template, f"{NAMESPACES_REQUIRED}: {reason}")
             return
         fork = template.instances.get(number) or template.spares.get(number)
         if fork is not None:
