@@ -266,6 +266,32 @@ async def test_an_owner_never_loads_the_package_of_another(bench: Bench) -> None
     assert found == ["alice", "bob"]
 
 
+@pytest.mark.namespaces
+async def test_a_wheel_runs_nothing_outside_of_the_sandbox(bench: Bench, tmp_path: Path) -> None:
+    """Invariant 13: a wheel may replace the interpreter, and have code run when it starts."""
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    marker = open_to_all / "ran"
+    touch = f"open({str(marker)!r}, 'w').close()"
+    script = f"#!/bin/sh\ntouch {marker}\n"
+    files = {
+        "evil.pth": f"import os; {touch}\n", "sitecustomize.py": touch, "usercustomize.py": touch,
+        "pydantic_core/__init__.py": touch,
+        "pwn-1.0.data/scripts/python": script, "pwn-1.0.data/scripts/python3": script,
+        "pwn-1.0.data/data/pyvenv.cfg": f"home = {open_to_all}\n",
+        "pwn-1.0.data/data/bin/python3.11": script,
+    }  # fmt: skip
+    for number in range(len(files)):
+        name, text = list(files.items())[number]
+        project = bench.project({"tools.py": TOOLS})
+        (project / "requirements.txt").write_text("./pwn-1.0-py3-none-any.whl\n")
+        wheel(project, "alice", **{name: text})
+        with contextlib.suppress(SandboxStartFailed):  # a broken interpreter starts nothing
+            await bench.start(project)
+        assert not marker.exists(), name
+
+
 def test_an_environment_is_named_by_the_content_of_directories_too(tmp_path: Path) -> None:
     """Invariant 15: also by names of files, targets of links, and where a content ends."""
     keys = set()

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,7 @@ PYPI: Final = "https://pypi.org/simple"
 _PYPI_FILES: Final = "files.pythonhosted.org"
 _UV_SOURCES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL",
                "UV_FIND_LINKS")  # fmt: skip
+_SOURCE_VARIABLES = ("HOME", "PIP_", "SSL_CERT_", "UV_", "XDG_")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
                  "UV_NO_INDEX", "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS",
@@ -178,8 +180,17 @@ def package_sources(further_hosts: str = "") -> PackageSources:
 
     Args:
         further_hosts: ``host,host:port,…`` of servers that the indexes send their clients to.
+
+    pip's files are read once for the same variables.
     """
-    given = {**os.environ, **uv_variables()}
+    own = ((n, v) for n, v in os.environ.items() if n.startswith(_SOURCE_VARIABLES)
+           or n.lower().endswith("_proxy"))  # fmt: skip
+    return _package_sources(further_hosts, tuple(own))
+
+
+@lru_cache(maxsize=4)
+def _package_sources(further_hosts: str, own: tuple[tuple[str, str], ...]) -> PackageSources:
+    given = {**dict(own), **uv_variables()}
     variables = {n: v for n, v in given.items() if v and n.startswith(_UV_VARIABLES)}
     addresses = [
         word.partition("=")[2] if re.match(r"[\w.-]+=", word) else word

@@ -16,6 +16,7 @@ import platform
 import shutil
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -68,12 +69,14 @@ async def ensure(project_dir: Path, cache_dir: Path, isolation: str = "auto") ->
 
     Cancelling ends the installer and releases the lock.
     """
-    requirements = await asyncio.to_thread(read_requirements, project_dir)
+    requirements = read_requirements(project_dir)
     if not requirements:
         return None
     kinds = {"required": (True,), "none": (False,)}.get(isolation, (True, False))
     for is_jailed in kinds:
-        build = Build(project_dir, cache_dir, requirements, isolation, is_jailed=is_jailed)
+        make = partial(Build, project_dir, cache_dir, requirements, isolation, is_jailed=is_jailed)
+        # The contents of the project's own files are part of the key.
+        build = await asyncio.to_thread(make) if requirements.files else make()
         try:
             return await build.ensure()
         except JailUnavailable as exc:
