@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -283,11 +284,17 @@ class ProcessEngine(Engine):
         return await asyncio.shield(exited)
 
     async def _dial(self, instance_id: InstanceId) -> socket.socket:
-        """Return a connection to the door of a sandbox."""
+        """Return a connection to the door of a sandbox.
+
+        Raises:
+            OSError: It does not answer, or another process listens in its place.
+        """
         sock = socket.socket(socket.AF_UNIX)
         try:
             # Connecting to a listening Unix socket does not block: the backlog accepts it.
             sock.connect(str(self._directory / "s" / short_name(instance_id)))
+            if not self._launcher.is_listener_of(sock):
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "another process listens there")
         except OSError:
             sock.close()
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,6 +54,7 @@ class LauncherClient:
         self._seq = itertools.count(1)
         self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._listener_pid = 0
         self._reader_task: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
 
@@ -82,6 +85,7 @@ class LauncherClient:
     async def _greet(self) -> bool:
         """Connect and identify this host; False if the launcher exited meanwhile."""
         reader, self._writer = await self._open()
+        self._listener_pid = _listener_pid(self._writer.get_extra_info("socket"))
         self._reader_task = asyncio.create_task(self._read(reader))
         try:
             await self.ask("hello", host=self.host_id, owner_pid=self._owner_pid)
@@ -95,6 +99,14 @@ class LauncherClient:
             )  # it does not know this host and would own later instances for nobody
             raise
         return True
+
+    def is_listener_of(self, sock: socket.socket) -> bool:
+        """Return whether this launcher created the listener to which a socket is connected.
+
+        It creates those of all instances and hands them over. A process that puts another socket in
+        the place of an instance's has another pid.
+        """
+        return _listener_pid(sock) == self._listener_pid
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         path = str(self.directory / "launcher.sock")
@@ -222,3 +234,11 @@ class LauncherClient:
 def end_cause(report: Mapping[str, Any]) -> EndCause:
     """Return the cause that the launcher reports."""
     return EndCause(report["cause"], inside_cause(report["inside"]))
+
+
+def _listener_pid(sock: socket.socket) -> int:
+    """Return the pid that called ``listen`` at the other end; 0 where the kernel does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
