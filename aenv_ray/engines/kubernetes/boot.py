@@ -25,7 +25,7 @@ from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.engines.kubernetes.pod_instance import PodInstance, connect
 from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
 from aenv_ray.engines.node.host_key import HostKey
-from aenv_ray.engines.node.variables import instance_variables
+from aenv_ray.engines.node.variables import instance_variables, work_bytes
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.runtime.container.process_one import HOME, PROJECT
 
@@ -40,6 +40,8 @@ SCHEDULE_S: Final = 300.0
 PULL_S: Final = 900.0
 """How long a pod may take until its containers run."""
 _REPORT_BYTES: Final = 65_536
+_PAGE: Final = 4096
+"""More than the work directory holds, so that a full one reports that it is full."""
 
 Order = tuple[dict[str, Any], list[tuple[Path, str]]]
 """What a container is told, and the directories that it gets, each with its path there."""
@@ -206,7 +208,7 @@ def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -
     variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes 20 ms
     is_public = plan.serving is Serving.PUBLIC
     told = {
-        **_common_order(key, ends_in_s, plan.settings.grace_s, variables),
+        **_common_order(spec, key, ends_in_s, plan.settings.grace_s, variables),
         "arguments": list(spec.arguments),
         "serving": plan.serving.value,
         "absence": plan.no_tools_reason,
@@ -221,7 +223,7 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
     """Return the order for the sidecar; arguments as for `main_order`."""
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
     told = {
-        **_common_order(key, ends_in_s, plan.settings.grace_s, variables),
+        **_common_order(spec, key, ends_in_s, plan.settings.grace_s, variables),
         "arguments": [],
         "serving": Serving.COMMANDS.value,
         "absence": "",
@@ -233,9 +235,13 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
 
 
 def _common_order(
-    key: bytes, ends_in_s: float, grace_s: float, variables: Mapping[str, str]
+    spec: SandboxSpec, key: bytes, ends_in_s: float, grace_s: float, variables: Mapping[str, str]
 ) -> dict[str, Any]:
+    deploy = spec.config.deploy
+    is_limited = deploy.ephemeral_storage or deploy.container.read_only_root
     return {
+        # Kubernetes counts volumes and layers, but no file that the kubelet mounts into a pod.
+        "file_bytes": work_bytes(deploy) + _PAGE if is_limited else 0,
         "home": HOME,
         "project": PROJECT,
         "key": key.hex(),

@@ -23,6 +23,7 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -69,11 +70,14 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
         listener: On the pod's address.
         boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
             or ``{"failed": text}``, and is closed.
-        order: ``home, project`` (directories), ``key`` (hex), ``variables, arguments, serving,
-            absence, directory, server, hide_source, boot_s, ends_in_s, grace_s``.
+        order: ``file_bytes`` (limit of a file; 0 for none), ``home, project`` (directories),
+            ``key`` (hex), ``variables, arguments, serving, absence, directory, server,
+            hide_source, boot_s, ends_in_s, grace_s``.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
+    if order["file_bytes"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
     termination_log = TerminationLog()
     key = bytes.fromhex(order["key"])
     supervisor = Supervisor(listener, key, order["grace_s"], termination_log)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from aenv_ray.config import Settings
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
+from aenv_ray.engines.kubernetes.boot import main_order, sidecar_order
 from aenv_ray.engines.kubernetes.client import ApiRefused
 from aenv_ray.engines.kubernetes.manifest import pod_manifest
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -31,6 +33,7 @@ from aenv_ray.errors import (
 from aenv_ray.ids import InstanceId
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 from aenv_ray.runtime.container.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
+from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES
 from tests.emulators.kubernetes.rules import check_schema, violations
 from tests.emulators.kubernetes.validation import check_pod
 
@@ -79,6 +82,44 @@ def test_pods_fit_the_schema_and_the_restricted_level(
     assert body["spec"]["automountServiceAccountToken"] is False
     (owner,) = body["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Pod", "uid-1")
+
+
+@pytest.mark.parametrize(
+    ("deploy", "most"),
+    [({}, 0), ({"ephemeralStorage": "64M"}, 64 << 20),
+     ({"container": {"readOnlyRoot": True}}, DEFAULT_STORAGE_BYTES)],
+)  # fmt: skip
+def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], most: int) -> None:
+    """Invariant 7: those that the kubelet mounts, writable and outside every volume, included."""
+    spec, plan = spec_of(**deploy), plan_of(sidecar_image="debian:12")
+    for order in (main_order, sidecar_order):
+        told, _ = order(spec, plan, b"k", 60.0)
+        assert told["file_bytes"] == (most + 4096 if most else 0)
+    body = pod_manifest(spec, plan, NOW)["spec"]
+    assert all("sizeLimit" in volume["emptyDir"] for volume in body["volumes"])
+
+
+ADMISSION = Path(__file__).parents[4] / "clusters/kuberay/admission/sandbox-pods.yaml"
+
+
+def test_a_pod_is_what_the_admission_policy_for_workers_admits() -> None:
+    """Invariant 10: workers can create pods, but none with a Secret of the namespace."""
+    policy, binding = yaml.safe_load_all(ADMISSION.read_text())
+    for document in (policy, binding):
+        check_schema(document)
+    words = " ".join(rule["expression"] for rule in policy["spec"]["validations"])
+    for field in ("volumes", "envFrom", "automountServiceAccountToken", "hostNetwork", "hostPID"):
+        assert f".{field}" in words
+    plan = plan_of(sidecar_image="debian:12", carrier_image="ray:2")
+    body = pod_manifest(spec_of(ephemeralStorage="1G"), plan, NOW)
+    assert body["metadata"]["labels"]["app.kubernetes.io/component"] == "sandbox"
+    spec = body["spec"]
+    assert {key for volume in spec["volumes"] for key in volume} == {"name", "emptyDir"}
+    containers = [*spec["containers"], *spec["initContainers"]]
+    values = [v.get("valueFrom") for c in containers for v in c.get("env", ())]
+    assert all(value is None or set(value) == {"fieldRef"} for value in values)
+    assert not any("envFrom" in container for container in containers)
+    assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
 
 
 def test_no_variable_of_an_instance_is_in_its_pod() -> None:
