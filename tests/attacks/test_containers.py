@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import aenv_ray
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.images import runtime_kit
+from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.errors import SandboxLost
-from aenv_ray.testing.contract_bench import Bench, eventually, execute, value_of
+from aenv_ray.testing.contract_bench import Bench, execute, value_of
 from tests.attacks.container_probes import SCRIPT
-from tests.contract.docker.docker_node import DockerNode, base_image, docker
+from tests.contract.docker.docker_node import DockerNode, base_image, data_dir, docker
 from tests.contract.engines import new_host
 
 pytestmark = pytest.mark.docker
@@ -207,43 +212,52 @@ async def test_neighbours_on_a_bridge_neither_find_nor_reach_each_other(
 
 # --- images --------------------------------------------------------------------------------------
 
+HOSTILE = """FROM {base}
+RUN rm /usr/bin/python3 && printf '{script}' >/usr/bin/python3 && chmod 755 /usr/bin/python3
+"""
+SCRIPT_OF_IMAGE = (
+    "#!/bin/sh\\nfor d in /kit/runtime /kit /.aenv/runtime; do\\n"
+    "ln -s / $d/planted; echo x >>$d/aenv_ray/__init__.py; done 2>/dev/null\\n"
+    'exec /usr/bin/python3.11 "$@"\\n'
+)
+
 
 async def test_an_image_cannot_write_to_what_other_images_run(
-    dockered: Bench, docker_node: DockerNode
+    dockered: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 13: its programs see the kit of the runtime read-only, and compile none for others.
+    """Invariant 13: it compiles the runtime for itself alone, and sees it read-only.
 
-    The image's ``python3`` writes wherever it can when it is inspected, and before it runs.
+    Its ``python3`` writes wherever it can, as it is inspected, compiles, and begins to run.
     """
     hostile = f"{base_image()}-hostile"
     if not docker("images", "--quiet", hostile):
         with tempfile.TemporaryDirectory() as directory:
-            script = (
-                "#!/bin/sh\\nfor d in /kit /.aenv/lib /.aenv/runtime; do\\n"
-                "ln -s / $d/planted; echo x >>$d/aenv_ray/__init__.py; done 2>/dev/null\\n"
-                'exec /usr/bin/python3.11 "$@"\\n'
-            )
-            text = (
-                f"FROM {base_image()}\n"
-                f"RUN rm /usr/bin/python3 && printf '{script}' >/usr/bin/python3 "
-                "&& chmod 755 /usr/bin/python3\n"
-            )
+            text = HOSTILE.format(base=base_image(), script=SCRIPT_OF_IMAGE)
             Path(directory, "Dockerfile").write_text(text)
             docker("build", "--quiet", "--tag", hostile, directory)
-    kits = docker_node.engine(new_host())
-    try:
-        container = {"image": hostile, "user": "root"}
-        project = dockered.contract_project({"network": "none", "container": container})
-        sandbox = await dockered.start(project)
-        name = docker_node.container(sandbox.instance_id)
-        sources = [
-            Path(mount["Source"])
-            for mount in json.loads(docker("inspect", name))[0]["Mounts"]
-            if mount["Destination"].startswith("/.aenv/") and not mount["RW"]
-        ]
-        planted = [path for source in sources for path in source.parent.rglob("planted")]
-        assert sources
-        assert planted == []
-    finally:
-        await kits.close()
-    await eventually(lambda: True, "nothing is left")
+    image_id = docker("images", "--quiet", "--no-trunc", hostile).removeprefix("sha256:")
+    kits = data_dir() / "docker" / "kits"
+    for kit in kits.glob(f"*{image_id}"):
+        shutil.rmtree(kit)
+
+    async def install(_: ImagePython, target: Path) -> None:
+        await asyncio.to_thread(runtime_kit._copy_libraries, target)
+
+    # As if the node had another version, so that it cannot compile for this Python itself.
+    monkeypatch.setattr(ImagePython, "is_ours", False)
+    monkeypatch.setattr(runtime_kit, "_install_libraries", install)
+    container = {"image": hostile, "user": "root"}
+    project = dockered.contract_project({"network": "none", "container": container})
+    sandbox = await dockered.start(project)
+    (kit,) = kits.glob(f"*{image_id}")
+    name = docker_node.container(sandbox.instance_id)
+    mounted = {
+        Path(mount["Source"]).parent: mount["RW"]
+        for mount in json.loads(docker("inspect", name))[0]["Mounts"]
+        if mount["Destination"] in ("/.aenv/runtime", "/.aenv/lib")
+    }
+    assert mounted == {kit: False}
+    assert list(kit.rglob("__pycache__/*.pyc")), "it was compiled"
+    assert list(kits.rglob("planted")) == []
+    own = Path(aenv_ray.__file__).read_bytes()
+    assert (kit / "runtime" / "aenv_ray" / "__init__.py").read_bytes() == own
