@@ -317,3 +317,17 @@ def test_the_facts_about_a_container_with_its_own_kernel_claim_no_more_than_hold
     assert "open files" not in facts.limits
     assert any(item.startswith("open files") for item in facts.missing)
     assert "it ends above that" in facts.limits["processes"]
+
+
+def test_volumes_of_an_image_are_checked_whatever_the_daemon_limits() -> None:
+    """Invariant 7: no quota of the daemon counts them, and no read-only root covers them."""
+    quota, kept = DaemonFeatures(disk_quota=True), image(volumes=("/data",))
+    limited = {"ephemeralStorage": "10M"}
+    closed = {**limited, "container": {"readOnlyRoot": True}}
+    for deploy in (limited, closed):
+        body = body_of(deploy, image=kept, daemon=quota)
+        assert body["Labels"]["aenv.storage-bytes"] == str(10 << 20)
+        assert "fsize" in {limit["Name"] for limit in body["HostConfig"]["Ulimits"]}
+        assert "aenv.storage-bytes" not in body_of(deploy, daemon=quota)["Labels"]
+    beside = SidecarPlan("aenv-x-sidecar", kept, Path("/carried"))
+    assert "aenv.storage-bytes" in body_of(limited, sidecar=beside, daemon=quota)["Labels"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,33 @@ async def test_a_lock_that_is_never_released_is_an_error(
         pytest.raises(SandboxStartFailed, match="runtime for containers is not ready"),
     ):
         await ensure(tmp_path)
+
+
+def test_of_what_an_image_compiled_only_modules_of_its_kit_are_taken(tmp_path: Path) -> None:
+    """Invariant 13: the archive may hold anything."""
+    kit = tmp_path / "kit"
+    (kit / "lib" / "package").mkdir(parents=True)
+    (kit / "lib" / "package" / "module.py").write_text("x = 1\n")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+
+        def add(name: str, kind: bytes = tarfile.REGTYPE) -> None:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, "/etc/passwd", 4 * (kind == b"0")
+            archive.addfile(member, io.BytesIO(b"code") if kind == b"0" else None)
+
+        for name in (
+            "out/kit/lib/package/module.cpython-312.pyc",
+            "out/kit/lib/package/other.cpython-312.pyc",
+            "out/kit/lib/package/module.py", "out/../../escaped.cpython-312.pyc",
+            "out/kit/lib/package/../module.cpython-312.pyc", "/kit/lib/package/module.pyc",
+            "out/kit/lib/package/module.cpython-312.pyc/x",
+        ):  # fmt: skip
+            add(name)
+        add("out/kit/lib/package/module.cpython-313.pyc", tarfile.SYMTYPE)
+        add("out/kit/lib/package/module.cpython-314.pyc", tarfile.LNKTYPE)
+    runtime_kit.add_compiled(kit, buffer.getvalue())
+    compiled = kit / "lib" / "package" / "__pycache__" / "module.cpython-312.pyc"
+    found = {path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
+    assert found == {compiled, kit / "lib" / "package" / "module.py"}
+    assert compiled.read_bytes() == b"code"
