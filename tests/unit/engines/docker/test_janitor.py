@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from aenv_ray.engines.docker.janitor import (
     TTL_PASSED,
     ContainerJanitor,
     JanitorClient,
+    disk_use,
 )
 from aenv_ray.engines.docker.names import container_name, sidecar_name
 from aenv_ray.files import FileLock
@@ -324,3 +327,20 @@ async def test_networks_of_allow_lists_are_removed_when_unused(
     again = await files.locks.use_network("AENV-idle")
     assert files.locks.openings("AENV-idle") == set(), "its rules were removed with it"
     again.close()
+
+
+def test_a_volume_is_counted_however_deep_its_directories_are(tmp_path: Path) -> None:
+    """Invariant 7: a sandbox that could end the janitor would have no limit and no deadline."""
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("deeper", dir_fd=at)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    with open(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at), "wb") as file:
+        file.write(bytes(1 << 20))
+    os.close(at)
+    found = disk_use(str(tmp_path))
+    subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
+    assert found is not None
+    assert found >= 1 << 20
