@@ -9,7 +9,7 @@ import pytest
 
 from aenv_ray.engines import census
 
-LAUNCHER, TEMPLATE, INNER = 10, 20, 21
+LAUNCHER, TEMPLATE, JAILER, INNER = 10, 20, 21, 22
 PLACE = Path("/run/node")
 
 Table = Callable[..., None]
@@ -37,11 +37,12 @@ def test_instances_and_what_they_started_are_counted_in_a_jail(table: Table) -> 
     table(
         (LAUNCHER, 1, "S", "python3", 1),
         (TEMPLATE, LAUNCHER, "S", "python3", 1),
-        (INNER, TEMPLATE, "S", "python3", 2),
-        (30, INNER, "S", "python3", 3),
-        (31, 30, "S", "a) S 1 (b", 3),
-        (32, INNER, "S", "aenv-spare", 3),
-        (33, INNER, "Z", "python3", 3),
+        (JAILER, TEMPLATE, "S", "python3", 2),
+        (INNER, JAILER, "S", "python3", 3),
+        (30, INNER, "S", "python3", 4),
+        (31, 30, "S", "a) S 1 (b", 4),
+        (32, INNER, "S", "aenv-spare", 4),
+        (33, INNER, "Z", "python3", 4),
         (40, 1, "S", "sleep", 1),
     )
     assert sorted(census.live_processes()) == [30, 31]
