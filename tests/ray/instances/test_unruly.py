@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import aenv_ray
 from aenv_ray.client import Environment
 from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
-from aenv_ray.errors import InstanceNotFound, ToolTimeout
+from aenv_ray.errors import InsideCause, InstanceNotFound, SandboxDiedInside, ToolTimeout
+from aenv_ray.testing.contract_bench import write_project
 from tests.ray.cluster import Cluster
 from tests.ray.faults import GONE_S, Driver, Witness, eventually, without
 
@@ -134,3 +136,25 @@ def test_an_instance_that_ended_is_forgotten_by_the_cluster(
     assert without(cluster.traces(), before) == []
     with pytest.raises(InstanceNotFound):
         aenv_ray.get(handle.instance_id)
+
+
+@pytest.mark.namespaces
+def test_memory_that_an_instance_hoards_is_lost_by_no_one_else(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Invariants 7 and 14: Ray and the neighbours go on, and what happened is an outcome."""
+    neighbour = make()
+    config = {"deployConfig": {"memory": "128M", "network": "none"}}
+    tools = "from aenv import register_tool\n\n\n@register_tool\ndef idle() -> None: ...\n"
+    project = write_project(tmp_path, {"tools.py": tools}, config)
+    hoard = (
+        "import os, signal; kept = os.memfd_create('kept')\n"
+        "for _ in range(300): os.write(kept, bytes(1 << 20))\n"
+        "signal.pause()"
+    )
+    hoarder = make(project)
+    with pytest.raises(SandboxDiedInside) as died:
+        ray.get(hoarder.exec.remote(["python3", "-c", hoard]), timeout=GONE_S)
+    assert died.value.died_of is InsideCause.MEMORY
+    assert not ray.get(neighbour.call_tool.remote("count")).is_error
+    assert ray.get(ray.remote(lambda: "alive").remote(), timeout=GONE_S) == "alive"
