@@ -26,6 +26,8 @@ from aenv_ray.policy import ANY, STRICT, Policy, policy_of
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_CONTROLLERS: Final = "cgroup.controllers"
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
 _PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel")
@@ -52,6 +54,7 @@ def findings(
     found = [
         *process_engine(settings, policy),
         *docker_engine(settings, policy),
+        cgroups(),
         *policy_findings(policy),
         tokens(fabric),
         files(private_paths(settings, fabric)),
@@ -144,6 +147,20 @@ def docker_socket(address: str) -> Finding:
         return Finding(name, Verdict.FAILED, f"every user may use {path}, which gives them root",
                        f"chmod o= {path}")  # fmt: skip
     return Finding(name, Verdict.OK, f"{path} is closed to other users")
+
+
+def cgroups(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Finding:
+    """Report whether this process has a cgroup v2 of its own; no engine requires one."""
+    unified = next((p for p in (root, root / "unified") if (p / _CONTROLLERS).exists()), None)
+    state = "not mounted"
+    if unified is not None:
+        rows = own.read_text().splitlines()
+        group = unified / next((row[3:] for row in rows if row.startswith("0::")), "").lstrip("/")
+        controllers = " ".join((group / _CONTROLLERS).read_text().split()) or "no controllers"
+        delegated = "delegated" if os.access(group, os.W_OK) else "not delegated"
+        state = f"{delegated}: {group}, {controllers}"
+    found = f"{state}; limits of process sandboxes do not depend on it"
+    return Finding("cgroup v2", Verdict.OK, found)
 
 
 # --- the operator's configuration -----------------------------------------------------------------

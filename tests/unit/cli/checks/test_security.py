@@ -79,6 +79,21 @@ def test_a_daemon_is_judged_by_kernel_users_and_seccomp(
     assert security.daemon(info, runtime).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("controllers", "found"),
+    [("memory pids", "delegated: "), ("", "no controllers"), (None, "not mounted")],
+)
+def test_cgroups_are_reported(controllers: str | None, found: str, tmp_path: Path) -> None:
+    group = tmp_path / "cgroup" / "a.service"
+    group.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("0::/a.service\n")
+    if controllers is not None:
+        for path in (group, group.parent):
+            (path / "cgroup.controllers").write_text(f"{controllers}\n")
+    assert found in security.cgroups(tmp_path / "cgroup", own).found
+
+
 def test_the_policy_is_compared_with_the_strict_default() -> None:
     verdicts = [
         security.policy_findings(policy)[0].verdict
