@@ -83,22 +83,23 @@ def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
     try:
         isolation = asyncio.run(node_checks.process_isolation(settings))
     except node_checks.TROUBLES as exc:
-        if settings.isolation == "required":
-            found = f"refused here: {node_checks.line(exc)}"
-            return [Finding(name, Verdict.WARNING, found, node_checks.NAMESPACES_MEND)]
-        return [Finding(name, Verdict.FAILED, node_checks.line(exc), node_checks.NAMESPACES_MEND)]
+        # Where isolation is required, an engine that does not start harms nobody.
+        verdict = Verdict.WARNING if policy.isolation == "required" else Verdict.FAILED
+        return [Finding(name, verdict, node_checks.line(exc), node_checks.NAMESPACES_MEND)]
     limits = "; ".join(f"{key}: {value}" for key, value in isolation.limits.items())
     rows = [Finding("process limits", Verdict.OK, limits)]
+    missing = "; ".join(isolation.missing)
+    if isolation.kind == "none" and policy.isolation == "required":
+        found = f"refused, because this machine cannot isolate them: {missing}"
+        return [Finding(name, Verdict.WARNING, found, node_checks.NAMESPACES_MEND)]
     if isolation.kind == "none":
-        mend = (
-            "unset AENV_ISOLATION" if settings.isolation == "none" else node_checks.NAMESPACES_MEND
-        )
-        found = f"not isolated: {'; '.join(isolation.missing)}"
-        return [Finding(name, Verdict.FAILED, found, mend), *rows]
-    verdict = Verdict.WARNING if isolation.missing else Verdict.OK
-    missing = f"; missing: {'; '.join(isolation.missing)}" if isolation.missing else ""
-    found = f"isolated by {isolation.kind} ({', '.join(isolation.namespaces)}){missing}"
-    return [Finding(name, verdict, found), *rows]
+        mend = f"unset AENV_ISOLATION; {node_checks.NAMESPACES_MEND}"
+        return [Finding(name, Verdict.FAILED, f"not isolated: {missing}", mend), *rows]
+    spaces = ", ".join(isolation.namespaces)
+    found = f"isolated by {isolation.kind} ({spaces})" + (
+        f"; missing: {missing}" if missing else ""
+    )
+    return [Finding(name, Verdict.WARNING if missing else Verdict.OK, found), *rows]
 
 
 def docker_engine(settings: Settings, policy: Policy) -> list[Finding]:
