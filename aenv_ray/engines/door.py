@@ -338,11 +338,15 @@ class DoorSandbox(Sandbox):
             raise
         if outcome.startswith(b'"result":'):
             return outcome[len(b'"result":') :]
-        error = pydantic_core.from_json(b"{" + outcome + b"}")["error"]
-        raise errors.from_wire(
-            error.get("data") or {"code": "internal_error", "message": error.get("message")},
-            instance_id=self.instance_id,
-        )
+        try:
+            error = pydantic_core.from_json(b"{" + outcome + b"}")["error"]
+            data = error.get("data") or {"code": "internal_error", "message": error.get("message")}
+            raise errors.reported_by_sandbox(data, instance_id=self.instance_id)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            words = f"it answered {method} with an invalid error: {outcome[:100]!r}"
+            cause = EndCause(words, errors.InsideCause.CONNECTION)
+            self.end(cause)
+            raise lost(self.instance_id, cause) from None
 
     async def open_door(self, role: DoorRole) -> socket.socket:  # noqa: D102
         if self._dial is None or self._cause is not None:

@@ -18,6 +18,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
+    CallOutcomeUnknown,
     ConfigError,
     DeadlineExceeded,
     InstanceExpired,
@@ -255,10 +256,20 @@ class Sampling:
         try:
             return await self._act_and_score(instance, task, steps)
         except (SandboxDiedInside, SandboxExhausted) as exc:
-            reward = None if task.reward is None else self._reward_on_death
-            return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
+            return self._death(task, exc)
+        except CallOutcomeUnknown:
+            # The call may have been lost with a server in the sandbox that an agent has ended.
+            try:
+                await instance.list_tools()
+            except SandboxDiedInside as exc:
+                return self._death(task, exc)
+            raise
         except InstanceExpired as exc:
             return _failure(EpisodeStatus.TIMED_OUT, exc)  # an agent can wait for its TTL
+
+    def _death(self, task: Task, exc: AenvError) -> dict[str, Any]:
+        reward = None if task.reward is None else self._reward_on_death
+        return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
 
     async def _act_and_score(
         self, instance: AsyncEnvHandle, task: Task, steps: list[Step]

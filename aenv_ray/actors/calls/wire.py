@@ -12,7 +12,14 @@ from typing import Any, Final, NamedTuple
 
 import pydantic_core
 
-from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, from_wire
+from aenv_ray.errors import (
+    AenvError,
+    ConfigError,
+    InsideCause,
+    SandboxDiedInside,
+    ToolInputInvalid,
+    reported_by_sandbox,
+)
 from aenv_ray.ids import CallId, InstanceId
 from aenv_ray.models import ExecResult, FileEntry, ToolResult
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
@@ -35,17 +42,27 @@ def _exec(data: Mapping[str, Any]) -> ExecResult:
     )
 
 
+def _tool_result(result: dict[str, Any]) -> ToolResult:
+    found = ToolResult.from_wire(result)
+    if not isinstance(found.content, list):
+        raise TypeError("its content is not a list")
+    for block in found.content:
+        if not isinstance(block, dict):
+            raise TypeError("its content is not a list of objects")
+    return found
+
+
 def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
     return [
-        ToolResult.from_wire(item["result"])
+        _tool_result(item["result"])
         if "result" in item
-        else from_wire(item["error"]["data"])
+        else reported_by_sandbox(item["error"]["data"])
         for item in result["results"]
     ]
 
 
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "tools/call": ToolResult.from_wire,
+    "tools/call": _tool_result,
     "tools/list": lambda result: result["tools"],
     "ping": lambda result: result,
     "aenv/call_tools": _batch,
@@ -146,11 +163,34 @@ class WireResult:
 
 
 def decode_json(method: str, data: bytes) -> Any:
-    """Return the Python value of a result's JSON text."""
-    return decode(method, pydantic_core.from_json(data))
+    """Return the Python value of a result's JSON text.
+
+    Raises:
+        SandboxDiedInside: As for `decode`; the sandbox made the text, too.
+    """
+    try:
+        result = pydantic_core.from_json(data)
+    except ValueError as exc:
+        raise _malformed(method, exc) from None
+    return decode(method, result)
 
 
 def decode(method: str, result: Any) -> Any:
-    """Return the Python value of a fast-door result."""
+    """Return the Python value of a fast-door result.
+
+    Raises:
+        SandboxDiedInside: The result has another form; something in the sandbox speaks for it.
+    """
     decoder = _DECODERS.get(method)
-    return decoder(result) if decoder else result["data"]
+    try:
+        return decoder(result) if decoder else result["data"]
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise _malformed(method, exc) from None
+
+
+def _malformed(method: str, exc: Exception) -> SandboxDiedInside:
+    return SandboxDiedInside(
+        f"the sandbox answered {method} with a malformed result: {type(exc).__name__}: {exc}",
+        died_of=InsideCause.CONNECTION,
+        hint="release the instance and create another",
+    )

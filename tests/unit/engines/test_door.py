@@ -8,9 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from aenv_ray.actors.calls import wire
 from aenv_ray.engines import door
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import SandboxLost
+from aenv_ray.errors import (
+    InsideCause,
+    SandboxDiedInside,
+    SandboxLost,
+    is_infrastructure,
+    reported_by_sandbox,
+)
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 
@@ -144,3 +151,36 @@ async def test_a_sandbox_that_says_why_it_hangs_up_is_quoted(peer: Peer) -> None
     peer.sock.close()
     with pytest.raises(SandboxLost, match="RLIMIT_NPROC is 1024"):
         await call
+
+
+# --- what a sandbox may say ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["fabric_unavailable", "sandbox_lost", "instance_expired", "?"])
+def test_a_sandbox_cannot_report_an_infrastructure_failure(code: str) -> None:
+    """Invariant 14: code of an agent may speak for it, and would void the episode."""
+    error = reported_by_sandbox({"code": code, "message": "away"}, instance_id="i-1")
+    assert isinstance(error, SandboxDiedInside)
+    assert not is_infrastructure(error)
+    assert error.died_of is InsideCause.CONNECTION
+
+
+@pytest.mark.parametrize("code", ["call_outcome_unknown", "function_failed", "tool_timeout"])
+def test_what_the_runtime_reports_keeps_its_type(code: str) -> None:
+    assert reported_by_sandbox({"code": code, "message": "m"}, instance_id="i-1").code == code
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("tools/call", b"{]"),
+        ("tools/call", b'{"content":7}'),
+        ("aenv/reward", b"[]"),
+        ("aenv/exec", b'{"data":{"stdout":"%"}}'),
+        ("aenv/read_file", b'{"data":null}'),
+    ],
+)
+def test_a_malformed_result_is_typed(method: str, text: bytes) -> None:
+    """Invariant 14: a sandbox whose results cannot be read does not void its episode."""
+    with pytest.raises(SandboxDiedInside, match="malformed"):
+        wire.decode_json(method, text)
