@@ -179,6 +179,7 @@ async def test_processes_of_the_environment_go_on(walled: Bench) -> None:
     """Those from before the first tool call, and all for a reward that asks for it."""
     sandbox = await walled.start(walled.project({"tools.py": _GRADED}))
     await request(sandbox, "aenv/function", {"name": "serve"})
-    await call(sandbox, "run", {"command": "sleep 600 &"})
+    started = "sleep 600 & until grep -q sleep /proc/$!/cmdline; do :; done"
+    await call(sandbox, "run", {"command": started})
     assert await request(sandbox, "aenv/reward", {"name": "watching"}) == 2
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1
