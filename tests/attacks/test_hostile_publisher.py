@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from collections.abc import AsyncIterator, Iterator
@@ -97,7 +99,8 @@ async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
 def listening() -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Listen on this node as its services do; yield the addresses, and what has connected."""
     connected: list[str] = []
-    path = f"/tmp/ae-{os.getpid()}-{threading.get_ident()}.sock"
+    directory = tempfile.mkdtemp(prefix="ae-")  # short: a socket's path holds 107 bytes
+    path = f"{directory}/s"
     places = {"port": ("127.0.0.1", 0), "socket": path, "abstract": f"\0ae-{os.getpid()}"}
     found: dict[str, Any] = {}
     servers = []
@@ -123,7 +126,7 @@ def listening() -> Iterator[tuple[dict[str, Any], list[str]]]:
         for server in servers:
             server.shutdown(socket.SHUT_RDWR)
             server.close()
-        Path(path).unlink()
+        shutil.rmtree(directory)
 
 
 def project_with(directory: Path, lines: str, files: dict[str, str] | None = None) -> Path:
