@@ -345,10 +345,10 @@ class Launcher:
             except (BrokenPipeError, ConnectionResetError):
                 continue  # the spare died while it waited: take the next
             except OSError as exc:
+                self._templates.discard(fork)  # cleaning up needs a descriptor
                 self._fail_start(
                     template.queued.popleft(), f"the launcher could not start it: {exc}"
                 )
-                fork.kill()
                 continue
             template.queued.popleft()
             template.instances[fork.number] = fork

@@ -568,8 +568,8 @@ class Templates:
                     template.spares[fork.number] = fork
                     self._on_spare(template)
                 else:
-                    self._close_channel(fork)
-                    self._on_refused(template, "its process ended at once")
+                    self._forget(fork)  # without a channel it ends
+                    self._on_refused(template, "it ended at once, or there are too many open files")
             case NoSpare(why) if is_ordered:
                 del template.ordered[fork.number]
                 self._close_channel(fork)
@@ -591,7 +591,7 @@ class Templates:
             # Another process may have got the id of one that has ended: it has another session.
             if template.is_isolated and os.getsid(pid) != template.process.pid:
                 raise ValueError(f"process {pid} is not in its session")
-        except ProcessLookupError:
+        except OSError:  # it has ended, or this process reached its limit of open files
             return False
         if fork.pidfd >= 0:
             self._selector.register(
@@ -610,6 +610,11 @@ class Templates:
             template.ended[fork.number] = fork
         else:
             self._on_exit(template, fork)
+
+    def discard(self, fork: Fork) -> None:
+        """End a process that could not become an instance, and free its descriptors."""
+        fork.kill()
+        self._forget(fork)
 
     def _forget(self, fork: Fork) -> None:
         self._close_channel(fork)

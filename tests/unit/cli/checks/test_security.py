@@ -28,7 +28,7 @@ def fabric_at(url: str) -> LocalFabric:
 def shared(tmp_path: Path) -> Path:
     """Return a directory that every user can enter."""
     for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+        path.chmod(path.stat().st_mode | 0o055)  # one may be /tmp, and keeps its mode
     return tmp_path
 
 
