@@ -181,7 +181,7 @@ def policy_findings(policy: Policy) -> list[Finding]:
     ]
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
     rows = []
-    if policy == Policy():
+    if policy == Policy(isolation=policy.isolation):
         found = "environments may request anything: the node's network, root, any image"
         rows.append(Finding("policy", Verdict.FAILED, found, mend))
     elif looser or unlimited:

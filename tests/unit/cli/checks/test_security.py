@@ -100,6 +100,8 @@ def test_the_policy_is_compared_with_the_strict_default() -> None:
         for policy in (STRICT, STRICT.model_copy(update={"networks": ("host",)}), Policy())
     ]
     assert verdicts == [Verdict.OK, Verdict.WARNING, Verdict.FAILED]
+    opened = policy_of(Settings(policy="open"), behind_gateway=True)
+    assert security.policy_findings(opened)[0].verdict is Verdict.FAILED
     given = policy_of(Settings(allow_networks="host,none", allow_images="*"), behind_gateway=True)
     policy, registries = security.policy_findings(given)
     assert "networks: host" in policy.found
