@@ -76,6 +76,8 @@ class InstanceSpec(_Frozen):
     """Persistent storage to mount."""
     node_ids: tuple[str, ...] = ()
     """Ray nodes that it may run on; empty: any."""
+    near_node: str = ""
+    """Ray node that a shared host is chosen on, if it has room there; empty: none."""
 
 
 class Isolation(_Frozen):

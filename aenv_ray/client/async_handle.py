@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle, host_of, with_sender
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
@@ -29,9 +29,6 @@ from aenv_ray.models import (
 
 T = TypeVar("T")
 
-_CALLS_BEFORE_DIRECT: Final = 1
-"""A connection costs more than a call, so an instance with fewer calls gets none."""
-
 
 class AsyncEnvHandle:
     """One instance reached through Ray; methods raise `AenvError` and never Ray's exceptions.
@@ -50,7 +47,6 @@ class AsyncEnvHandle:
         self.instance_id: str = handle.instance_id
         self._call_host: Callable[[bytes], Awaitable[Any]] = host_of(handle).call.remote
         self.handle = with_sender(handle, self._send)
-        self._calls = 0
         self._door: LocalDoor | None = None
 
     @classmethod
@@ -98,9 +94,7 @@ class AsyncEnvHandle:
         door = self._local_door()
         if door.is_open:
             return self._send_directly(door, message)
-        self._calls += 1
-        if self._calls > _CALLS_BEFORE_DIRECT:
-            door.open_soon()
+        door.note_call_by_host()
         return self._call_host(message)
 
     async def _send_directly(self, door: LocalDoor, message: bytes) -> Any:
@@ -108,7 +102,7 @@ class AsyncEnvHandle:
         try:
             return decode_json(call.method, await door.request(call))
         except NotDirect:
-            door.open_soon()
+            door.note_call_by_host()
         sent = self._call_host(message)
         try:
             return await sent

@@ -111,6 +111,12 @@ def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
     return found
 
 
+def near_node(hosts: Sequence[HostLoad], node: str, count: int) -> list[HostLoad]:
+    """Return the hosts on a node, if they have room for `count` instances; else all hosts."""
+    found = [host for host in hosts if host.node_id == node]
+    return found if sum(host.free for host in found) >= count > 0 else list(hosts)
+
+
 def check_capacity(count: int, capacity: int) -> None:
     """Refuse a group that would not fit into an empty cluster.
 

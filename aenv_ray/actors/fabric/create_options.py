@@ -28,7 +28,11 @@ _warned: set[str] = set()
 
 
 class CreateOptions:
-    """The optional arguments of a create, parsed and checked."""
+    """The optional arguments of a create, parsed and checked.
+
+    Attributes:
+        near_node: As for `InstanceSpec`.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class CreateOptions:
         self.changes = changes
         self.storage = storage
         self.node_ids = tuple(node_ids)
+        self.near_node = ""
         is_none = queue_timeout == 0 and not isinstance(queue_timeout, bool)
         self.queue_s = (
             0.0 if is_none else units.parse_duration_s(queue_timeout, what="queue_timeout")
@@ -102,6 +107,7 @@ class CreateOptions:
                 changes=self.changes,
                 storage=self.storage,
                 node_ids=self.node_ids,
+                near_node=self.near_node,
             )
             for _ in range(count)
         ]

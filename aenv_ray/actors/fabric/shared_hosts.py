@@ -10,7 +10,13 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from aenv_ray.actors.controller.placement import HostLoad, check_capacity, on_nodes, spread
+from aenv_ray.actors.controller.placement import (
+    HostLoad,
+    check_capacity,
+    near_node,
+    on_nodes,
+    spread,
+)
 from aenv_ray.actors.fabric.waits import Waits
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.host.remote_host import RemoteHost
@@ -108,6 +114,8 @@ class SharedHosts:
         ]
         loads = on_nodes(loads, specs[0].node_ids if specs else ())
         loads = [load for load in loads if load.name not in avoid] or loads
+        if specs and specs[0].near_node:
+            loads = near_node(loads, specs[0].near_node, len(specs))
         counts = spread(len(specs), loads)
         shares, start = [], 0
         for load, host in self._hosts:

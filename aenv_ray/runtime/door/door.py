@@ -29,7 +29,7 @@ from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
-from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of
+from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
 
@@ -334,6 +334,8 @@ class Connection:
                     return False
             if "id" in message:
                 check_method(self._role, method)
+                if self._role is DoorRole.AGENT:
+                    scope_call_id(message.get("params"))
         except Fault as fault:
             answer = {"jsonrpc": "2.0", "id": message.get("id"), "error": fault.rpc_error()}
             self._send(to_json(answer) + b"\n")

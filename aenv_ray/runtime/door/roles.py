@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from aenv_ray.runtime.faults import Fault
 
 HELLO: Final = "aenv/hello"
 """First message of a connection; its ``role`` is final. A connection without it is the host's."""
+_CALL_ID: Final = "aenv/call_id"
+_OF_AGENT: Final = "agent "
 _AGENT_METHODS: Final = frozenset({"tools/list", "tools/call", "aenv/call_tools", "ping"})
 
 
@@ -35,6 +38,17 @@ def check_method(role: DoorRole, method: str) -> None:
             f"a connection of an agent cannot call {method}",
             f"methods of an agent: {', '.join(sorted(_AGENT_METHODS))}",
         )
+
+
+def scope_call_id(params: Any) -> None:
+    """Keep the call ids of agents apart from those of owners, as the gateway does too.
+
+    An agent that names the id of an owner's call neither gets its outcome nor takes the id.
+    """
+    meta = params.get("_meta") if isinstance(params, MutableMapping) else None
+    call_id = meta.get(_CALL_ID) if isinstance(meta, MutableMapping) else None
+    if isinstance(meta, MutableMapping) and call_id is not None:
+        meta[_CALL_ID] = f"{_OF_AGENT}{str(call_id).removeprefix(_OF_AGENT)}"
 
 
 def role_of(params: Any) -> DoorRole:

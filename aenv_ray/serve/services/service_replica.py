@@ -22,7 +22,7 @@ from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.ray_shell import ray_serve
+from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
@@ -254,6 +254,7 @@ class ServiceReplica:
             storage=storage,
             node_ids=node_ids,
         )
+        options.near_node = ray_api.node_id()  # calls to it then pass through no other process
         (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
         if storage is not None and not storage.is_made:
             await service_storage.note_made(self._storages, storage)

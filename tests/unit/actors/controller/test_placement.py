@@ -12,6 +12,7 @@ from aenv_ray.actors.controller.placement import (
     emptiest,
     host_capacities,
     may_grow,
+    near_node,
     needed,
     shared_host_names,
     spread,
@@ -150,3 +151,12 @@ def test_where_slots_are_declared_nodes_without_take_nothing() -> None:
     assert usable({"h": head, "w": worker, "f": full}).keys() == {"w"}
     assert usable({"h": NodeFacts(0, is_head=True)}) == {}
     assert usable({"h": NodeFacts(8, slots=3, is_head=True), "w": worker}).keys() == {"h", "w"}
+
+
+@given(HOSTS, st.integers(0, 60))
+def test_a_near_node_is_used_if_it_has_room(hosts: list[HostLoad], count: int) -> None:
+    """Otherwise, and for an unknown node, all hosts are candidates."""
+    for host in hosts:
+        is_near = 0 < count <= host.free
+        assert near_node(hosts, host.node_id, count) == ([host] if is_near else hosts)
+    assert near_node(hosts, "another", count) == hosts

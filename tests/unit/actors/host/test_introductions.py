@@ -208,7 +208,7 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     """The host may be about to end the instance: only it can decide which comes first."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    link = _HostLink(ours, 10.0, lambda: None)
+    link = _HostLink(ours, 10.0, lambda: None, lambda _: None)
     link._last_call -= 6.0
     assert not link.begin()
     assert link.begin()  # the host knows of the call before

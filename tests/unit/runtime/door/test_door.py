@@ -252,3 +252,23 @@ def test_requests_of_the_runtime_go_to_the_host_only(bench: Bench) -> None:
         ask(bench, 2, "ping")  # the forged answer was read
         assert answers == []
         HOST.cancel(request_id)
+
+
+def test_an_agents_call_ids_are_apart_from_the_owners(bench: Bench) -> None:
+    """Invariant 14: an agent that guesses an id neither gets nor takes the outcome."""
+    bench.go.set()
+    agent, theirs = socket.socketpair()
+    Connection(theirs, bench.dispatcher).start()
+    agent.settimeout(WAIT_S)
+    with agent, agent.makefile("rb") as lines:
+        agent.sendall(b'{"jsonrpc":"2.0","id":0,"method":"aenv/hello","params":{"role":"agent"}}\n')
+        assert b"result" in lines.readline()
+        bench.call("mine")
+        assert bench.answer()[1] == "mine"
+        for request_id, call_id in enumerate(("call-mine", "agent call-mine")):
+            arguments = {"label": "theirs"}
+            params = {"name": "wait", "arguments": arguments, "_meta": {"aenv/call_id": call_id}}
+            request = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+            agent.sendall(json.dumps(request).encode() + b"\n")
+            assert "theirs" in json.loads(lines.readline())["result"]["content"][0]["text"]
+    assert bench.ran == ["mine", "theirs"]
