@@ -1,7 +1,7 @@
 """`AsyncEnvHandle`: an `EnvHandle` whose methods are coroutines.
 
 `Environment`, the sampler and the gateway reach instances through it. Its calls to an instance on
-the same node go to the sandbox directly, from about the third call on.
+the same node go to the sandbox directly, after a few calls through the host.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ PAUSE_S: Final = 0.5
 RETRY_S: Final = 1.0
 """Between two attempts to be introduced."""
 _OPEN_S: Final = 30.0
+_CLOSE_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _BROKEN: Final = EndCause("the direct connection is closed")
 
 
@@ -191,7 +192,7 @@ async def present(introduction: Introduction, claim: Claim) -> tuple[socket.sock
         await loop.sock_connect(sock, introduction.path)
         await loop.sock_sendall(sock, line_of(claim))
         await _readable(sock)
-        data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1)
+        data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1, _CLOSE_ON_EXEC)
         if data != ACCEPTED or not descriptors:
             raise ConnectionRefusedError(f"its host does not open {claim.instance_id} to this key")
         return sock, socket.socket(fileno=descriptors[0])
