@@ -377,11 +377,12 @@ class DirectClient:
         """See `BatchClient.cancel`."""
         if call.batched is not None:
             self.batches.cancel(call.batched)
-        elif not call.result.done():
+            return
+        if not call.result.done():  # a cancelled waiter has cancelled the result
             call.result.set_exception(CallCancelled("the caller cancelled the call"))
             call.result.exception()  # mark it as retrieved: most callers do not ask for it
-            if call.task is not None:
-                call.task.cancel()
+        if call.task is not None:
+            call.task.cancel()
 
     def forget(self, call: DirectCall) -> None:
         """See `BatchClient.forget`."""
