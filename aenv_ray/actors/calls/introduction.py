@@ -3,7 +3,7 @@
 The caller connects to the host's Unix socket and sends a `Claim`. The host answers with
 `ACCEPTED` and the descriptor of a connection to the sandbox's door, or closes the connection.
 Afterwards each side sends lines of JSON: the caller a `Report` when its calls begin, when they
-pause and in between; the host an answer to each, and the names of calls to cancel.
+pause and in between; the host an answer to each.
 """
 
 from __future__ import annotations

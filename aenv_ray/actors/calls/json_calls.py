@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aenv_ray.actors.calls.call_batching import MAX_REPORTS, BatchClient, Report, Reports
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
-from aenv_ray.actors.calls.local_door import DirectClient
 from aenv_ray.actors.calls.parameters import call_id_of
 from aenv_ray.actors.calls.wire import call_message
 from aenv_ray.actors.ray_shell import ray_api
@@ -28,8 +27,6 @@ T = TypeVar("T")
 HOST_GRACE_S: Final = 90.0
 """Added to a call's own deadline: the time for a host to restart and adopt its sandboxes (D7)."""
 _MAX_HOSTS: Final = 10_000
-_MAX_CLIENTS: Final = 1000
-"""Instances; each may have two open sockets."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,7 @@ class InstanceCalls:
         self._find = find
         self._forget = forget
         # Calls of an evicted client still end as usual.
-        self._hosts: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
-        self._clients: BoundedCache[str, DirectClient] = BoundedCache(
-            _MAX_CLIENTS, on_evict=lambda _, client: client.close()
-        )
+        self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """See `JsonCalls.call`."""
@@ -166,19 +160,12 @@ class InstanceCalls:
         with ray_api.translated("cancelling a call", instance_id=target):
             await host.exchange.remote([], [], [name])
 
-    async def _client(self, instance_id: str) -> DirectClient:
-        handle = await self._find(instance_id)
-        host = host_of(handle)
-        batches = self._hosts.get(host)
-        if batches is None:
-            batches = BatchClient(host.exchange.remote)
-            self._hosts.put(host, batches)
-        client = self._clients.get(instance_id)
-        if client is None or client.batches is not batches:
-            if client is not None:
-                client.close()
-            client = DirectClient(handle, batches)
-            self._clients.put(instance_id, client)
+    async def _client(self, instance_id: str) -> BatchClient:
+        host = host_of(await self._find(instance_id))
+        client = self._clients.get(host)
+        if client is None:
+            client = BatchClient(host.exchange.remote)
+            self._clients.put(host, client)
         return client
 
     async def _wait(

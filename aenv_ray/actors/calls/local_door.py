@@ -8,15 +8,12 @@ the runtime runs it once.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
-from aenv_ray.actors.calls.call_batching import BatchClient, BatchedCall, Reports
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
 from aenv_ray.actors.calls.introduction import (
     ACCEPTED,
@@ -31,7 +28,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.engines.base import EndCause, OnProgress
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import AenvError, CallCancelled, InstanceError
+from aenv_ray.errors import AenvError, InstanceError
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.roles import DoorRole
 
@@ -58,18 +55,15 @@ class LocalDoor:
     Args:
         handle: Of the instance.
         role: What the connection may be used for.
-        on_cancel: Called with the names of calls that another process cancels.
     """
 
     def __init__(
         self,
         handle: EnvHandle,
         role: DoorRole = DoorRole.OWNER,
-        on_cancel: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
         self._handle = handle
         self._role = role
-        self._on_cancel = on_cancel
         self.loop = asyncio.get_running_loop()
         self._connection: DoorSandbox | None = None
         self._host: _HostLink | None = None
@@ -176,7 +170,7 @@ class LocalDoor:
         connection.connect(door)
         connection.on_end(lambda _: self._disconnect())
         self._connection = connection
-        self._host = _HostLink(host, introduction.idle_timeout_s, self._disconnect, self._on_cancel)
+        self._host = _HostLink(host, introduction.idle_timeout_s, self._disconnect)
 
 
 async def present(introduction: Introduction, claim: Claim) -> tuple[socket.socket, socket.socket]:
@@ -222,7 +216,6 @@ class _HostLink:
         sock: From `present`.
         idle_timeout_s: The instance's, if it has one.
         on_end: Called when the host disconnects, as it does when it dies.
-        on_cancel: Called with the names of calls to cancel.
     """
 
     def __init__(
@@ -230,13 +223,11 @@ class _HostLink:
         sock: socket.socket,
         idle_timeout_s: float | None,
         on_end: Callable[[], None],
-        on_cancel: Callable[[list[str]], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = sock
         self._longest_pause_s = float("inf") if idle_timeout_s is None else idle_timeout_s / 2
         self._on_end = on_end
-        self._on_cancel = on_cancel
         self._pending = 0
         self._calls = 0
         """Calls that have ended and were not reported."""
@@ -330,126 +321,6 @@ class _HostLink:
             self._on_message(json.loads(line))
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        if "cancel" in message:
-            self._on_cancel(message["cancel"])
-            return
         counted = self._counted.pop(message["counted"], None)
         if counted is not None and not counted.done():
             counted.set_result(None)
-
-
-# --- callers that forward calls of others --------------------------------------------------------
-
-
-class DirectClient:
-    """Calls to one instance: directly while that is possible, else in batches to its host.
-
-    It is used as a `BatchClient` is.
-
-    Args:
-        handle: Of the instance.
-        batches: To its host.
-    """
-
-    def __init__(self, handle: EnvHandle, batches: BatchClient) -> None:
-        self.batches = batches
-        self._door = LocalDoor(handle, on_cancel=self._cancel_named)
-        self._calls: set[DirectCall] = set()
-
-    def send(
-        self,
-        message: bytes,
-        name: str = "",
-        on_progress: Callable[[Reports], None] | None = None,
-    ) -> DirectCall:
-        """See `BatchClient.send`."""
-        call = DirectCall(name, self._door.loop.create_future())
-        if self._door.is_open:
-            call.task = self._door.loop.create_task(self._run(call, message, on_progress))
-            self._calls.add(call)
-            call.task.add_done_callback(functools.partial(self._take, call))
-        else:
-            self._door.note_call_by_host()
-            self._send_to_host(call, message, on_progress)
-        return call
-
-    def cancel(self, call: DirectCall) -> None:
-        """See `BatchClient.cancel`."""
-        if call.batched is not None:
-            self.batches.cancel(call.batched)
-            return
-        if not call.result.done():  # a cancelled waiter has cancelled the result
-            call.result.set_exception(CallCancelled("the caller cancelled the call"))
-            call.result.exception()  # mark it as retrieved: most callers do not ask for it
-        if call.task is not None:
-            call.task.cancel()
-
-    def forget(self, call: DirectCall) -> None:
-        """See `BatchClient.forget`."""
-        if call.batched is not None:
-            self.batches.forget(call.batched)
-
-    def close(self) -> None:
-        """Disconnect; calls that are running continue through the host."""
-        self._door.close()
-
-    async def _run(
-        self, call: DirectCall, message: bytes, on_progress: Callable[[Reports], None] | None
-    ) -> bytes | None:
-        """Return the result; None if the call continues through the host."""
-        report = None if on_progress is None else functools.partial(_report_one, on_progress)
-        try:
-            return await self._door.request(CallMessage.decode(message), report)
-        except NotDirect:
-            self._door.note_call_by_host()
-            self._send_to_host(call, message, on_progress)
-            return None
-
-    def _send_to_host(
-        self, call: DirectCall, message: bytes, on_progress: Callable[[Reports], None] | None
-    ) -> None:
-        call.batched = self.batches.send(message, call.name, on_progress)
-        call.batched.result.add_done_callback(functools.partial(_pass_on, call.result))
-
-    def _take(self, call: DirectCall, task: asyncio.Task[bytes | None]) -> None:
-        self._calls.discard(call)
-        if call.batched is None:
-            _pass_on(call.result, task)
-
-    def _cancel_named(self, names: list[str]) -> None:
-        for call in list(self._calls):
-            if call.name and call.name in names:
-                self.cancel(call)
-
-
-@dataclass(eq=False)
-class DirectCall:
-    """A call of a `DirectClient`."""
-
-    name: str
-    result: asyncio.Future[bytes]
-    """JSON text. Raises AenvError, or Ray's error if the host is gone."""
-    task: asyncio.Task[bytes | None] | None = None
-    """Runs the call, if it began directly."""
-    batched: BatchedCall | None = None
-    """The call, if the host has it."""
-
-
-def _report_one(
-    on_progress: Callable[[Reports], None], done: float, total: float | None, text: str | None
-) -> None:
-    on_progress([(done, total, text)])
-
-
-def _pass_on(result: asyncio.Future[bytes], ended: asyncio.Future[Any]) -> None:
-    """Give a call the outcome of what ran it."""
-    if result.done():
-        if not ended.cancelled():
-            ended.exception()  # mark it as retrieved
-    elif ended.cancelled():
-        result.cancel()
-    elif (error := ended.exception()) is not None:
-        result.set_exception(error)
-        result.exception()  # mark it as retrieved: its caller may be gone
-    else:
-        result.set_result(ended.result())

@@ -453,11 +453,6 @@ class Host:
             return None
         return await self._introductions.introduce(instance_id, role)
 
-    def cancel_direct(self, names: Sequence[str]) -> None:
-        """See `Introductions.cancel`."""
-        if self._introductions is not None:
-            self._introductions.cancel(names)
-
     # --- looking ----------------------------------------------------------------------------
 
     async def info(self, instance_id: InstanceId) -> InstanceInfo:

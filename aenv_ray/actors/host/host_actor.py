@@ -135,9 +135,7 @@ class HostShell:
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
     ) -> list[Answer]:
-        """See `BatchServer.exchange`; calls of introduced callers are cancelled too."""
-        if self._host is not None and (names := [name for name in cancel if name]):
-            self._host.cancel_direct(names)
+        """See `BatchServer.exchange`."""
         return await self._batches.exchange(begin, follow, cancel)
 
     async def _run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:

@@ -18,7 +18,6 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -96,11 +95,6 @@ class Introductions:
         key = secrets.token_hex(32)
         self._permits.put(key, _Permit(instance_id, role))
         return Introduction(str(self._path), key, life.record.spec.idle_timeout_s)
-
-    def cancel(self, names: Sequence[str]) -> None:
-        """Cancel the calls of these names that introduced callers make; ignores unknown names."""
-        for caller in self._callers:
-            caller.send(line_of({"cancel": list(names)}))
 
     async def close(self) -> None:
         """Stop to listen and disconnect from all callers, which go on through the host."""

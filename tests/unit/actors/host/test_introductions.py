@@ -10,25 +10,17 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aenv_ray.actors.calls.call_batching import BatchServer
-from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.introduction import Claim, Introduction, Report, line_of
-from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.actors.calls.local_door import _HostLink, present
-from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import introductions
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.clock import FakeClock, SystemClock
-from aenv_ray.errors import CallCancelled, CapacityExceeded, InstanceExpired, InstanceReleased
-from aenv_ray.ids import InstanceId
+from aenv_ray.errors import CapacityExceeded, InstanceExpired, InstanceReleased
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
-from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.door.roles import DoorRole
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import HOST, SpyEngine
@@ -216,7 +208,7 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     """The host may be about to end the instance: only it can decide which comes first."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    link = _HostLink(ours, 10.0, lambda: None, lambda _: None)
+    link = _HostLink(ours, 10.0, lambda: None)
     link._last_call -= 6.0
     assert not link.begin()
     assert link.begin()  # the host knows of the call before
@@ -224,68 +216,3 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     assert link.begin()  # another is running
     link.close()
     theirs.close()
-
-
-# --- callers that forward calls of others --------------------------------------------------------
-
-
-class Actor:
-    """A host as its actor offers it, in this process."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._batches = BatchServer(lambda message, report: host.calls.call(
-            CallMessage.decode(message), report
-        ))  # fmt: skip
-        self.introduce, self.exchange = Remote(self._introduce), Remote(self._exchange)
-
-    async def _introduce(self, instance_id: InstanceId, scope: str, role: str) -> object:
-        del scope
-        return await self._host.introduce(instance_id, DoorRole(role))
-
-    async def _exchange(self, begin: Any, follow: Any, cancel: list[str]) -> Any:
-        self._host.cancel_direct(cancel)
-        return await self._batches.exchange(begin, follow, cancel)
-
-
-class Remote:
-    """A method of an actor."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.remote = method
-
-
-@pytest.mark.parametrize("way", ["task", "disconnect", "name"])
-async def test_forwarded_calls_are_cancelled(
-    host: Host, started: Start, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Invariant 11: by their waiter, their client, or by name from any process."""
-    monkeypatch.setattr(ray_api, "session_scope", lambda: "here")
-    spec = await started()
-    handle = EnvHandle(spec.instance_id, spec.reference, Actor(host), None)
-
-    async def find(_: str) -> EnvHandle:
-        return handle
-
-    calls = InstanceCalls(find, lambda _: None)
-    client = await calls._client(spec.instance_id)
-    assert await client._door.open()
-    disconnect = Disconnect()
-    call = JsonCall(spec.instance_id, "aenv/exec", {"arguments": {"command": "sleep 60"}}, {})
-    waiter = asyncio.create_task(calls.call(call, disconnect, "mine"))
-    while not client._calls:  # noqa: ASYNC110  # nothing tells of it
-        await asyncio.sleep(0)
-    (sent,) = client._calls
-    match way:
-        case "task":
-            waiter.cancel()
-        case "disconnect":
-            disconnect.happen()
-        case _:
-            await calls.cancel(spec.instance_id, "mine")
-    with pytest.raises((CallCancelled, asyncio.CancelledError)):
-        await waiter
-    assert sent.task is not None
-    await asyncio.wait({sent.task})  # it has told the sandbox
-    assert sent.task.cancelled()
-    client.close()
