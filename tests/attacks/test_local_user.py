@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 @pytest.fixture
-def shared_root(tmp_path: Path) -> Path:
+def shared_root() -> Iterator[Path]:
     """Return a directory that every user can enter, as /tmp and home directories often are."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    return tmp_path
+    with tempfile.TemporaryDirectory(prefix="ae-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.mark.namespaces
