@@ -17,7 +17,7 @@ from aenv_ray.errors import ConfigError
 
 
 def _memory_directory() -> Path:
-    """Return a directory in memory, where creating a socket takes a tenth of the time on ext4."""
+    """Return a directory in memory, where sockets are created ten times as fast as on ext4."""
     uid = os.getuid() if hasattr(os, "getuid") else 0
     shared = Path("/dev/shm")
     parent = shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     local_door: bool = True
     """Whether callers on a sandbox's node connect to it directly."""
     source_builds: Literal["auto", "yes", "no"] = "auto"
-    """Whether requirements without a wheel are built; ``auto``: unless `isolation` is required."""
+    """Whether requirements without a wheel are built; ``auto``: unless isolation is required."""
     package_hosts: str = ""
     """``host,host:port,…`` that package indexes send their clients to."""
     docker_image: str | None = None
@@ -57,7 +57,7 @@ class Settings(BaseModel):
     """OCI runtime of projects that name none. None: the daemon's default."""
     docker_host: str = Field(default="unix:///var/run/docker.sock", alias="DOCKER_HOST")
     kubernetes_namespace: str | None = None
-    """Namespace of instances that are pods. None: the host's, which it must be."""
+    """Namespace of instances that are pods; must be the host's. None: the host's."""
     kubernetes_image: str | None = None
     """As `docker_image`."""
     kubernetes_runtime_class: str | None = None
@@ -81,7 +81,7 @@ class Settings(BaseModel):
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
     next ten settings change single parts of it; see `aenv_ray.policy.Policy`."""
     allow_networks: str | None = None
-    """Networks, separated by commas; ``*`` for any. So for the next five."""
+    """Networks, separated by commas; ``*`` for any. The next five have the same format."""
     allow_capabilities: str | None = None
     allow_users: str | None = None
     """Users of containers; ``nonroot`` for any numeric user but 0."""
@@ -90,7 +90,7 @@ class Settings(BaseModel):
     allow_runtimes: str | None = None
     allow_engines: str | None = None
     max_cpu: str | None = None
-    """Most cores of an instance, and of one that names none. So for the next two."""
+    """Maximum cores of an instance; one that names none gets as many. The next two work alike."""
     max_memory: str | None = None
     max_disk: str | None = None
     max_ttl: str | None = None

@@ -34,7 +34,7 @@ class AsyncEnvHandle:
     """One instance reached through Ray; methods raise `AenvError` and never Ray's exceptions.
 
     Args:
-        handle: From `create` or `attach`.
+        handle: The instance's handle; `create` and `attach` obtain one.
     """
 
     url: str = ""
@@ -76,9 +76,9 @@ class AsyncEnvHandle:
         return cls(await asyncio.to_thread(lambda: connect().get(instance_id)))
 
     async def connect_directly(self) -> bool:
-        """Connect to the sandbox now, not after the first calls; return whether that is possible.
+        """Connect to the sandbox now instead of after the first calls; return whether it worked.
 
-        It is if this process is on the sandbox's node. Then calls do not pass through the host.
+        It works only if this process is on the sandbox's node. Calls then bypass the host.
         """
         return await self._local_door().open()
 
@@ -214,7 +214,7 @@ class AsyncEnvHandle:
         return await self._wait(self.handle.renew.remote(ttl), "renew", 60.0)
 
     async def release(self) -> None:
-        """End the instance; from every state, any number of times."""
+        """End the instance; works in every state, any number of times."""
         await self._wait(self.handle.release.remote(), "release", 60.0)
 
     async def close(self) -> None:

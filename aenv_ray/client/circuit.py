@@ -42,7 +42,7 @@ class CircuitBreaker:
         """Allow a call.
 
         Raises:
-            CircuitOpen: The circuit is open, and the pause is not over.
+            CircuitOpen: The circuit is open; the pause is not over, or a probe is running.
         """
         if self._opened_at is None:
             return

@@ -99,7 +99,8 @@ async def until_healthy(
             last = json.dumps(data)[:500]
         if wait.remaining_s < pause_s:
             raise DeadlineExceeded(
-                f"{url} was not healthy within {wait.longest_s:g} s; its last response: {last}"
+                f"{url} was not healthy within {wait.longest_s:g} s; its last response: {last}",
+                hint="check the log of the environment, or raise startup_timeout",
             )
         wait.goes_on(last)
         await asyncio.sleep(pause_s)

@@ -1,7 +1,7 @@
 """Environment projects on disk: loading, digest, archive, and resolving references.
 
-Instances run an unpacked copy of a project that is named by its digest, so edits of the project
-never affect running instances (invariant 6).
+Instances run an unpacked copy of the project. The copy is named by the project's digest, so editing
+the project never affects running instances (invariant 6).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aenv_ray.project.files import CONFIG_NAME, FileRow
 
 BUILTIN_DIR: Final = Path(__file__).parents[1] / "envs"
 _READ_ATTEMPTS: Final = 5
-"""Enough for an editor that saves, or a checkout, to finish."""
+"""Enough for an editor to finish saving, or git to finish a checkout."""
 
 __all__ = ["CONFIG_NAME", "Project", "builtins", "load", "looks_like_path", "resolve", "unpack"]
 
@@ -136,7 +136,9 @@ def read_config(path: Path) -> EnvironmentConfig:
     except FileNotFoundError:
         raise _no_config(path.parent) from None
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc}", hint="make it a readable file in UTF-8"
+        ) from exc
     data = _parse_json(path, text)
     try:
         return EnvironmentConfig.model_validate(data)

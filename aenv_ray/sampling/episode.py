@@ -46,9 +46,9 @@ class Task(BaseModel):
     reward: Call | None = Field(default_factory=Call)
     """Called after the policy; None computes no reward."""
     reference: tuple[ToolCall, ...] = ()
-    """A solution with the full reward."""
+    """A solution that earns the full reward."""
     wrong: tuple[ToolCall, ...] = ()
-    """A plausible solution with no reward."""
+    """A plausible but wrong solution, which earns no reward."""
 
 
 class Step(BaseModel):
@@ -105,9 +105,9 @@ class Episode(BaseModel):
     """The error, as ``code: message``."""
     instance_id: str | None = None
     environment: str | None = None
-    """``name@version`` of the instance; None if there was none."""
+    """``name@version`` of the instance; None if no instance was created."""
     environment_digest: str | None = None
-    """Digest of the environment's content, which tells apart projects given by their path."""
+    """Digest of the environment's content; distinguishes projects that were given by path."""
     attempts: int = 1
     """1 + the number of restarts after infrastructure failures."""
     create_s: float | None = None

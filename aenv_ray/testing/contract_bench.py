@@ -44,18 +44,19 @@ _MAX_PAUSE_S: Final = 0.5
 def pause_s(waited_s: float, look_s: float) -> float:
     """Return how long to pause before checking a condition again, in seconds.
 
-    Checks take at most a fifth of a core, because the awaited process needs the rest. A pause is at
-    most a twentieth of the wait so far, within the limits of 0.02 s and 0.5 s.
+    A pause is a twentieth of the wait so far, or four times the duration of the last check if that
+    is longer, so that checks leave most of a core to the awaited process. It is at least 0.02 s and
+    at most 0.5 s.
 
     Args:
-        waited_s: Since the first check.
-        look_s: What the last check took.
+        waited_s: Time since the first check.
+        look_s: Duration of the last check.
     """
     return min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, waited_s / 20, look_s * 4))
 
 
 async def eventually(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> None:
-    """Wait until `condition` returns, or its awaitable gives, a true value.
+    """Wait until the result of `condition`, awaited if it is awaitable, is true.
 
     Raises:
         AssertionError: It is still false after `within_s`.

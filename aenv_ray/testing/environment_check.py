@@ -44,7 +44,7 @@ def check_environment(
         path: The project's directory.
         make_engine: Returns the engine to use. None: the process engine.
 
-    Not to be called in a running event loop; `find_problems` is.
+    In a running event loop, await `find_problems` instead.
     """
     return asyncio.run(find_problems(path, make_engine))
 

@@ -64,8 +64,8 @@ class HostDirectory:
     ) -> RemoteHost:
         """Return the host with this name; start it if there is none.
 
-        A host with `slots` fills that many slots of its node with instances: Ray counts them as
-        used, so that demand for more adds nodes. It ends when it has no instances; others stay.
+        A host with `slots` reserves that many slots of its node in Ray, so that Ray adds nodes when
+        more are needed; it ends when it has no instances. A host without `slots` stays.
 
         Raises:
             FabricUnavailable: It did not start; the node is not used for `TRY_AGAIN_S`.
@@ -88,14 +88,14 @@ class HostDirectory:
         except Exception as exc:
             self.nodes.pop(name, None)
             if not isinstance(exc, FabricUnavailable):
-                ray_api.kill(actor)  # it can never open; the next attempt creates a new actor
+                ray_api.kill(actor)  # it will never be ready; the next attempt creates a new actor
             if isinstance(exc, AenvError):
                 why = exc.message
             elif isinstance(exc, TimeoutError):
                 why = f"{name} did not start within {HOST_START_DEADLINE_S:g} s"
             else:
                 why = str(exc).strip().splitlines()[-1]
-            # Whatever the cause, another node may do.
+            # Whatever the cause, a host may start on another node.
             refusal = FabricUnavailable(f"no host on node {node[:8]}: {why}")
             self._refused[node] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, refusal)
             logger.warning("node %s is not used for %g s: %s", node[:8], TRY_AGAIN_S, why)
@@ -144,11 +144,11 @@ class HostDirectory:
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts of nodes with their load; start missing ones.
 
-        Once one has answered, the others get `patience_s`; later ones continue to start in the
-        background.
+        Wait for `patience_s` after the first answer. Hosts that answer later are not returned, but
+        continue to start in the background.
 
         Raises:
-            FabricUnavailable: No host answers; the message has the causes.
+            FabricUnavailable: No host answers; the message contains the causes.
         """
         asked = [
             asyncio.create_task(self._load(name, node, capacity if facts.is_elastic else None))
@@ -158,7 +158,7 @@ class HostDirectory:
         answers, causes = await _answers(asked, patience_s)
         if not answers:
             why = "; ".join(sorted({exc.message for exc in causes})) or "the cluster has no node"
-            raise FabricUnavailable(f"no node of the cluster has a host: {why}")
+            raise FabricUnavailable(f"no host runs on any node: {why}")
         return sorted(answers, key=lambda answer: answer[0].name)
 
     async def _load(self, name: str, node: str, slots: int | None) -> tuple[HostLoad, Any]:
@@ -202,7 +202,8 @@ async def _answers(
                 except AenvError as exc:
                     causes.append(exc)
                 except TimeoutError:
-                    causes.append(DeadlineExceeded("a host did not answer in time"))
+                    why = f"a host did not answer within {HOST_START_DEADLINE_S:g} s"
+                    causes.append(DeadlineExceeded(why))
             if answers and ends is None:
                 ends = loop.time() + patience_s
     finally:

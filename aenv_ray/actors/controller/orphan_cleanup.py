@@ -26,19 +26,20 @@ from aenv_ray.models import ActorDensity, InstanceRecord
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE: Final = 60
-"""Most calls of `OrphanCleanup.retry` that are skipped before a failed node is tried again."""
+"""Maximum number of `OrphanCleanup.retry` calls to skip before trying a failed node again."""
 END_DEADLINE_S: Final = 20.0
-"""For one instance; shorter than the controller's deadline for a node, which thus learns why."""
+"""For one instance; shorter than the controller's deadline for a node, so that the controller
+receives the reason of a failure."""
 AT_ONCE: Final = 16
-"""Instances ended at the same time: each has its own connection to its engine."""
+"""Instances ended at the same time; each uses a separate connection to its engine."""
 
 
 class OrphanCleanup:
     """Has orphans ended on each node, and repeats what failed.
 
     Args:
-        end_on: Ends the orphans of one node, given its id and the ids of instances to end on any
-            host; raises if one or more could not be ended.
+        end_on: Ends the orphans of one node, given the node's id and the ids of instances to end
+            even if their host is shared; raises if one or more could not be ended.
         alive_nodes: Returns the ids of the live nodes.
     """
 
@@ -67,9 +68,9 @@ class OrphanCleanup:
                 group.create_task(self._try(node, set(ids)))
 
     async def retry(self) -> None:
-        """Repeat what failed on nodes that are still alive; to be called at regular intervals.
+        """Try failed nodes again if they are still alive; call it at regular intervals.
 
-        What fails again is repeated at every second call, then at every fourth, and so on.
+        If a node keeps failing, only every second call tries again, then every fourth, and so on.
         """
         if not self._left:
             self._pause = self._skip = 0
@@ -89,8 +90,8 @@ class OrphanCleanup:
         try:
             await self._end_on(node, sorted(ids))
         except Exception as exc:  # noqa: BLE001  # the other nodes do not depend on this one
-            # Until then the node's launcher ends them at their deadlines.
-            logger.warning("orphans on node %s are still to be ended: %r", node[:8], exc)
+            # If no retry succeeds, the node's engine ends them at their deadlines.
+            logger.warning("cannot end the orphans on node %s yet, will retry: %r", node[:8], exc)
             self._left.setdefault(node, set()).update(ids)
 
 
@@ -101,8 +102,9 @@ def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
     """End the instances of this node whose host is gone for good; runs on the node.
 
     Args:
-        instance_ids: Instances to end on any host. Dedicated ones are ended whether listed or not;
-            a shared host is started again under its name and adopts its other instances.
+        instance_ids: Instances of shared hosts to end. The other instances of a shared host are
+            left for its successor, which has the same name and adopts them. Instances of dedicated
+            hosts are ended whether they are listed or not.
 
     Returns:
         The ids of the ended instances.
@@ -113,7 +115,7 @@ def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
     directory = node_directory(settings().runtime_dir, ray_api.session_scope())
     store = FileInstanceStore(directory / "records")
     records, engines_used = store.list(), store.engines_used()
-    # Listed after the records: a host has its name before it writes a record.
+    # List the actors after the records: a host registers its name before it writes a record.
     present = set(ray_api.actor_names())
     orphans = [
         record
@@ -185,7 +187,7 @@ async def _end_unrecorded(
 ) -> list[InstanceId]:
     """End sandboxes that a host made and did not record before it died.
 
-    Of a shared host only the named ones: its successor ends the others.
+    For a shared host, end only those in `named`; its successor handles the others.
     """
     ended: list[InstanceId] = []
     for name in engines:

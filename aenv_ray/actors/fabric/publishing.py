@@ -55,8 +55,8 @@ async def inspect(
         source: The project.
         timeout_s: Longest time, including the installation of requirements.
         make_engine: None: the process engine.
-        policy: Decides what the project does not name, such as its network, and whether a sandbox
-            is required. None: nothing; this process's settings say the latter.
+        policy: Supplies what the project does not name, such as its network, and says whether a
+            sandbox is required. None: supplies nothing, and this process's settings say whether.
 
     Raises:
         SandboxStartFailed: Its code does not load; the message ends with the traceback.
@@ -143,7 +143,7 @@ def _schema(kind: Kind, entry: Mapping[str, Any]) -> FunctionSchema:
 
 
 def _for_pushed(policy: Policy) -> str:
-    """Return the isolation of an inspection: code of somebody else is loaded in a sandbox only."""
+    """Return the isolation of an inspection: required, unless the operator turned it off."""
     return "none" if policy.isolation == "none" else "required"
 
 
@@ -205,8 +205,8 @@ async def publish(
         hub: Stores the version.
         store: Stores the archive.
         projects_dir: Directory of unpacked projects, by digest.
-        policy: What it may request.
-        is_admin: Publish it whoever owns the name.
+        policy: What the project may request.
+        is_admin: Publish it even if another owner has the name.
         allow: Files that may look like secrets, as for `aenv_ray.hub.packing.pack`.
         timeout_s: For `inspect`.
 

@@ -32,5 +32,5 @@ class NodeFacts:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether an autoscaler may add and remove such nodes: they have hosts only while used."""
+        """Whether an autoscaler may add and remove it; then it has hosts only while it is used."""
         return bool(self.slots)

@@ -22,8 +22,8 @@ def ranked(session: str, replicas: Iterable[str]) -> list[str]:
 class SessionRouter(RequestRouter):
     """Sends calls of one session to the same replica, and others to the less busy of two.
 
-    Serve's ``ConsistentHashRouter`` ignores load for calls without a session. A session's calls
-    may still reach another replica, as after scaling; see `aenv_ray.serve.services.sessions`.
+    Serve's ``ConsistentHashRouter`` ignores load for calls without a session. A session's calls may
+    still reach another replica, for example after scaling; see `aenv_ray.serve.services.sessions`.
     """
 
     async def choose_replicas(

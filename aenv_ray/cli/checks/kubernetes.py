@@ -70,7 +70,7 @@ def look_here() -> list[Finding]:
 
 
 async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]:
-    """Check permissions, an instance, and what that reaches."""
+    """Check permissions, start an instance, and check what it can reach."""
     from aenv_ray.engines.kubernetes.client import ApiRefused
 
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aenv_ray.models import Isolation
 
 TROUBLES: Final = (AenvError, OSError, TimeoutError)
-"""What trying an engine may raise."""
+"""The errors that trying an engine may raise."""
 
 _TRY_S: Final = 60.0
 _CONNECT_S: Final = 3.0
@@ -183,10 +183,10 @@ async def _process(settings: Settings) -> Finding:
 
 
 async def process_isolation(settings: Settings) -> Isolation:
-    """Return the isolation of a sandbox of the process engine, which is started for this.
+    """Start a sandbox with the process engine, return its isolation, and end it.
 
     Raises:
-        AenvError: It does not start; or another of `TROUBLES`.
+        AenvError: The sandbox does not start; any other of `TROUBLES` is possible, too.
     """
     from aenv_ray.engines.process.engine import ProcessEngine
     from aenv_ray.ids import HostId
@@ -204,7 +204,7 @@ async def docker_info(settings: Settings) -> dict[str, Any]:
     """Return the Docker daemon's answer to ``/info``.
 
     Raises:
-        AenvError: It does not answer; or another of `TROUBLES`.
+        AenvError: The daemon does not answer; any other of `TROUBLES` is possible, too.
     """
     from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 

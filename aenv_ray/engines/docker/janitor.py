@@ -5,7 +5,7 @@ Once or twice a second it lists the containers of its scope and ends those that
 
 - are past their deadline,
 - belong to a host that has been away for longer than GRACE_S,
-- have exited, and that no host removed,
+- have exited and were not removed by their host,
 - have written more to their image's directories than they may, if the daemon cannot limit it,
 
 and all of them when the owner process (the raylet) is gone. It also ends containers past their
@@ -41,7 +41,7 @@ from aenv_ray.files import FileLock, is_locked
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
 BURIAL_GRACE_S: Final = 10.0
-"""How long an exited container is left to its host, which wants its exit code and log."""
+"""How long an exited container is kept for its host, which reads its exit code and log."""
 SWEEP_S: Final = 0.5
 LONGEST_SWEEP_S: Final = 4.0
 PAUSE_PER_CONTAINER_S: Final = 0.005
@@ -54,10 +54,10 @@ LONGEST_CHECK_S: Final = 10.0
 _FOREIGN_SWEEP_S: Final = 30.0
 IDLE_EXIT_S: Final = 60.0
 _LOCK_DEADLINE_S: Final = 0.5
-"""Those who check whether the lock is held hold it for a moment."""
+"""A process that checks whether the lock is held takes it briefly; wait that long."""
 _REQUEST_DEADLINE_S: Final = 60.0
 _COUNT_S: Final = 5.0
-"""For the files of one volume: meanwhile other containers are not looked after."""
+"""Time limit for counting the files of one volume; no other container is checked meanwhile."""
 _ANONYMOUS: Final = 64
 """Length of the name that the daemon gives to a volume of an image."""
 
@@ -79,9 +79,9 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class JanitorClient:
-    """The few requests of a janitor, with the standard library alone.
+    """The janitor's requests to Docker, made with the standard library alone.
 
-    With `DockerClient` the process would have 30 MiB instead of 21, and start in twice the time.
+    With `DockerClient` the process would use 30 MiB instead of 21 and take twice as long to start.
 
     Requests raise `OSError` or `http.client.HTTPException` if the daemon does not answer.
     """
@@ -101,8 +101,8 @@ class JanitorClient:
     def written_bytes(self, container: str) -> int | None:
         """Return how much a container has written to its image's directories; 0 if it is gone.
 
-        Directories that the image declares as volumes count with their whole content. None: they
-        hold too many files to count.
+        Directories that the image declares as volumes count with their whole content. Returns None
+        if they hold too many files to count.
         """
         status, content = self._request("GET", f"/containers/{container}/json?size=1")
         if status != 200:
@@ -122,11 +122,11 @@ class JanitorClient:
         return written
 
     def remove_volume(self, name: str) -> None:
-        """Remove a volume; the daemon refuses while a container has it."""
+        """Remove a volume; the daemon refuses while a container uses it."""
         self._request("DELETE", f"/volumes/{name}")
 
     def unused_volumes(self, label: str) -> set[str]:
-        """Return the volumes with a label that no container has."""
+        """Return the volumes that have the label and that no container uses."""
         found = self._get("/volumes", {"label": [label], "dangling": ["true"]})
         return {str(volume["Name"]) for volume in found.get("Volumes") or ()}
 
@@ -179,7 +179,7 @@ class ContainerJanitor:
         self._idle_since = self._now()
 
     def sweep(self) -> int:
-        """Check every container once, end those that are due, and return how many there were."""
+        """Check every container once, end those that are due; return the number of containers."""
         now = self._now()
         rows = self._client.containers(self._label)
         alive = {_name(row) for row in rows if row["State"] not in ("exited", "dead")}
@@ -208,7 +208,7 @@ class ContainerJanitor:
         return self._now() - self._idle_since > IDLE_EXIT_S
 
     def _cause_to_end(self, row: dict[str, Any], now: float, alive: set[str]) -> str | None:
-        """Return why a container must end now; "" without a particular cause, None if it goes on.
+        """Return why a container must end now; "" for no particular cause, None if it may stay.
 
         An exited container ends, too: it is removed.
         """
@@ -253,21 +253,21 @@ class ContainerJanitor:
             self._files.clean(name)  # else its host reads the cause, and cleans up
 
     def _remove(self, row: dict[str, Any]) -> bool:
-        """Remove a container, with its volume if it was the last to have it; False if not."""
+        """Remove a container, and its volume if no other uses it; False if the daemon failed."""
         is_gone = self._client.remove(row["Id"])
         if is_gone and docker_labels.VOLUME_LABEL in row["Labels"]:
             self._client.remove_volume(row["Labels"][docker_labels.VOLUME_LABEL])
         return is_gone
 
     def _remove_unused_volumes(self) -> None:
-        """Remove volumes that two sweeps found unused: they are not about to be used."""
+        """Remove volumes that two sweeps found unused; a new one is unused until it is mounted."""
         unused = self._client.unused_volumes(self._label)
         for name in unused & self._unused_volumes:
             self._client.remove_volume(name)
         self._unused_volumes = unused
 
     def _remove_unused_networks(self) -> None:
-        """Remove unused networks of allow-lists and their rules: there may be many."""
+        """Remove the unused networks of allow-lists and their rules: a daemon has room for few."""
         for network in self._client.networks(self._label):
             chain = network["Labels"].get(docker_labels.CHAIN_LABEL)
             reservation = None if chain is None else self._files.locks.reserve_network(chain)
@@ -279,7 +279,7 @@ class ContainerJanitor:
                     self._files.locks.forget_network(chain)
 
     def _remove_stray_files(self, names: set[str], now: float) -> None:
-        """Remove the files of containers that are gone, and of hosts."""
+        """Remove the files of containers and hosts that are gone."""
         stray = self._files.names() - names
         self._stray_since = {name: self._stray_since.get(name, now) for name in stray}
         for name, since in self._stray_since.items():
@@ -309,7 +309,7 @@ class ContainerJanitor:
 def disk_use(directory: str) -> int | None:
     """Return the bytes that a directory takes on its disk; None if counting takes too long.
 
-    A sandbox writes it, with any number of files in any depth.
+    Its content was written by a sandbox: any number of files, at any depth.
     """
     try:
         done = subprocess.run(

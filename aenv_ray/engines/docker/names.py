@@ -25,7 +25,7 @@ def sidecar_name(name: str) -> str:
 
 
 def main_name(name: str) -> str:
-    """Return the name of the main container of a sidecar; that of a main container is itself."""
+    """Return the name of the main container, given its own name or that of its sidecar."""
     return name.removesuffix(_SIDECAR)
 
 

@@ -49,7 +49,10 @@ def compose(registry: str, namespace: str, name: str, tag: str) -> str:
         )
     repository = "/".join(part for part in (registry, namespace, name) if part)
     if len(repository) > _LENGTH:
-        raise ConfigError(f"image name {repository!r} has more than {_LENGTH} characters")
+        raise ConfigError(
+            f"image name {repository!r} has more than {_LENGTH} characters",
+            hint="use a shorter name or namespace",
+        )
     return f"{repository}:{tag}"
 
 

@@ -58,7 +58,7 @@ _MARKS: Final = (  # the first match counts
 
 
 def diagnose(message: str) -> Reason:
-    """Return the reason of a failure by the daemon's message."""
+    """Return the reason of a failure, given the daemon's message."""
     low = message.lower()
     for failure, marks in _MARKS:
         if any(mark in low for mark in marks):
@@ -162,7 +162,8 @@ async def push(
         raise _push_failure(reference, exc.message, login, credentials) from exc
     if not digest:
         raise FabricUnavailable(
-            f"{reference} cannot be pushed: the Docker daemon reported no digest"
+            f"{reference} cannot be pushed: the Docker daemon reported no digest",
+            hint="push it again",
         )
     return f"{repository}@{digest}"
 
@@ -264,5 +265,5 @@ def _push_failure(reference: str, error: str, login: Login, credentials: Credent
                 hint="the image was built and is on this node; -r names another registry",
             )
     return FabricUnavailable(
-        f"{message}: {error.strip()}", hint="the image was built and is on this node"
+        f"{message}: {error.strip()}", hint="the image is on this node; correct this and push again"
     )

@@ -27,7 +27,7 @@ _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
 _waitid: Final = getattr(os, "waitid", None)
 _REAP_MS: Final = 1000
-"""How long a killed child may take to end; one that waits for a disk takes longer."""
+"""How long to wait for a killed child to end; one that waits for a disk may take longer."""
 _INTERRUPT_RETRY_S: Final = 0.01
 """By then the destructor in which an interrupt was lost has usually ended."""
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -214,7 +214,7 @@ class RunningCall:
 
 
 def current_call() -> RunningCall:
-    """Return the call that runs the current code, for `Call.progress` and `Call.is_cancelled`.
+    """Return the call that runs the current code, to report progress and to check `is_cancelled`.
 
     Outside of a call, for example in a unit test, this is a call without a deadline.
     """
@@ -317,9 +317,9 @@ def _children_by_parent(pid: int) -> list[int]:
 class Watchdog:
     """Stops calls whose deadline has passed.
 
-    It wakes for the earliest deadline that was known when it last slept, so a call with a later
-    deadline wakes nothing: with the usual timeout of a minute it wakes about once a minute, and in
-    an idle instance it soon sleeps for good.
+    It sleeps until the earliest deadline, and adding a call with a later deadline does not wake it.
+    With the usual timeout of a minute it wakes about once a minute; in an idle instance it soon
+    stops waking.
 
     Args:
         on_expired: Called with each expired call, in the watchdog's thread.

@@ -26,7 +26,7 @@ PIECE_BYTES: Final = 256 * 1024
 READ_WAIT_S: Final = 15.0
 """How long a read waits for the first byte before it returns without data."""
 ABANDONED_S: Final = 60.0
-"""A connection that is not used for so long is considered abandoned."""
+"""A connection that is unused for this long is considered abandoned."""
 _CONNECT_S: Final = 5.0
 _STALLED_S: Final = 60.0
 """How long a write may make no progress."""
@@ -51,13 +51,17 @@ class Ports:
 
         Returns:
             ``connection``: the id for further calls.
+
+        Raises:
+            Fault: ``capacity_exceeded``: too many connections are open; ``port_unreachable``:
+                nothing answers on the port.
         """
         self._close_abandoned()
         with self._lock:
             if len(self._connections) >= MAX_CONNECTIONS:
                 raise Fault(
                     "capacity_exceeded",
-                    f"{MAX_CONNECTIONS} connections to ports of the sandbox are open",
+                    f"{MAX_CONNECTIONS} connections to ports of the sandbox are open, the maximum",
                     "close some of them first",
                 )
         try:
@@ -101,7 +105,11 @@ class Ports:
             else:
                 found.sock.shutdown(socket.SHUT_WR)
         except OSError as exc:
-            raise Fault("port_unreachable", f"the server in the sandbox hung up: {exc}") from exc
+            raise Fault(
+                "port_unreachable",
+                f"the server in the sandbox closed connection {connection!r}: {exc}",
+                "open a new one",
+            ) from exc
         return {"size_bytes": len(payload)}
 
     def close(self, connection: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def check_method(role: DoorRole, method: str) -> None:
 def scope_call_id(params: Any) -> None:
     """Keep the call ids of agents apart from those of owners, as the gateway does too.
 
-    An agent that names the id of an owner's call neither gets its outcome nor takes the id.
+    If an agent sends the id of an owner's call, it neither receives the result of that call nor
+    prevents the owner from using the id.
     """
     meta = params.get("_meta") if isinstance(params, MutableMapping) else None
     call_id = meta.get(_CALL_ID) if isinstance(meta, MutableMapping) else None
@@ -55,9 +56,13 @@ def role_of(params: Any) -> DoorRole:
     """Return the role that a `HELLO` names.
 
     Raises:
-        Fault: ``config_error``: it names none.
+        Fault: ``config_error``: the role is missing or unknown.
     """
     try:
         return DoorRole(params["role"])
     except (TypeError, KeyError, ValueError):
-        raise Fault("config_error", f"{HELLO} names no role: {str(params)[:100]}") from None
+        raise Fault(
+            "config_error",
+            f"{HELLO} names no known role: {str(params)[:100]}",
+            f"roles: {', '.join(DoorRole)}",
+        ) from None

@@ -42,7 +42,7 @@ _ATTEMPTS: Final = 2
 """A host may have filled up or died since its state was read."""
 _KEY_ATTEMPTS: Final = 20
 _UNDO_S: Final = 2.0
-"""An answer waits this long for a failed create to be undone; the undoing continues after it."""
+"""How long the response to a failed create waits for its cleanup, which continues afterwards."""
 
 NotePhase = Callable[[str, float], None]
 """Called with the name of a phase of a create, and its duration in seconds."""
@@ -125,7 +125,7 @@ class Creator:
             await self._fabric.release(ids)
             await self._hub.end_leases(ids)
         except AenvError as exc:
-            logger.warning("the sweep will end %d instances: %s", len(ids), exc)
+            logger.warning("cannot end %d instances, the sweep will: %s", len(ids), exc)
 
     async def _finish(self, undoing: Coroutine[Any, Any, None]) -> None:
         """Undo a create to the end, but make the caller wait for at most `_UNDO_S`."""
@@ -192,7 +192,9 @@ class Creator:
         except AenvError as exc:
             # The leases stay: if they ended first, a repeated request would be told that the
             # instances have ended.
-            logger.warning("the sweep will undo a create of %d instances: %s", len(ids), exc)
+            logger.warning(
+                "cannot undo a create of %d instances, the sweep will: %s", len(ids), exc
+            )
             self._in_progress.difference_update(ids)
         else:
             await self.undo(ids)

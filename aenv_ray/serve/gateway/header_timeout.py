@@ -12,9 +12,9 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 60.0
-"""From the start of the wait for a request to the end of its head."""
+"""Maximum time from the start of the wait for a request to the end of its head."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Names and values of a request's headers, and its URL."""
+"""Maximum size of a request's URL and headers."""
 _PIECE_BYTES: Final = 4 * 1024
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -37,9 +37,9 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
-        """Parsed."""
+        """Size of the current head, as far as it is parsed."""
         self._unparsed_bytes = 0
-        """Received since the parser last began a head: a header that does not end."""
+        """Bytes received since the current head began; limits a header that never ends."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)

@@ -33,7 +33,7 @@ def listen(host: str, port: int, *, shared: bool = True) -> socket.socket:
 
     Args:
         host: An address of this node.
-        port: 0: any free port.
+        port: The port; 0 for any free one.
         shared: Other replicas of the gateway may listen on the same port.
 
     Raises:
@@ -51,7 +51,7 @@ def listen(host: str, port: int, *, shared: bool = True) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"the gateway cannot listen on {host}:{port}: {exc.strerror}",
-            hint="another program or gateway uses the port: choose another one",
+            hint="choose a free port, and an address of this node",
         ) from None
     sock.setblocking(False)
     return sock
@@ -63,7 +63,7 @@ class GatewayListener:
     Args:
         open_app: Opens the application in the event loop that serves it. It is closed there after
             the last request.
-        sockets: They listen already.
+        sockets: Listening sockets.
     """
 
     def __init__(self, open_app: OpenApp, sockets: Sequence[socket.socket]) -> None:
@@ -84,7 +84,8 @@ class GatewayListener:
         self._thread.start()
         if not self._is_up.wait(deadline_s):
             raise FabricUnavailable(
-                f"the gateway's HTTP server did not start within {deadline_s:g} s"
+                f"the gateway's HTTP server did not start within {deadline_s:g} s",
+                hint="try again; Ray's logs contain those of the gateway's replicas",
             )
         if self._error is not None:
             raise self._error

@@ -47,7 +47,7 @@ class Sweep:
     async def run(self) -> None:
         """Run until cancelled; a failed round is logged, and the next one repeats its work."""
         async with asyncio.TaskGroup() as group:
-            # Separate tasks: a round may take longer than heartbeats may be missing.
+            # Separate tasks: a round may take longer than a replica may go without a heartbeat.
             group.create_task(self._repeat(self._replicas.heartbeat))
             group.create_task(self._repeat(self._round))
 
@@ -56,9 +56,9 @@ class Sweep:
             try:
                 await act()
             except AenvError as exc:
-                logger.warning("a sweep failed: %s", exc)
+                logger.warning("a heartbeat or sweep failed, will retry: %s", exc)
             except Exception:
-                logger.exception("a sweep failed")
+                logger.exception("a heartbeat or sweep failed, will retry")
             await asyncio.sleep(self._every_s)
 
     async def _round(self) -> None:
@@ -75,9 +75,9 @@ class Sweep:
         """Run one round.
 
         Raises:
-            FabricUnavailable: The hub or the fabric does not answer; no instance ends for that.
+            FabricUnavailable: The hub or the fabric does not answer; this ends no instance.
         """
-        # Before the instances: a lease is older than its instance.
+        # List the leases before the instances: a lease is older than its instance.
         leases = [lease async for lease in self._hub.all_leases(LeaseQuery())]
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}

@@ -103,7 +103,7 @@ class PortStream:
 
 
 class PortDoor:
-    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, and of services alike."""
+    """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, also for services."""
 
     def __init__(
         self,
@@ -181,6 +181,7 @@ class _Exchange:
 
         Raises:
             PortUnreachable: The server does not speak HTTP, or closed before its answer began.
+            ConfigError: The request is not valid in HTTP/1.1.
         """
         await self._stream.write(self._head(port))
         loop = asyncio.get_running_loop()
@@ -190,7 +191,10 @@ class _Exchange:
             for task in done:
                 task.result()
         except h11.RemoteProtocolError as exc:
-            raise PortUnreachable(f"the server on port {port} does not speak HTTP: {exc}") from exc
+            raise PortUnreachable(
+                f"the server on port {port} does not speak HTTP: {exc}",
+                hint="start an HTTP or WebSocket server on that port",
+            ) from exc
         finally:
             for task in (answer, left):
                 task.cancel()
@@ -204,7 +208,10 @@ class _Exchange:
             head = h11.Request(method=request.method, target=target_of(request), headers=headers)
             return self._http.send(head) or b""
         except h11.LocalProtocolError as exc:
-            raise ConfigError(f"the request cannot be forwarded: {exc}") from None
+            raise ConfigError(
+                f"the request cannot be forwarded to port {port}: {exc}",
+                hint="send a request that is valid in HTTP/1.1",
+            ) from None
 
     async def _send_body(self) -> None:
         """Send the request's body; return when the client has disconnected."""

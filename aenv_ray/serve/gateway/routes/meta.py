@@ -14,11 +14,11 @@ from aenv_ray.serve.gateway.routes.schemas import NoQuery
 
 router = control_router("gateway")
 DATA_SOURCES: Final = "data:"
-"""Prefix of the kind of the hub's documents that ``/data`` reads; the scenario follows."""
+"""``/data`` reads the hub's documents of kind ``data:SCENARIO``; this is the prefix."""
 
 
 class DataQuery(NoQuery):
-    """The entry of a data set."""
+    """Selects an entry of a data set: the scenario names the data set, the instance the entry."""
 
     scenario: str = ""
     instance: str = ""
@@ -32,7 +32,7 @@ class HealthObject(BaseModel):
 
 @router.get("/health")
 async def health() -> HealthObject:
-    """Tell that the gateway answers."""
+    """Report that the gateway answers."""
     return HealthObject(status="healthy")
 
 

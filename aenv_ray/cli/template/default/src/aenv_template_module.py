@@ -1,6 +1,6 @@
-"""Guess a hidden number. Replace it with your own environment; the shape stays the same.
+"""Guess a hidden number. Replace this with your own environment; the structure stays the same.
 
-Every instance is a process of its own, so plain module state is the state of one episode.
+Every instance is a separate process, so the state of this module is the state of one episode.
 """
 
 import random
@@ -35,7 +35,7 @@ def guess(number: int) -> str:
 
 @register_reward
 def solved() -> float:
-    """Look at the state, not at what the agent says: 1.0 for seven guesses or fewer, then less."""
+    """Return 1.0 for up to seven guesses, then less; judge the state, not the agent's words."""
     if game.secret not in game.guesses:
         return 0.0
     return min(1.0, 7 / (game.guesses.index(game.secret) + 1))
@@ -43,7 +43,7 @@ def solved() -> float:
 
 @register_function
 def new_game(seed: int) -> dict[str, int]:
-    """Begin an episode; for the trainer, the agent cannot call it."""
+    """Begin an episode. The trainer calls this; the agent cannot."""
     game.secret = random.Random(seed).randint(1, 100)
     game.guesses.clear()
     return {"lowest": 1, "highest": 100}
@@ -51,5 +51,5 @@ def new_game(seed: int) -> dict[str, int]:
 
 @register_health
 def healthy() -> bool:
-    """Say whether the instance can go on; raising says no, with the reason."""
+    """Return whether the instance works; to report why it does not, raise an exception."""
     return 1 <= game.secret <= 100
