@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,11 @@ def fabric_at(url: str) -> LocalFabric:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared() -> Iterator[Path]:
     """Return a directory that every user can enter."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | 0o055)  # one may be /tmp, and keeps its mode
-    return tmp_path
+    with tempfile.TemporaryDirectory(prefix="ae-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def test_a_file_that_others_can_read_is_named(shared: Path) -> None:
