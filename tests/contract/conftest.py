@@ -1,4 +1,4 @@
-"""Nodes of the process and docker engines, shared by the tests of a module; a Kubernetes API."""
+"""Nodes of the process and docker engines, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.conftest import docker_refusal, require
 from tests.contract.docker.docker_node import DockerNode
 from tests.contract.engines import engine_on
 from tests.contract.hub.redis_servers import running
-from tests.contract.kubernetes.kubernetes_double import Double
 from tests.contract.process.node import Node
 
 
@@ -62,13 +61,6 @@ def module_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have hosts notice at once that their janitor is gone."""
     monkeypatch.setattr(docker_presence, "WATCH_S", 0.1)
-
-
-@pytest.fixture
-def double() -> Iterator[Double]:
-    """Yield an API that refuses as Kubernetes does."""
-    with Double() as running:
-        yield running
 
 
 async def _bench(node: Node, directory: Path) -> AsyncIterator[Bench]:

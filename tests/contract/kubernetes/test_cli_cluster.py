@@ -11,15 +11,16 @@ import yaml
 
 from aenv_ray.cli.main import main
 from aenv_ray.cluster import lifecycle
-from tests.contract.kubernetes.kubernetes_double import Double
+from tests.contract.kubernetes.kubernetes_objects import all_of, one
+from tests.emulators.kubernetes.api import EmulatedCluster
 
 
 @pytest.fixture
-def kubeconfig(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the commands speak with the double."""
+def kubeconfig(emulated: EmulatedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the commands speak with the emulated cluster."""
     content = {
         "apiVersion": "v1", "kind": "Config", "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": double.url}}],
+        "clusters": [{"name": "here", "cluster": {"server": emulated.url}}],
         "users": [{"name": "me", "user": {"token": "secret"}}],
         "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
     }  # fmt: skip
@@ -30,7 +31,7 @@ def kubeconfig(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("kubeconfig")
-def test_the_commands_bring_up_look_at_and_take_down(double, capsys):
+def test_the_commands_bring_up_look_at_and_take_down(emulated, capsys):
     assert main(["cluster", "status"]) == 1
     assert "not there" in capsys.readouterr().out
     assert main(["cluster", "doctor"]) == 0
@@ -38,22 +39,20 @@ def test_the_commands_bring_up_look_at_and_take_down(double, capsys):
     lines = capsys.readouterr().out
     facts = json.loads(lines[lines.index("{") :])
     assert (facts["state"], facts["lacks"], facts["head"]) == ("ready", [], "headgroup-0")
-    pod = double.objects["pods", "aenv", "kubernetes-0"]
+    pod = one(emulated, "Pod", "kubernetes-0")
     environment = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
     assert environment["AENV_KUBERNETES_IMAGE"] == "mine:1"
     assert main(["cluster", "scale", "2:4"]) == 0
     assert main(["cluster", "scale", "many"]) == 2
     assert main(["cluster", "status", "-o", "json"]) == 0
-    secret = double.objects["secrets", "aenv", "aenv-admin"]
-    token = secret.pop("stringData")["token"]
-    secret["data"] = {"token": base64.b64encode(token.encode()).decode()}
+    token = base64.b64decode(one(emulated, "Secret", "aenv-admin")["data"]["token"]).decode()
     capsys.readouterr()
     assert main(["cluster", "status", "--token"]) == 0
     assert capsys.readouterr().out == f"{token}\n"
     assert main(["cluster", "delete"]) == 3  # nobody is there to say yes
     assert main(["cluster", "delete", "--yes"]) == 0
     assert "--delete-storage" in capsys.readouterr().err
-    assert not double.all("pods")
+    assert not all_of(emulated, "Pod")
 
 
 def test_render_writes_manifests_that_apply_reads_back(tmp_path, capsys):

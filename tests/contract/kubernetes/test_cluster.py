@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,16 +19,17 @@ from aenv_ray.cluster.objects import KINDS
 from aenv_ray.cluster.readiness import Snapshot, why
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from aenv_ray.findings import Verdict
-from tests.contract.kubernetes.kubernetes_double import Double
+from tests.contract.kubernetes.kubernetes_objects import add, all_of, edited, one
+from tests.emulators.kubernetes.api import EmulatedCluster
 
 LONG_S = 60.0
 
 
 @pytest.fixture
-def api(double: Double) -> Iterator[cluster_api.ClusterApi]:
+def api(emulated: EmulatedCluster) -> Iterator[cluster_api.ClusterApi]:
     from kubernetes.client import Configuration
 
-    connection = cluster_api.ClusterApi(configuration=Configuration(host=double.url))
+    connection = cluster_api.ClusterApi(configuration=Configuration(host=emulated.url))
     yield connection
     connection.close()
 
@@ -41,147 +44,169 @@ def life(api: cluster_api.ClusterApi, said: list[str]) -> lifecycle.Lifecycle:
     return lifecycle.Lifecycle(api, "aenv", said.append, pause=lambda _: None)
 
 
-def counts(double: Double) -> dict[str, int]:
-    return {name: len(double.all(kind.plural)) for name, kind in KINDS.items()}
+def counts(emulated: EmulatedCluster) -> dict[str, int]:
+    return {name: len(all_of(emulated, name)) for name in KINDS}
 
 
 # --- up -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", ["dev", "production"])
-def test_apply_to_an_empty_cluster_comes_up(overlay, double, life):
+def test_apply_to_an_empty_cluster_comes_up(overlay, emulated, life):
     life.apply(manifests.load(overlay))
     found = life.await_ready(LONG_S)
     assert found.head is not None
     assert found.groups[0]["ready"] == found.groups[0]["min"] > 0
-    order = [plural for verb, plural in double.calls if verb in {"patch", "create"}]
+    order = [plural for verb, plural in emulated.calls if verb in {"patch", "create"}]
     assert order[0] == "namespaces"
     assert order.index("secrets") < order.index("statefulsets") < order.index("rayclusters")
 
 
-def test_apply_again_changes_nothing_and_keeps_the_passwords(double, life):
+def test_apply_again_changes_nothing_and_keeps_the_passwords(emulated, life):
     life.apply(manifests.load("dev"))
-    before = json.dumps(sorted(map(str, double.objects.items())))
+    before = [all_of(emulated, kind) for kind in KINDS]
     life.apply(manifests.load("dev"))
-    assert json.dumps(sorted(map(str, double.objects.items()))) == before
+    assert [all_of(emulated, kind) for kind in KINDS] == before
 
 
-def test_passwords_are_long_and_in_no_output(double, life, said):
+def test_passwords_are_long_and_in_no_output(emulated, life, said):
     life.apply(manifests.load("dev"))
     for name in ("aenv-redis", "aenv-admin"):
-        (value,) = double.objects["secrets", "aenv", name]["stringData"].values()
+        (data,) = one(emulated, "Secret", name)["data"].values()
+        value = base64.b64decode(data).decode()
         assert len(value) >= 43
         assert value not in "\n".join(said)
 
 
 @pytest.mark.parametrize("overlay", ["dev", "production"])
-def test_every_pull_secret_that_a_pod_names_exists(overlay, double, life):
+def test_every_pull_secret_that_a_pod_names_exists(overlay, emulated, life):
     """A node reports each one that does not, with every pod."""
     life.apply(manifests.load(overlay))
     named = {
         reference["name"]
-        for pod in double.all("pods")
+        for pod in all_of(emulated, "Pod")
         for reference in pod["spec"].get("imagePullSecrets", ())
     }
     values = yaml_files.read(manifests.bundled() / "overlays" / overlay / "values.yaml")
     named.add(values[0]["spec"]["sandboxes"]["pullSecrets"])
-    assert named <= {secret["metadata"]["name"] for secret in double.all("secrets")}
+    assert named <= {secret["metadata"]["name"] for secret in all_of(emulated, "Secret")}
 
 
-def test_a_registry_login_of_the_user_is_kept(double, life):
+def test_a_registry_login_of_the_user_is_kept(emulated, life):
+    login = b'{"auths":{"registry.example":{}}}'
     mine = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
             "metadata": {"name": "aenv-registry", "namespace": "aenv"},
-            "stringData": {".dockerconfigjson": '{"auths":{"registry.example":{}}}'}}  # fmt: skip
-    double.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
-    double.add(mine)
+            "data": {".dockerconfigjson": base64.b64encode(login).decode()}}  # fmt: skip
+    add(emulated, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
+    add(emulated, mine)
     life.apply(manifests.load("dev"))
     life.delete(LONG_S, storage=True)
-    assert [s["stringData"] for s in double.all("secrets")] == [mine["stringData"]]
+    assert [s["data"] for s in all_of(emulated, "Secret")] == [mine["data"]]
 
 
-def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(double, life):
+def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(emulated, life):
     life.apply(manifests.load("dev"))
-    group = double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]
-    group["replicas"], group["scaleStrategy"] = 3, {"workersToDelete": ["x"]}
+    with edited(emulated, "RayCluster", "aenv") as ray:
+        group = ray["spec"]["workerGroupSpecs"][0]
+        group["replicas"], group["scaleStrategy"] = 3, {"workersToDelete": ["x"]}
     life.apply(manifests.load("dev", None, {"workers.maxReplicas": "8"}))
-    group = double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]
+    group = one(emulated, "RayCluster", "aenv")["spec"]["workerGroupSpecs"][0]
     assert (group["replicas"], group["maxReplicas"]) == (3, 8)
     assert group["scaleStrategy"] == {"workersToDelete": ["x"]}
     life.apply(manifests.load("dev", None, {"workers.maxReplicas": "2"}))
-    assert double.all("rayclusters")[0]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+    assert one(emulated, "RayCluster", "aenv")["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 
 
-def test_a_field_that_somebody_else_set_is_taken_over_only_when_asked(double, life):
+def test_a_field_that_somebody_else_set_is_taken_over_only_when_asked(emulated, life, api):
     life.apply(manifests.load("dev"))
-    service = double.objects["services", "aenv", "aenv-gateway"]
-    service["spec"]["type"], service["owners"]["type"] = "NodePort", "somebody"
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "aenv-gateway"},
+              "spec": {"type": "NodePort"}}  # fmt: skip
+    api.request(
+        "PATCH",
+        KINDS["Service"].path("aenv", "aenv-gateway"),
+        query={"fieldManager": "somebody", "force": "true"},
+        body=json.dumps(theirs),
+        content_type="application/apply-patch+yaml",
+    )
     with pytest.raises(ConfigError, match='conflict with "somebody"') as caught:
         life.apply(manifests.load("dev"))
     assert "--force" in str(caught.value.hint)
     life.apply(manifests.load("dev"), force=True)
-    assert double.objects["services", "aenv", "aenv-gateway"]["spec"]["type"] == "ClusterIP"
+    assert one(emulated, "Service", "aenv-gateway")["spec"]["type"] == "ClusterIP"
 
 
-def test_a_dry_run_changes_nothing_and_finds_what_the_api_refuses(double, life, said):
-    before = counts(double)
+def test_a_dry_run_changes_nothing_and_finds_what_the_api_refuses(emulated, life, said):
+    before = counts(emulated)
     life.apply(manifests.load("dev"), dry_run=True)
-    assert counts(double) == before
+    assert counts(emulated) == before
     assert any("the namespace does not exist yet" in line for line in said)
-    double.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
+    add(emulated, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "aenv"}})
     broken = manifests.load("dev", None, {"workers.tolerations": "[{key: 1}]"})
     with pytest.raises(ConfigError, match=r"RayCluster is invalid: spec\.workerGroupSpecs"):
         life.apply(broken, dry_run=True)
 
 
-def test_without_kuberay_nothing_is_begun(double, life):
-    double.kuberay = False
-    before = counts(double)
+def test_without_kuberay_nothing_is_begun(emulated, life):
+    emulated.controllers.has_kuberay = False
+    before = counts(emulated)
     with pytest.raises(ConfigError, match="KubeRay is not installed") as caught:
         life.apply(manifests.load("dev"))
     assert "helm install kuberay-operator" in str(caught.value.hint)
-    assert counts(double) == before
+    assert counts(emulated) == before
 
 
-def test_a_cluster_that_does_not_come_up_says_why(double, life, said):
-    double.broken_images.add("nowhere/aenv-ray:1")
+def test_a_cluster_that_does_not_come_up_says_why(emulated, life, said):
+    emulated.controllers.missing_images.add("nowhere/aenv-ray:1")
     life.apply(manifests.load("dev", None, {"image": "nowhere/aenv-ray:1"}))
-    with pytest.raises(DeadlineExceeded, match="cannot pull nowhere/aenv-ray:1"):
+    with pytest.raises(DeadlineExceeded, match='Back-off pulling image "nowhere/aenv-ray:1"'):
         life.await_ready(0.0)
     assert len(said) == len(set(said))  # each lack is told once
 
 
-def submit(double: Double, **changes: Any) -> dict[str, Any]:
+def test_pods_that_the_namespace_does_not_admit_are_told(emulated, life):
+    add(emulated, {"apiVersion": "v1", "kind": "ResourceQuota",
+                   "metadata": {"name": "team", "namespace": "aenv"},
+                   "spec": {"hard": {"pods": "0"}}})  # fmt: skip
+    life.apply(manifests.load("dev"))
+    with pytest.raises(DeadlineExceeded) as caught:
+        life.await_ready(0.0)
+    for owner in ("StatefulSet aenv-redis: FailedCreate", "RayCluster aenv: FailedToCreate"):
+        assert owner in str(caught.value)
+    assert "exceeded quota: team" in str(caught.value)
+
+
+def submit(emulated: EmulatedCluster, **changes: Any) -> dict[str, Any]:
     """Submit the sample run; return the RayJob as KubeRay leaves it."""
     (job,) = yaml_files.read(manifests.bundled() / "samples" / "sampling-run.yaml")
     del job["metadata"]["generateName"]
     job["metadata"] |= {"name": "run", "namespace": "aenv"}
     job["spec"] |= changes
-    with httpx.Client(base_url=double.url) as client:
+    with httpx.Client(base_url=emulated.url) as client:
         client.post("/apis/ray.io/v1/namespaces/aenv/rayjobs", json=job).raise_for_status()
-    return double.objects["rayjobs", "aenv", "run"]
+    return one(emulated, "RayJob", "run")
 
 
-def test_a_sampling_run_leaves_the_cluster_ready(double, life, api):
+def test_a_sampling_run_leaves_the_cluster_ready(emulated, life, api):
     """The completed pod of its submitter stays, and no part of the cluster is missing."""
     life.apply(manifests.load("dev"))
-    assert submit(double)["status"]["jobDeploymentStatus"] == "Complete"
-    (pod,) = [p for p in double.all("pods") if "submitter" in p["metadata"]["name"]]
-    assert pod["status"]["phase"] == "Succeeded"
+    assert submit(emulated)["status"]["jobDeploymentStatus"] == "Complete"
+    assert one(emulated, "Pod", "run-submitter-0")["status"]["phase"] == "Succeeded"
     assert life.await_ready(0.0).problems() == []
-    pod["status"]["phase"] = "Failed"
+    with edited(emulated, "Pod", "run-submitter-0") as pod:
+        pod["status"]["phase"] = "Failed"
     assert life.await_ready(0.0).problems() == []
     found = {f.name: f.verdict for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
     assert found["cluster"] is Verdict.OK
 
 
-def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(double, life):
+def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(emulated, life):
     life.apply(manifests.load("dev"))
-    job = submit(double, ttlSecondsAfterFinished=3600)
+    job = submit(emulated, ttlSecondsAfterFinished=3600)
     assert job["status"]["jobDeploymentStatus"] == "ValidationFailed"
-    assert not [p for p in double.all("pods") if "submitter" in p["metadata"]["name"]]
+    assert not [p for p in all_of(emulated, "Pod") if "submitter" in p["metadata"]["name"]]
 
 
-def test_a_cluster_that_kuberay_refuses_says_why(double, life):
+def test_a_cluster_that_kuberay_refuses_says_why(emulated, life):
     """The API accepts it, and only an event tells."""
     settings = {"workers.minReplicas": "5", "workers.maxReplicas": "4"}
     life.apply(manifests.load("dev", None, settings))
@@ -189,39 +214,48 @@ def test_a_cluster_that_kuberay_refuses_says_why(double, life):
         life.await_ready(0.0)
 
 
-def event(double: Double, name: str, about: tuple[str, str], reason: str, message: str) -> None:
-    double.add({"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
-                "metadata": {"name": name, "namespace": "aenv"}, "message": message,
-                "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
+def event(
+    emulated: EmulatedCluster, name: str, about: tuple[str, str], reason: str, message: str
+) -> None:
+    add(emulated, {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason,
+                   "metadata": {"name": name, "namespace": "aenv"}, "message": message,
+                   "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
 
 
-def test_what_only_events_tell_is_told(double, life):
+def test_what_only_events_tell_is_told(emulated, life):
     """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
     life.apply(manifests.load("dev"))
-    event(double, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
-    event(double, "e2", ("StatefulSet", "aenv-redis"), "FailedCreate", "exceeded quota: team")
-    event(double, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
-    event(double, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
-    event(double, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
+    event(emulated, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
+    event(emulated, "e2", ("StatefulSet", "aenv-redis"), "FailedCreate", "exceeded quota: team")
+    event(emulated, "e3", ("RayCluster", "aenv"), "InvalidRayClusterSpec", "no such mode")
+    event(emulated, "e4", ("Pod", "long-gone"), "FailedMount", "no such secret")
+    event(emulated, "e5", ("StatefulSet", "aenv-redis"), "Unhealthy", "of no weight")
     assert life.await_ready(LONG_S).problems() == []  # what is ready has no complaint
-    ray = double.objects["rayclusters", "aenv", "aenv"]
-    ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
-    double.objects["pods", "aenv", "headgroup-0"]["status"]["conditions"] = []
+    with edited(emulated, "RayCluster", "aenv") as ray:
+        ray["metadata"]["generation"], ray["status"]["observedGeneration"] = 2, 1
+    with edited(emulated, "Pod", "headgroup-0") as pod:
+        pod["status"]["conditions"] = []
     lacks = life.snapshot().problems()
     assert "StatefulSet aenv-redis: FailedCreate: exceeded quota: team" in lacks
     assert "RayCluster aenv: InvalidRayClusterSpec: no such mode" in lacks
     assert not [line for line in lacks if "long-gone" in line or "of no weight" in line]
-    ray["status"]["observedGeneration"] = 2
+    with edited(emulated, "RayCluster", "aenv") as ray:
+        ray["status"]["observedGeneration"] = 2
     assert "InvalidRayClusterSpec" not in " ".join(life.snapshot().problems())
-    double.forbidden.add(("list", "events"))
+    emulated.denied.add(("list", "events"))
     assert "exceeded quota" not in " ".join(life.snapshot().problems())
 
 
-def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(double, life):
-    double.busy = 3
+def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
+    emulated, life, monkeypatch
+):
+    pauses: list[float] = []
+    monkeypatch.setattr(cluster_api, "time", SimpleNamespace(sleep=pauses.append))
+    emulated.throttle(3)
     life.apply(manifests.load("dev"))
-    double.forbidden.add(("list", "pods"))
-    with pytest.raises(Forbidden, match="pods is forbidden: cannot list"):
+    assert pauses == [1.0, 1.0, 1.0]  # as the API says
+    emulated.denied.add(("list", "pods"))
+    with pytest.raises(Forbidden, match=r"pods is forbidden: User .* cannot list"):
         life.snapshot()
 
 
@@ -251,7 +285,7 @@ def test_without_the_package_it_says_how_to_install_it(monkeypatch):
 # --- changes ------------------------------------------------------------------------------------
 
 
-def test_scale_bounds_a_group_and_refuses_what_cannot_be(double, life):
+def test_scale_bounds_a_group_and_refuses_what_cannot_be(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.scale("kubernetes", 2, 20) | {"pods": 0} == {
         "group": "kubernetes", "min": 2, "max": 20, "slots": "32", "ready": 1, "pods": 0,
@@ -268,88 +302,88 @@ def test_scale_bounds_a_group_and_refuses_what_cannot_be(double, life):
 # --- down ---------------------------------------------------------------------------------------
 
 
-def sandbox(double: Double, name: str) -> None:
-    owner = double.objects["pods", "aenv", "kubernetes-0"]["metadata"]["uid"]
+def sandbox(emulated: EmulatedCluster, name: str) -> None:
+    owner = one(emulated, "Pod", "kubernetes-0")["metadata"]["uid"]
     labels = {"app.kubernetes.io/part-of": "aenv-ray", "app.kubernetes.io/component": "sandbox"}
-    double.add({"apiVersion": "v1", "kind": "Pod", "spec": {}, "status": {"phase": "Running"},
-                "metadata": {"name": name, "namespace": "aenv", "labels": labels,
-                             "ownerReferences": [{"uid": owner}]}})  # fmt: skip
+    add(emulated, {"apiVersion": "v1", "kind": "Pod", "spec": {}, "status": {"phase": "Running"},
+                   "metadata": {"name": name, "namespace": "aenv", "labels": labels,
+                                "ownerReferences": [{"uid": owner}]}})  # fmt: skip
 
 
-def test_delete_leaves_no_pod_and_keeps_what_was_stored(double, life):
+def test_delete_leaves_no_pod_and_keeps_what_was_stored(emulated, life):
     life.apply(manifests.load("production"))
-    sandbox(double, "aenv-one")
+    sandbox(emulated, "aenv-one")
     assert len(life.snapshot().sandboxes) == 1
     kept = life.delete(LONG_S)
-    left = {name: count for name, count in counts(double).items() if count}
+    left = {name: count for name, count in counts(emulated).items() if count}
     assert left == {"Namespace": 1, "Secret": 3, "PersistentVolumeClaim": 2,
                     "Node": 1, "StorageClass": 1, "Deployment": 1}  # fmt: skip
     assert sorted(kept) == [
         "PersistentVolumeClaim aenv-artifacts", "PersistentVolumeClaim data-aenv-redis-0",
         "Secret aenv-admin", "Secret aenv-redis", "Secret aenv-registry",
     ]  # fmt: skip
-    assert double.redis_outlived_ray
+    assert emulated.controllers.redis_outlived_ray
     life.apply(manifests.load("production"))
     assert life.await_ready(LONG_S).head is not None
 
 
-def test_delete_with_storage_keeps_nothing_and_again_does_nothing(double, life):
+def test_delete_with_storage_keeps_nothing_and_again_does_nothing(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.delete(LONG_S, storage=True) == []
     assert life.delete(LONG_S, storage=True) == []
-    assert not double.all("persistentvolumeclaims")
-    assert not double.all("secrets")
+    assert not all_of(emulated, "PersistentVolumeClaim")
+    assert not all_of(emulated, "Secret")
 
 
-def test_policies_outlive_the_pods_they_are_for(double, life):
+def test_policies_outlive_the_pods_they_are_for(emulated, life):
     life.apply(manifests.load("dev"))
-    double.calls.clear()
+    emulated.calls.clear()
     life.delete(LONG_S)
-    deleted = [plural for verb, plural in double.calls if verb == "delete"]
+    deleted = [plural for verb, plural in emulated.calls if verb == "delete"]
     assert deleted.index("rayclusters") < deleted.index("statefulsets")
     assert deleted.index("statefulsets") < deleted.index("networkpolicies")
 
 
-def test_priority_classes_stay_for_clusters_in_other_namespaces(double, life, said):
+def test_priority_classes_stay_for_clusters_in_other_namespaces(emulated, life, said):
     life.apply(manifests.load("dev"))
     other = manifests.load("dev", None, {"namespace": "other"})
     second = lifecycle.Lifecycle(life._api, "other", said.append, pause=lambda _: None)
     second.apply(other)
     life.delete(LONG_S)
-    assert len(double.all("priorityclasses")) == 3
+    assert len(all_of(emulated, "PriorityClass")) == 3
     assert second.await_ready(LONG_S).head is not None
     second.delete(LONG_S)
-    assert not double.all("priorityclasses")
+    assert not all_of(emulated, "PriorityClass")
 
 
-def test_a_delete_that_hangs_names_what_it_waits_for(double, life):
+def test_a_delete_that_hangs_names_what_it_waits_for(emulated, life):
     life.apply(manifests.load("dev"))
-    double.holds_rays = True
+    emulated.controllers.is_operator_running = False
     with pytest.raises(DeadlineExceeded, match=r"RayCluster aenv: waits for ray.io/gcs-ft"):
         life.delete(0.0)
-    assert double.all("statefulsets")  # Redis stays for KubeRay to clean up
+    assert all_of(emulated, "StatefulSet")  # Redis stays for KubeRay to clean up
 
 
-def test_another_namespaces_objects_and_a_users_own_stay(double, life):
+def test_another_namespaces_objects_and_a_users_own_stay(emulated, life):
     life.apply(manifests.load("dev"))
     mine = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "mine", "namespace": "aenv"},
     }
-    double.add(mine)
+    add(emulated, mine)
     life.delete(LONG_S, storage=True)
-    assert [body["metadata"]["name"] for body in double.all("services")] == ["mine"]
+    assert [body["metadata"]["name"] for body in all_of(emulated, "Service")] == ["mine"]
 
 
 # --- permissions --------------------------------------------------------------------------------
 
 
-def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(double, life):
+def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(emulated, life):
     """Every call is a listed permission, and every listed one is used."""
 
     def used() -> set[tuple[str, str]]:
-        return set(double.calls)
+        return set(emulated.calls)
 
     life.apply(manifests.load("production"), dry_run=True)
     life.apply(manifests.load("production"))
@@ -359,9 +393,11 @@ def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(double, life):
     assert asked <= listed
     # Server-side apply is a patch, and of what is not there yet a create.
     assert {pair for pair in listed - asked if pair[0] != "create"} == set()
-    sandbox(double, "aenv-one")
-    double.objects["pods", "aenv", "aenv-one"]["metadata"]["ownerReferences"] = []
-    double.add(
+    sandbox(emulated, "aenv-one")
+    with edited(emulated, "Pod", "aenv-one") as pod:
+        pod["metadata"]["ownerReferences"] = []
+    add(
+        emulated,
         {
             "apiVersion": "ray.io/v1",
             "kind": "RayJob",
@@ -370,16 +406,16 @@ def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(double, life):
                 "namespace": "aenv",
                 "labels": {"app.kubernetes.io/part-of": "aenv-ray"},
             },
-        }
+        },
     )
-    double.calls.clear()
+    emulated.calls.clear()
     life.delete(LONG_S, storage=True)
     known = {(p.verb, p.resource) for p in cluster_api.DELETE}
     assert used() - listed <= known
     assert known - used() == set()
 
 
-def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
+def test_the_doctor_names_the_permission_kind_quota_class_and_node(emulated, api):
     def state(name: str) -> tuple[Verdict, str]:
         found = {f.name: f for f in Doctor(api, "aenv", manifests.load("dev")).findings()}
         return found[name].verdict, found[name].found
@@ -388,29 +424,31 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(double, api):
         assert state(name)[0] is Verdict.OK, state(name)
     assert state("cluster") == (Verdict.OK, "none in namespace aenv yet")
 
-    double.forbidden |= {("create", "poddisruptionbudgets"), ("watch", "pods")}
+    emulated.denied |= {("create", "poddisruptionbudgets"), ("watch", "pods")}
     assert state("permissions") == (
         Verdict.FAILED, "missing in namespace aenv: create poddisruptionbudgets.policy",
     )  # fmt: skip
     assert state("grants") == (Verdict.FAILED, "missing in namespace aenv: watch pods")
 
-    double.objects["storageclasses", "", "standard"]["metadata"]["annotations"] = {}
+    with edited(emulated, "StorageClass", "standard") as storage_class:
+        storage_class["metadata"]["annotations"] = {}
     assert state("storage") == (Verdict.FAILED, "no StorageClass is the default")
 
-    double.add({"apiVersion": "v1", "kind": "ResourceQuota",
-                "metadata": {"name": "team", "namespace": "aenv"},
-                "spec": {"hard": {"requests.memory": "4Gi", "pods": "10"}}})  # fmt: skip
+    add(emulated, {"apiVersion": "v1", "kind": "ResourceQuota",
+                   "metadata": {"name": "team", "namespace": "aenv"},
+                   "spec": {"hard": {"requests.memory": "4Gi", "pods": "10"}}})  # fmt: skip
     found = state("quota")
     assert found[0] is Verdict.FAILED
     assert "ResourceQuota team: requests.memory is 4Gi, and the smallest cluster needs" in found[1]
 
-    double.objects["nodes", "", "one"]["status"]["allocatable"]["memory"] = "1Gi"
+    with edited(emulated, "Node", "one") as node:
+        node["status"]["allocatable"]["memory"] = "1Gi"
     assert state("nodes")[0] is Verdict.FAILED
     assert "the largest node has 1.0Gi" in state("nodes")[1]
 
-    double.forbidden.add(("list", "nodes"))
+    emulated.denied.add(("list", "nodes"))
     assert state("nodes")[0] is Verdict.WARNING
-    double.kuberay = False
+    emulated.controllers.has_kuberay = False
     assert state("KubeRay")[0] is Verdict.FAILED
 
 

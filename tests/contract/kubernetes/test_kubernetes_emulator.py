@@ -272,3 +272,51 @@ async def test_a_watch_goes_on_where_it_was_unless_that_is_forgotten(
         async with client.watch(Access.WATCH_PODS, query) as events:
             await anext(events)
     assert raised.value.status == 410
+
+
+async def test_an_apply_takes_no_field_of_another_manager_and_drops_its_own(
+    api: EmulatedCluster,
+) -> None:
+    path = f"/api/v1/namespaces/{NAMESPACE}/services/shared"
+    headers = {"Content-Type": "application/apply-patch+yaml"}
+    async with httpx.AsyncClient(base_url=api.url, headers=headers) as http:
+
+        async def applied(manager: str, spec: dict[str, Any], **query: str) -> httpx.Response:
+            body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "shared"}}
+            query |= {"fieldManager": manager}
+            return await http.patch(path, params=query, json={**body, "spec": spec})
+
+        ours = {"type": "ClusterIP", "sessionAffinity": "None"}
+        assert (await applied("we", ours, dryRun="All")).status_code == 200
+        assert api.objects("services") == []
+        made = (await applied("we", ours)).json()
+        again = (await applied("we", ours)).json()
+        assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+        refused = await applied("they", {"type": "NodePort"})
+        assert (refused.status_code, refused.json()["reason"]) == (409, "Conflict")
+        assert 'conflict with "we": .spec.type' in refused.json()["message"]
+        assert (await applied("they", {"type": "NodePort"}, force="true")).status_code == 200
+        ours = {"internalTrafficPolicy": "Local"}
+        changed = (await applied("we", ours)).json()
+        assert changed["spec"] == {"type": "NodePort", "internalTrafficPolicy": "Local"}
+        assert changed["metadata"]["generation"] == 3
+    api.delete("services", "shared")
+
+
+async def test_an_object_stays_until_its_finalizers_are_gone_and_needs_a_namespace(
+    api: EmulatedCluster,
+) -> None:
+    body = {"apiVersion": "v1", "kind": "ConfigMap"}
+    metadata = {"name": "kept", "finalizers": ["example.com/held"]}
+    api.create("configmaps", {**body, "metadata": metadata})
+    api.delete("configmaps", "kept")
+    (kept,) = api.objects("configmaps")
+    assert "deletionTimestamp" in kept["metadata"]
+    with api.edited("configmaps", "kept") as edited:
+        edited["metadata"]["finalizers"] = []
+    api.delete("configmaps", "kept")
+    assert api.objects("configmaps") == []
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        path = "/api/v1/namespaces/none/configmaps"
+        refused = await http.post(path, json={**body, "metadata": {"name": "lost"}})
+    assert (refused.status_code, refused.json()["reason"]) == (404, "NotFound")

@@ -5,9 +5,10 @@
 
 It implements what our code relies on, and refuses requests as a real API server does: strict
 schemas, label selectors, owner references and garbage collection, watches whose versions expire,
-conflicts, permissions, quotas, Pod Security, throttling, active deadlines and grace periods. Pods
-run as processes (`tests.emulators.kubernetes.pod`). The cluster runs on one thread; its methods may
-be called from any thread.
+conflicts, server-side apply, permissions, quotas, Pod Security, throttling, active deadlines and
+grace periods. Pods run as processes (`tests.emulators.kubernetes.pod`), except those of KubeRay and
+of StatefulSets (`tests.emulators.kubernetes.controllers`). The cluster runs on one thread; its
+methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import contextlib
 import copy
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 from aiohttp import web
 
+from aenv_ray.cluster import kustomize
 from tests.emulators.kubernetes import claims, rules
+from tests.emulators.kubernetes.apply import applied
+from tests.emulators.kubernetes.controllers import Controllers
 from tests.emulators.kubernetes.node import NODE, EmulatedNode
 from tests.emulators.kubernetes.store import (
     Kind,
@@ -48,16 +52,20 @@ class EmulatedCluster:
     Attributes:
         url: Of the API; set inside the ``with`` block.
         granted: Pairs of verb and resource that are allowed. None: all.
+        denied: Pairs of verb and resource that are not allowed, whatever is granted.
         calls: Verb and resource of every request so far.
         phases: The last phase of every pod, by name, deleted pods included.
+        controllers: KubeRay's operator and others.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.granted: set[tuple[str, str]] | None = None
+        self.denied: set[tuple[str, str]] = set()
         self.calls: list[tuple[str, str]] = []
         self.phases: dict[str, str] = {}
         self._store = Store()
+        self.controllers = Controllers(self._store, self._remove)
         self._node: EmulatedNode | None = None
         self._throttled = 0
         self._races = 0
@@ -121,19 +129,31 @@ class EmulatedCluster:
 
     # --- for tests --------------------------------------------------------------------------------
 
-    def create(self, resource: str, body: Object, group: str = "") -> Object:
-        """Create an object in `NAMESPACE` without applying any rule; such a pod does not run."""
-        kind = Kind(group, resource, NAMESPACE)
+    def create(
+        self, resource: str, body: Object, group: str = "", namespace: str = NAMESPACE
+    ) -> Object:
+        """Create an object without applying any rule; such a pod does not run."""
+        kind = Kind(group, resource, namespace)
         return self._call(lambda: copy.deepcopy(self._store.add(kind, body)))
 
-    def objects(self, resource: str, group: str = "") -> list[Object]:
-        """Return the objects in `NAMESPACE`."""
-        kind = Kind(group, resource, NAMESPACE)
+    def objects(self, resource: str, group: str = "", namespace: str = NAMESPACE) -> list[Object]:
+        """Return the objects in a namespace; with "", those of every namespace."""
+        kind = Kind(group, resource, namespace)
         return self._call(lambda: copy.deepcopy(self._store.all(kind)))
 
-    def delete(self, resource: str, name: str, group: str = "") -> None:
+    @contextlib.contextmanager
+    def edited(
+        self, resource: str, name: str, group: str = "", namespace: str = NAMESPACE
+    ) -> Iterator[Object]:
+        """Yield an object to change, and keep the changes without applying any rule."""
+        kind = Kind(group, resource, namespace)
+        body = self._call(lambda: copy.deepcopy(self._store.get(kind, name)))
+        yield body
+        self._call(lambda: self._store.change(kind, name, body))
+
+    def delete(self, resource: str, name: str, group: str = "", namespace: str = NAMESPACE) -> None:
         """Delete an object and what it owns; does nothing if it does not exist."""
-        self._do(lambda: self._collect(Kind(group, resource, NAMESPACE), name))
+        self._do(lambda: self._collect(Kind(group, resource, namespace), name))
 
     def label_namespace(self, labels: Mapping[str, str]) -> None:
         """Set labels of `NAMESPACE`."""
@@ -196,23 +216,41 @@ class EmulatedCluster:
             if self._throttled:
                 self._throttled -= 1
                 raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
+            if about := self._about(request.path):
+                return web.json_response(about)
             kind, name, subresource = parse_path(request.path)
+            if kind.group == "ray.io" and not self.controllers.has_kuberay:
+                raise Refused(404, "NotFound", "the server could not find the requested resource")
             verb = rules.VERBS[request.method]
             if verb == "get" and not name:
                 verb = "watch" if request.query.get("watch") == "true" else "list"
             self.calls.append((verb, kind.resource))
-            if kind.resource != "selfsubjectaccessreviews":  # needs no permission
-                rules.check_permission(self.granted, verb, kind, ACCOUNT)
+            is_review = kind.resource == "selfsubjectaccessreviews"  # needs no permission
+            if not is_review and not self._may(verb, kind.resource):
+                raise rules.lacks_permission(verb, kind, ACCOUNT)
             if subresource:
                 raise Refused(404, "NotFound", f"there is no {subresource} here")
             if verb == "watch":
                 return await self._watch(request, kind)
             answer = getattr(self, f"_{verb}")
             body = json.loads(await request.text() or "{}")
-            return web.json_response(await answer(kind, name, body, request))
+            answered = await answer(kind, name, body, request)
+            if verb not in ("get", "list"):
+                self.controllers.reconcile()
+            return web.json_response(answered)
         except Refused as exc:
             headers = {"Retry-After": str(exc.retry_after_s)} if exc.retry_after_s else {}
             return web.json_response(exc.status(), status=exc.code, headers=headers)
+
+    def _about(self, path: str) -> Object | None:
+        """Return what the API says of itself; None if a path is of objects."""
+        if path == "/version":
+            return {"gitVersion": "v1.34.1"}
+        return self.controllers.resources() if path == "/apis/ray.io/v1" else None
+
+    def _may(self, verb: str, resource: str) -> bool:
+        pair = (verb, resource)
+        return pair not in self.denied and (self.granted is None or pair in self.granted)
 
     async def _list(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
         del name, body
@@ -233,17 +271,22 @@ class EmulatedCluster:
         return self._store.get(kind, name)
 
     async def _create(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
-        del name, request
+        del name
         if kind.resource == "selfsubjectaccessreviews":
-            return rules.review(self.granted, body)
+            wanted = body["spec"]["resourceAttributes"]
+            return {**body, "status": {"allowed": self._may(wanted["verb"], wanted["resource"])}}
         if self._races:
             self._races -= 1
             raise rules.lost_race()
+        rules.check_namespace(self._store, kind)
         rules.check_schema(body)
+        body = rules.encoded(body)
         is_pod = (kind.group, kind.resource) == rules.PODS
         if is_pod:
             rules.admit_pod(self._store, kind, body)
             body = {**body, "status": {"phase": "Pending"}}
+        if _is_dry(request):
+            return body
         made = self._store.add(kind, body)
         for reference in made["metadata"].get("ownerReferences", ()):
             if self._store.find(reference["uid"]) is None:
@@ -253,27 +296,36 @@ class EmulatedCluster:
         return copy.deepcopy(made)
 
     async def _update(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
-        del request
         before = self._store.get(kind, name)
         version = body["metadata"].get("resourceVersion")
         if version and version != before["metadata"]["resourceVersion"]:
             message = f'Operation cannot be fulfilled on {kind.resource} "{name}": it was modified'
             raise Refused(409, "Conflict", message)
-        return self._change(kind, name, before, body)
+        return self._change(kind, before, body, request)
 
     async def _patch(self, kind: Kind, name: str, body: Object, request: web.Request) -> Object:
         if request.content_type == "application/apply-patch+yaml":
-            known = {each["metadata"]["name"] for each in self._store.all(kind)}
-            if name not in known:
-                return await self._create(kind, name, body, request)
+            found = self._store.find_name(kind, name)
+            force = request.query.get("force") == "true"
+            after = applied(found or {}, body, request.query["fieldManager"], force)
+            if found is None:
+                return await self._create(kind, name, after, request)
+            return self._change(kind, found, after, request)
         before = self._store.get(kind, name)
-        return self._change(kind, name, before, merged(before, body))
+        is_merge = request.content_type != "application/json-patch+json"
+        after = merged(before, body) if is_merge else kustomize.json_patch(before, body)
+        return self._change(kind, before, after, request)
 
-    def _change(self, kind: Kind, name: str, before: Object, after: Object) -> Object:
+    def _change(self, kind: Kind, before: Object, after: Object, request: web.Request) -> Object:
         rules.check_schema(after)
         if (kind.group, kind.resource) == rules.PODS:
             rules.check_change(before, after)
-        return self._store.change(kind, name, after)
+        if after == before or _is_dry(request):
+            return after
+        if after.get("spec") != before.get("spec"):
+            generation = before["metadata"]["generation"] + 1
+            after = {**after, "metadata": {**after["metadata"], "generation": generation}}
+        return self._store.change(kind, before["metadata"]["name"], after)
 
     async def _delete(
         self, kind: Kind, name: str, body: Object, request: web.Request | None = None
@@ -294,6 +346,9 @@ class EmulatedCluster:
                 grace_s = _grace_s(found, body)
                 self._begin(self._end_pod(kind, name, uid, grace_s))
             return found
+        if found["metadata"].get("finalizers"):
+            metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            return self._store.change(kind, name, {**found, "metadata": metadata})
         if not claims.protect(self._store, kind, name):
             self._remove(kind, name, uid)
         return found
@@ -395,6 +450,10 @@ def _grace_s(pod: Object, options: Object) -> float:
     """Return a pod's grace period: of the request, of its spec, or 30 s."""
     own_s = pod["spec"].get("terminationGracePeriodSeconds", 30)
     return float(options.get("gracePeriodSeconds", own_s))
+
+
+def _is_dry(request: web.Request) -> bool:
+    return request.query.get("dryRun") == "All"
 
 
 def _labels(body: Object) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Final
 
 from tests.emulators.kubernetes.store import Kind, Object, Refused, Store
@@ -34,33 +35,32 @@ def check_schema(body: Object) -> None:
         raise Refused(422, "Invalid", f"{kind} is invalid: {where}: {wrong.message}")
 
 
-def check_permission(
-    granted: set[tuple[str, str]] | None, verb: str, kind: Kind, account: str
-) -> None:
-    """Check that an account has a permission.
-
-    Args:
-        granted: Pairs of verb and resource. None: all.
-        verb: Of the request.
-        kind: Of the object.
-        account: Of the caller.
+def check_namespace(store: Store, kind: Kind) -> None:
+    """Check that the namespace of a new object exists.
 
     Raises:
-        Refused: With the API server's message.
+        Refused: It does not.
     """
-    if granted is not None and (verb, kind.resource) not in granted:
-        message = (
-            f'{kind.resource} is forbidden: User "{account}" cannot {verb} resource '
-            f'"{kind.resource}" in API group "{kind.group}" in the namespace "{kind.namespace}"'
-        )
-        raise Refused(403, "Forbidden", message)
+    if kind.namespace:
+        store.get(Kind("", "namespaces", ""), kind.namespace)
 
 
-def review(granted: set[tuple[str, str]] | None, body: Object) -> Object:
-    """Return the answer to a SelfSubjectAccessReview."""
-    wanted = body["spec"]["resourceAttributes"]
-    allowed = granted is None or (wanted["verb"], wanted["resource"]) in granted
-    return {**body, "status": {"allowed": allowed}}
+def encoded(body: Object) -> Object:
+    """Return an object as it is stored: the text in a Secret becomes data."""
+    if body.get("kind") != "Secret" or "stringData" not in body:
+        return body
+    texts = {k: base64.b64encode(v.encode()).decode() for k, v in body["stringData"].items()}
+    rest = {key: value for key, value in body.items() if key != "stringData"}
+    return {**rest, "data": {**body.get("data", {}), **texts}}
+
+
+def lacks_permission(verb: str, kind: Kind, account: str) -> Refused:
+    """Return the answer to a request for which an account lacks the permission."""
+    message = (
+        f'{kind.resource} is forbidden: User "{account}" cannot {verb} resource '
+        f'"{kind.resource}" in API group "{kind.group}" in the namespace "{kind.namespace}"'
+    )
+    return Refused(403, "Forbidden", message)
 
 
 def lost_race() -> Refused:

@@ -130,10 +130,14 @@ class Store:
         Raises:
             Refused: There is none.
         """
-        found = self._objects.get(kind, {}).get(name)
+        found = self.find_name(kind, name)
         if found is None:
             raise Refused(404, "NotFound", f'{kind.resource} "{name}" not found')
         return found
+
+    def find_name(self, kind: Kind, name: str) -> Object | None:
+        """Return an object, or None if there is none."""
+        return self._objects.get(kind, {}).get(name)
 
     def add(self, kind: Kind, body: Object) -> Object:
         """Add an object.
@@ -151,6 +155,7 @@ class Store:
         if kind.namespace:
             metadata["namespace"] = kind.namespace
         metadata["uid"] = str(uuid.uuid4())
+        metadata["generation"] = 1
         metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._objects.setdefault(kind, {})[metadata["name"]] = body
         return self._note("ADDED", kind, body)
