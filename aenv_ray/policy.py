@@ -1,7 +1,7 @@
 """What environments may request: the operator's policy, as pure decisions.
 
 Settings make it (``AENV_POLICY``, ``AENV_ALLOW_…`` and ``AENV_MAX_…``, see ``docs/operations.md``).
-Without a gateway everything is allowed: whoever publishes an environment also runs it. Where a
+Without a gateway everything is allowed: the publisher of an environment also runs it. Where a
 gateway runs, the defaults are those of `STRICT`. The policy is checked when an environment is
 published, when an instance or a service is created, and by the host that starts a sandbox.
 """

@@ -57,7 +57,7 @@ class Hub(ABC):
 
         Args:
             entry: The version; its owner publishes it.
-            is_admin: Publish it whoever owns the name.
+            is_admin: Publish it even if another owner has the name.
 
         Raises:
             Forbidden: The name belongs to another owner, who has not granted to publish.

@@ -83,7 +83,7 @@ class Introductions:
 
         Raises:
             CapacityExceeded: It has `MAX_CALLERS` introduced callers.
-            AenvError: There is no such instance, or it has ended.
+            AenvError: The instance does not exist or has ended.
         """
         life, _ = await self._calls.enter(instance_id)
         if self._counts.get(life.record.id, 0) >= MAX_CALLERS:

@@ -1,4 +1,4 @@
-"""The operator's policy of a cluster: whoever deploys the gateway stores it with Ray."""
+"""The operator's policy of a cluster: the gateway's deployer stores it with Ray."""
 
 from __future__ import annotations
 

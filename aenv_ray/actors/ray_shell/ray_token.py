@@ -51,7 +51,7 @@ def carry_token() -> None:
 def protect_token() -> None:
     """Close the token file to other users: Ray creates it with the umask of the process."""
     if "RAY_AUTH_TOKEN_PATH" in os.environ:
-        return  # whoever chose the path chooses its mode
+        return  # the user who chose the path chooses its mode
     for path in _token_files():
         with contextlib.suppress(OSError):  # there is none, or it belongs to another user
             if path.stat().st_mode & 0o077:

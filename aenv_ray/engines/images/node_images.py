@@ -112,7 +112,7 @@ def check_image(policy: Policy, reference: str, what: str) -> None:
     An image that was built and not pushed has an id instead of a name, and is never pulled.
 
     Raises:
-        ConfigError: It is no name of an image.
+        ConfigError: It is not a valid image name.
         PolicyRefused: The policy does not allow it.
     """
     if not is_valid(reference):

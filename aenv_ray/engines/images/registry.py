@@ -220,7 +220,7 @@ def pull_trouble(reference: str, error: str) -> str:
     """Return why an image cannot be pulled, in our own words.
 
     The message of the daemon is not shown: it may quote what a server in a private network answers
-    to whoever names that server as a registry.
+    to a publisher who names that server as a registry.
     """
     registry = registry_of(reference)
     return {

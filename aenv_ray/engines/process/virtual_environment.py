@@ -2,7 +2,7 @@
 
 An environment is named by what its requirements resolve to: their lines, the contents of the
 project's own files that they name, the package sources, and the interpreter. So it is shared by
-projects that would get the same, whoever published them, and by no others. It is built under a lock
+all projects that would get the same packages, of any publisher, and by no others. It is built under a lock
 in its final place, because scripts in it hold its absolute path.
 """
 
