@@ -1,9 +1,10 @@
 """Virtual environments of projects with requirements: built by uv, once for each content.
 
 An environment is named by a hash of its requirements: their lines, the contents of the project's
-own files that they name, the package sources, and the interpreter. Projects of all publishers with the
-same requirements share it; the first one decides which versions an unpinned line installs. It is
-built under a lock in its final place, because scripts in it hold its absolute path.
+own files that they name, the package sources, and the interpreter. Projects of all publishers
+with the same requirements share it; the first one decides which versions an unpinned line
+installs. It is built under a lock in its final place, because scripts in it hold its absolute
+path.
 """
 
 from __future__ import annotations
