@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -63,16 +63,16 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         tool_calls=len(calls),
         calls_per_s=new_calls / wall_s if wall_s > 0 else 0.0,
-        create_p50_ms=_quantile_ms(creates, 0.5),
-        create_p99_ms=_quantile_ms(creates, 0.99),
-        call_p50_ms=_quantile_ms(calls, 0.5),
-        call_p99_ms=_quantile_ms(calls, 0.99),
+        create_p50_ms=quantile_ms(creates, 0.5),
+        create_p99_ms=quantile_ms(creates, 0.99),
+        call_p50_ms=quantile_ms(calls, 0.5),
+        call_p99_ms=quantile_ms(calls, 0.99),
         wall_s=wall_s,
     )
 
 
-def _quantile_ms(seconds: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank quantile, in milliseconds."""
+def quantile_ms(seconds: Collection[float], share: float) -> float | None:
+    """Return the nearest-rank quantile in milliseconds; None of no values."""
     if not seconds:
         return None
     ordered = sorted(seconds)

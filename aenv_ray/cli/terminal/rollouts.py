@@ -1,4 +1,4 @@
-"""Display of rollouts: a progress bar while they run, then a summary."""
+"""Display of rollouts: where they stand while they run, then a summary."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.output import pairs
+from aenv_ray.cli.terminal import console, live_view
+from aenv_ray.cli.terminal.output import pairs, printable
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling, Summary
 
 _SETTLE_S: Final = 10.0
-_CAUSES_SHOWN: Final = 3
+_ERRORS_SHOWN: Final = 3
 
 
 def check_writable(out: Path) -> None:
@@ -81,41 +81,19 @@ def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
 
 
 def _run(sampling: Sampling, *, quiet: bool) -> Summary:
-    if quiet:
-        return _run_quietly(sampling)
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from aenv_ray.sampling.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("success {task.fields[success]}"), TextColumn("void {task.fields[void]}"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    succeeded = void = 0
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        rollouts = bar.add_task(
-            "rollouts", total=sampling.total, completed=sampling.kept, success=0, void=0
-        )
+    progress = Progress(sampling.total, sampling.episodes)
+    errors = 0
+    with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:
-            succeeded += episode.reward is not None and episode.reward >= 1.0
-            void += episode.reward is None
+            progress.add(episode)
             if episode.error is not None:
-                bar.console.print(f"{episode.task_id}: {episode.error}", markup=False)
-            bar.update(rollouts, advance=1, success=succeeded, void=void)
-    return sampling.summary()
-
-
-def _run_quietly(sampling: Sampling) -> Summary:
-    """Run without a progress bar, printing the first few errors."""
-    void = 0
-    for episode in sampling:
-        if episode.error is None:
-            continue
-        void += 1
-        if void <= _CAUSES_SHOWN:
-            console.say(f"{episode.task_id}: {episode.error}")
-    if void > _CAUSES_SHOWN:
-        console.say(f"and {void - _CAUSES_SHOWN} more episodes with an error")
+                errors += 1
+                if errors <= _ERRORS_SHOWN:
+                    console.say(printable(f"{episode.task_id}: {episode.error}"))
+    if errors > _ERRORS_SHOWN:
+        console.say(f"and {errors - _ERRORS_SHOWN} more episodes with an error")
     return sampling.summary()
 
 

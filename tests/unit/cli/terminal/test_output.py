@@ -110,9 +110,11 @@ def test_only_a_file_of_episodes_is_replaced(tmp_path):
             rollouts.check_replaceable(out)
 
 
-def test_without_a_bar_the_causes_of_void_episodes_are_said_on_stderr(capsys):
+def test_the_first_errors_of_episodes_are_said_on_stderr(capsys):
     class Sampled:
         output_failure = None
+        total = 6
+        episodes = ()
 
         def __iter__(self):
             for index in range(6):

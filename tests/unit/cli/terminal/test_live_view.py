@@ -1,0 +1,71 @@
+"""The view of a run on a terminal, and its lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from aenv_ray.cli.terminal import live_view
+from aenv_ray.sampling import Episode, EpisodeStatus
+from aenv_ray.sampling.progress import Progress
+
+
+def progress(*episodes: Episode, total: int | None = 8) -> Progress:
+    found = Progress(total)
+    for episode in episodes:
+        found.add(episode)
+    return found
+
+
+def episode(reward: float | None, status: str = "completed", **fields: Any) -> Episode:
+    return Episode(index=0, task_id="t", status=EpisodeStatus(status), reward=reward, **fields)
+
+
+def drawn(found: Progress) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100, force_terminal=False).print(live_view.screen(found.view()))
+    return out.getvalue()
+
+
+def test_the_screen_shows_outcomes_rewards_and_failures() -> None:
+    screen = drawn(
+        progress(
+            episode(1.0, create_s=0.02),
+            episode(0.0),
+            episode(None, "infra_failed", error="node_lost: it is gone"),
+        )
+    )
+    assert "3/8" in screen
+    assert "2 completed, 1 infra_failed" in screen
+    assert "create p50 20.0 ms" in screen
+    assert "mean 0.500" in screen
+    assert "1 × node_lost" in screen
+
+
+def test_the_screen_of_a_run_that_begins_has_no_figures() -> None:
+    screen = drawn(progress(total=None))
+    assert "none yet" in screen
+    assert "create p50 -, call p50 -" in screen
+    assert "rewards" not in screen
+
+
+def test_a_line_says_the_same() -> None:
+    line = live_view.line(
+        progress(episode(1.0), episode(None, "policy_failed", error="E: x")).view()
+    )
+    assert line.startswith("2/8 episodes, ")
+    assert "reward 1.000" in line
+    assert "E 1" in line
+
+
+def test_errors_cannot_control_the_terminal() -> None:
+    found = progress(episode(None, "policy_failed", error="\x1b[2Jcode: message"))
+    assert "\x1b" not in live_view.line(found.view())
+    assert "\x1b" not in drawn(found)
+
+
+def test_durations() -> None:
+    shown = [live_view.duration(seconds) for seconds in (0.4, 59.2, 200, 18_420)]
+    assert shown == ["0 s", "59 s", "3 min 20 s", "5 h 7 min"]
