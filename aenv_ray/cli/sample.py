@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +22,10 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
     ],
     policy: Annotated[
-        str, typer.Option("--policy", "-p", help="module:function or file.py:function.")
+        str,
+        typer.Option(
+            "--policy", "-p", help="reference, null, random, module:function, file.py:function."
+        ),
     ],
     tasks: Annotated[
         Path | None,
@@ -77,8 +77,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray import sampling
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.sampling.policies.named import named_policy
 
-    act = load_policy(policy)
+    act = named_policy(policy)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
     if out.is_file() and out.stat().st_size and not (force or resume):
@@ -118,47 +119,6 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     console.say(f"episodes written to {out}")
     if finished.infra_failed:
         raise typer.Exit(1)
-
-
-def load_policy(text: str) -> Any:
-    """Return the function that ``module:function`` or ``file.py:function`` names.
-
-    Raises:
-        ConfigError: It does not exist, or its module cannot be imported.
-    """
-    where, colon, name = text.rpartition(":")
-    if not (where and colon and name):
-        raise ConfigError(f"invalid policy {text!r}", hint="write it as module:function")
-    try:
-        module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where)
-    except Exception as exc:
-        raise ConfigError(
-            f"policy {text!r} cannot be imported: {type(exc).__name__}: {exc}",
-            hint="modules are searched from the working directory; for the traceback run: "
-            "aenv --verbose sample …",
-        ) from exc
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{where} has no function {name!r}")
-    return function
-
-
-def _of_name(name: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return importlib.import_module(name)
-
-
-def _of_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.absolute()))
-    spec.loader.exec_module(module)
-    return module
 
 
 def _tasks(environment: str, file: Path | None) -> list[Task]:

@@ -15,20 +15,17 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
-    ConfigError,
     InstanceReleased,
     SandboxDiedInside,
     ToolError,
 )
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.episode import Step, Task
+from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Policy = Callable[[Any, Task], Any]
-"""``policy(env, task)``, sync or async, with an `EpisodeEnv` or `SyncEpisodeEnv`; the return value
-is recorded as the episode's output."""
 
 CALL_TIMEOUT_S: Final = 60.0
 TEXT_LIMIT: Final = 20_000
@@ -164,28 +161,13 @@ class SyncEpisodeEnv:
             future.cancel()
 
 
-def check_policy(policy: Any) -> None:
-    """Refuse policies that cannot act, such as generators, which do nothing when called.
-
-    Raises:
-        ConfigError: The policy is not callable, or is a generator.
-    """
-    yields = inspect.isgeneratorfunction(policy) or inspect.isasyncgenfunction(policy)
-    if yields or not callable(policy):
-        what = "is a generator" if yields else "is not callable"
-        raise ConfigError(
-            f"the policy {policy!r} {what}",
-            hint="write it as a function policy(env, task), sync or async",
-        )
-
-
 async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
     """Run a policy and return its result, see `outcome`.
 
     Raises:
         Exception: Raised by the policy.
     """
-    if inspect.iscoroutinefunction(policy):
+    if is_async(policy):
         return await outcome(policy(env, task), "the policy")
     loop = asyncio.get_running_loop()
     sync_env = SyncEpisodeEnv(env, loop)

@@ -29,13 +29,13 @@ from aenv_ray.errors import (
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
+from aenv_ray.sampling.policies.base import Policy, make
+from aenv_ray.sampling.policies.named import named_policy
 from aenv_ray.sampling.policy import (
     CALL_TIMEOUT_S,
     TEXT_LIMIT,
     EpisodeEnv,
-    Policy,
     act,
-    check_policy,
 )
 from aenv_ray.sampling.summary import Summary, summarize
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
@@ -359,7 +359,7 @@ def _recordable(output: Any) -> Any:
 
 def sample(
     environment: str | Path,
-    policy: Policy,
+    policy: Policy | type | str,
     tasks: TaskSource,
     *,
     concurrency: int = 16,
@@ -375,7 +375,8 @@ def sample(
 
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
-        policy: ``policy(env, task)``, sync or async.
+        policy: ``policy(env, task)``, sync or async; a class that is made without arguments and
+            whose instances are called so; or a name such as ``reference`` or ``module:function``.
         tasks: Tasks, mappings with their fields, or a JSON Lines file. A file or list is checked
             here. An iterator, async or not, may be slow or endless: a task is taken when an episode
             can start. If it raises, the running episodes are finished first.
@@ -397,14 +398,14 @@ def sample(
         An iterator of `Episode`; nothing runs before it is iterated, or `Sampling.run` is called.
 
     Raises:
-        ConfigError: An invalid file, option or task, or a policy that is not callable or is a
-            generator.
+        ConfigError: An invalid file, option or task, or a policy that does not exist, is not
+            callable or is a generator.
     """
     if not _is_finite(reward_on_death):
         raise ConfigError(f"reward_on_death must be a finite number, not {reward_on_death!r}")
     if concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
-    check_policy(policy)
+    made = make(named_policy(policy) if isinstance(policy, str) else policy)
     limit_s = None
     if episode_timeout is not None:
         limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
@@ -413,7 +414,7 @@ def sample(
         raise ConfigError("resume requires out", hint="give the output file of the run to resume")
     return Sampling(
         str(environment),
-        policy,
+        made,
         feed,
         concurrency=concurrency,
         infra_retries=infra_retries,

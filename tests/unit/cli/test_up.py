@@ -11,7 +11,6 @@ import pytest
 
 from aenv_ray import local_fabric
 from aenv_ray.cli.main import main
-from aenv_ray.cli.sample import load_policy
 from aenv_ray.cli.terminal import config_file, options
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
@@ -144,20 +143,3 @@ def test_the_address_that_aenvironment_writes_by_itself_counts_for_none(tmp_path
     assert main(["list"]) == 3
     set_config(tmp_path, hub_config={"hub_backend": "https://hub.example.com"})
     assert told()[0] == "https://hub.example.com"
-
-
-# --- policies -----------------------------------------------------------------------------------
-
-
-def test_a_policy_is_found_by_module_and_by_file(tmp_path, monkeypatch):
-    (tmp_path / "my_policy_module.py").write_text("def act(env, task): return 1\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    assert load_policy("my_policy_module:act")(None, None) == 1
-    assert load_policy("my_policy_module.py:act")(None, None) == 1
-
-
-@pytest.mark.parametrize("text", ["act", ":act", "m:", "no_such_module_here:act", "json:nothing"])
-def test_a_policy_that_is_none_is_a_config_error(text):
-    with pytest.raises(ConfigError):
-        load_policy(text)

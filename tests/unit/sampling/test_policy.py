@@ -73,7 +73,7 @@ def test_what_cannot_act_is_refused_before_anything_starts() -> None:
     async def yields_too(env: Any, task: Any) -> Any:
         yield
 
-    wrong: list[Any] = [yields, yields_too, "policy", None]
+    wrong: list[Any] = [yields, yields_too, 3, None]
     for policy in wrong:
         with pytest.raises(ConfigError, match=r"the policy .* (is a generator|is not callable)"):
             sample("mini-terminal", policy, [])

@@ -1,0 +1,77 @@
+"""Policies by name: a built-in one, or a function or class of the user's module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
+
+FORMS: Final = "reference, null, random, random:SEED, module:function or file.py:function"
+
+
+def named_policy(text: str) -> Policy | type:
+    """Return the policy that `text` names, in one of `FORMS`. A class is returned as it is.
+
+    Raises:
+        ConfigError: It does not exist, or its module cannot be imported.
+    """
+    kind, _, detail = text.partition(":")
+    match kind:
+        case "reference" | "null" if not detail:
+            return reference if kind == "reference" else null
+        case "random":
+            return RandomPolicy(_seed(detail))
+        case _:
+            return _imported(text)
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise ConfigError(
+            f"invalid seed {text!r}", hint="write the policy as random or random:7"
+        ) from None
+
+
+def _imported(text: str) -> Policy | type:
+    where, colon, name = text.rpartition(":")
+    if not (where and colon and name):
+        raise ConfigError(f"invalid policy {text!r}", hint=f"write it as {FORMS}")
+    try:
+        module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where)
+    except (Exception, SystemExit) as exc:
+        raise ConfigError(
+            f"policy {text!r} cannot be imported: {type(exc).__name__}: {exc}",
+            hint="modules are searched from the working directory; for the traceback run: "
+            "aenv --verbose sample …",
+        ) from exc
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"{where} has no function or class {name!r}")
+    policy: Policy | type = found
+    return policy
+
+
+def _of_name(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _of_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec.loader.exec_module(module)
+    return module

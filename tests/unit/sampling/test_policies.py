@@ -1,0 +1,294 @@
+"""Policies by name, made once for each runner, and sent to other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jsonschema
+import pytest
+
+from aenv_ray.actors.ray_shell.pickling import pickled
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import RandomPolicy, Task
+from aenv_ray.sampling.policies import base
+from aenv_ray.sampling.policies.named import named_policy
+from aenv_ray.sampling.policies.scripted import null, random_value, reference
+
+TASK = Task(id="t", reference=({"tool": "add", "arguments": {"a": 1}},))  # type: ignore[arg-type]
+TOOLS = [
+    {"name": "add", "inputSchema": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}},
+]
+
+
+class FakeEnv:
+    """Records calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        return TOOLS
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> None:
+        self.calls.append((name, arguments))
+
+
+def play(policy: Any, task: Task = TASK) -> list[tuple[str, dict[str, Any]]]:
+    env = FakeEnv()
+    asyncio.run(policy(env, task))
+    return env.calls
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with modules of the user, which are forgotten after the test."""
+    known = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_a_policy_is_found_by_module_and_by_file(own_modules: Path) -> None:
+    (own_modules / "my_policy_module.py").write_text("def act(env, task): return 1\n")
+    for text in ("my_policy_module:act", "my_policy_module.py:act"):
+        found: Any = named_policy(text)
+        assert found(None, None) == 1
+
+
+def test_built_in_policies_have_names() -> None:
+    assert named_policy("reference") is reference
+    assert named_policy("null") is null
+    assert repr(named_policy("random:7")) == "RandomPolicy(seed=7, calls=8)"
+
+
+@pytest.mark.parametrize(
+    "text", ["act", ":act", "m:", "no_such_module_here:act", "json:nothing", "random:x", "null:x"]
+)
+def test_a_policy_that_does_not_exist_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        named_policy(text)
+
+
+def test_a_module_that_exits_when_it_is_imported_is_a_config_error(own_modules: Path) -> None:
+    (own_modules / "exits.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(ConfigError, match="SystemExit"):
+        named_policy("exits:act")
+
+
+# --- built in -------------------------------------------------------------------------------------
+
+
+def test_reference_plays_the_tasks_solution_and_null_does_nothing() -> None:
+    assert play(reference) == [("add", {"a": 1})]
+    assert play(null) == []
+    with pytest.raises(ConfigError, match="no reference solution"):
+        play(reference, Task(id="t"))
+
+
+def test_random_calls_depend_on_seed_and_task_only() -> None:
+    calls = play(RandomPolicy(1))
+    assert len(calls) == 8
+    assert play(RandomPolicy(1)) == calls
+    assert play(RandomPolicy(2)) != calls
+    assert play(RandomPolicy(1), Task(id="other")) != calls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 3, "maximum": 4},
+        {"type": ["number", "null"]},
+        {"enum": ["a", 1, None]},
+        {"const": {"x": 1}},
+        {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 20, "maxLength": 21}]},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2},
+        {"properties": {"a": {"properties": {"b": {"type": "string"}}, "required": ["b"]}}},
+    ],
+)
+def test_random_arguments_match_their_schema(schema: dict[str, Any]) -> None:
+    for seed in range(50):
+        jsonschema.validate(random_value(schema, random.Random(seed)), schema)
+
+
+# --- made once for each runner --------------------------------------------------------------------
+
+
+class Counting:
+    made: ClassVar[list[Counting]] = []
+
+    def __init__(self) -> None:
+        self.made.append(self)
+        self.is_closed = False
+
+    async def __call__(self, env: Any, task: Any) -> int:
+        return id(self)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_a_class_is_made_once_and_closed() -> None:
+    policy = base.make(Counting)
+    (made,) = Counting.made
+    assert policy is made
+    assert base.is_async(policy)
+    assert base.make(policy) is policy
+    asyncio.run(base.close(policy))
+    assert made.is_closed
+
+
+class Raises:
+    def __init__(self) -> None:
+        raise OSError("no weights")
+
+    def __call__(self, env: Any, task: Any) -> None: ...
+
+
+class NeedsArguments:
+    def __init__(self, path: str) -> None: ...
+
+    def __call__(self, env: Any, task: Any) -> None: ...
+
+
+class Yields:
+    def __call__(self, env: Any, task: Any) -> Iterator[int]:
+        yield 1
+
+
+class Silent: ...
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Raises, "OSError: no weights"),
+        (NeedsArguments, "without arguments.*path"),
+        (Silent, "cannot be called"),
+        (Yields, "is a generator"),
+        (Yields(), "is a generator"),
+        (partial(Yields()), "is a generator"),
+        (3, "is not callable"),
+    ],
+)
+def test_what_cannot_act_is_refused_by_name(policy: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        base.make(policy)
+
+
+# --- sent to runners ------------------------------------------------------------------------------
+
+RUNNER = """
+import sys
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.policies import base
+try:
+    policy = base.make(base.received(sys.stdin.buffer.read()))
+    print(policy(None, None))
+except ConfigError as exc:
+    print("ConfigError", exc.message, exc.hint)
+"""
+
+
+def on_a_runner(policy: Any, directory: Path) -> str:
+    """Return what another process, without the driver's modules, prints when it plays a policy."""
+    data = base.portable(policy)
+    assert data is not None
+    program = [sys.executable, "-c", RUNNER]
+    return subprocess.run(
+        program, input=data, cwd=directory, stdout=subprocess.PIPE, check=True
+    ).stdout.decode()
+
+
+def test_a_policy_of_a_file_beside_the_driver_travels(own_modules: Path) -> None:
+    (own_modules / "agent.py").write_text(
+        textwrap.dedent("""
+            LIMIT = 41
+
+            def helper():
+                return LIMIT + 1
+
+            class Agent:
+                def __call__(self, env, task):
+                    return helper()
+        """)
+    )
+    elsewhere = own_modules / "elsewhere"
+    elsewhere.mkdir()
+    for form in ("agent:Agent", "agent.py:Agent"):
+        assert on_a_runner(named_policy(form), elsewhere) == "42\n"
+
+
+def test_a_module_that_the_runner_lacks_is_named(own_modules: Path) -> None:
+    (own_modules / "my_helpers.py").write_text("x = 1\n")
+    (own_modules / "agent.py").write_text(
+        "import my_helpers\ndef act(env, task): return my_helpers.x\n"
+    )
+    elsewhere = own_modules / "elsewhere"
+    elsewhere.mkdir()
+    shown = on_a_runner(named_policy("agent:act"), elsewhere)
+    assert "ConfigError" in shown
+    assert "my_helpers" in shown
+    assert "runtime_env" in shown
+
+
+def test_what_cannot_be_pickled_stays_in_the_driver() -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(env: Any, task: Any) -> bool:
+        return lock.locked()
+
+    assert base.portable(holds_a_lock) is None
+
+
+def test_a_policy_that_hands_out_results_stays_in_the_driver() -> None:
+    """What the driver reads after the run must have been written in the driver."""
+    seen: list[str] = []
+
+    class Agent:
+        def __init__(self) -> None:
+            self.history: dict[str, int] = {}
+
+        def __call__(self, env: Any, task: Any) -> None: ...
+
+        def act(self, env: Any, task: Any) -> None: ...
+
+    def notes(env: Any, task: Any) -> None:
+        seen.append(task.id)
+
+    def plain(env: Any, task: Any) -> None: ...
+
+    assert base.portable(notes) is None
+    assert base.portable(Agent()) is None
+    assert base.portable(Agent().act) is None
+    assert base.portable(partial(plain, x=seen)) is None
+    for policy in (plain, Agent, RandomPolicy(), reference):
+        assert base.portable(policy) is not None
+
+
+def test_pickling_leaves_the_users_registrations(own_modules: Path) -> None:
+    from ray import cloudpickle
+
+    (own_modules / "registered.py").write_text("def act(env, task): return 1\n")
+    act = named_policy("registered:act")
+    cloudpickle.register_pickle_by_value(sys.modules["registered"])
+    try:
+        pickled(act)
+        assert "registered" in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules["registered"])
