@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from aenv_ray.actors.calls.batched_sender import Send
 from aenv_ray.actors.calls.handle import EnvHandle, host_of, with_sender
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
 from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
 from aenv_ray.actors.calls.wire import CallMessage, decode_json
@@ -35,6 +37,9 @@ class AsyncEnvHandle:
 
     Args:
         handle: The instance's handle; `create` and `attach` obtain one.
+        call_host: Sends a message to the instance's host and returns the result's value. None:
+            each message is a task of its own.
+        introduction: To its sandbox, if the host has given one already.
     """
 
     url: str = ""
@@ -43,10 +48,16 @@ class AsyncEnvHandle:
     digest: str = ""
     """Digest of the environment's content; empty if this process did not create the instance."""
 
-    def __init__(self, handle: EnvHandle) -> None:
+    def __init__(
+        self,
+        handle: EnvHandle,
+        call_host: Send | None = None,
+        introduction: Introduction | None = None,
+    ) -> None:
         self.instance_id: str = handle.instance_id
-        self._call_host: Callable[[bytes], Awaitable[Any]] = host_of(handle).call.remote
+        self._call_host: Send = call_host or host_of(handle).call.remote
         self.handle = with_sender(handle, self._send)
+        self._introduction = introduction
         self._door: LocalDoor | None = None
 
     @classmethod
@@ -87,7 +98,8 @@ class AsyncEnvHandle:
         if self._door is None or self._door.loop is not asyncio.get_running_loop():
             if self._door is not None:
                 self._door.close()
-            self._door = LocalDoor(self.handle)
+            self._door = LocalDoor(self.handle, introduction=self._introduction)
+            self._introduction = None
         return self._door
 
     def _send(self, message: bytes) -> Awaitable[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import threading
@@ -13,41 +12,28 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
+from aenv_ray.actors.calls.batched_sender import BatchedSender
 from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import Created
+from aenv_ray.actors.fabric.driver_api import connector
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.instance_batches import InstanceBatches
+from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.errors import (
-    INFRASTRUCTURE,
-    AenvError,
-    CallOutcomeUnknown,
-    ConfigError,
-    DeadlineExceeded,
-    InstanceExpired,
-    SandboxDiedInside,
-    SandboxExhausted,
-    ToolError,
-)
-from aenv_ray.models import InstanceStatus
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
+from aenv_ray.errors import ConfigError
+from aenv_ray.project.project import Project
+from aenv_ray.sampling.episode import Episode
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
+from aenv_ray.sampling.instance_source import InstanceSource
 from aenv_ray.sampling.policies.base import Policy, make
 from aenv_ray.sampling.policies.named import named_policy
-from aenv_ray.sampling.policy import (
-    CALL_TIMEOUT_S,
-    TEXT_LIMIT,
-    EpisodeEnv,
-    act,
-)
+from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules, Runner
 from aenv_ray.sampling.summary import Summary, summarize
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
-from aenv_ray.sampling.user_code import PolicyTimedOut, within
 from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")
 
-INFRA_RETRIES: Final = 2
-"""Restarts of an episode, on a new instance, after infrastructure failures."""
-RETRY_PAUSE_S: Final = 0.5
-"""Pause before a restart, multiplied by the number of attempts."""
 _BLOCKED_S: Final = 10.0
 """An event loop that does not react for this long is blocked by an async policy."""
 
@@ -66,9 +52,7 @@ class Sampling:
         tasks: TaskFeed,
         *,
         concurrency: int,
-        infra_retries: int,
-        episode_timeout_s: float | None,
-        reward_on_death: float,
+        rules: EpisodeRules,
         options: CreateOptions,
         out: Path | None,
         kept: list[Episode],
@@ -77,9 +61,7 @@ class Sampling:
         self._policy = policy
         self._tasks = tasks
         self._concurrency = concurrency
-        self._infra_retries = infra_retries
-        self._episode_timeout_s = episode_timeout_s
-        self._reward_on_death = reward_on_death
+        self._rules = rules
         self._options = options
         self._out = out
         self.output_failure: ConfigError | None = None
@@ -189,10 +171,18 @@ class Sampling:
 
     async def _run_all(self, tasks: TaskFeed, finished: asyncio.Queue[Episode | None]) -> None:
         output = EpisodeFile(self._out, self._kept) if self._out else None
+        instances, sender = await self._instances(), BatchedSender()
+
+        def attach(created: Created) -> AsyncEnvHandle:
+            handle = instances.handle(created)
+            return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
+
+        source = InstanceSource(instances, attach, concurrency=self._concurrency, left=tasks.left)
+        runner = Runner(self._policy, source, self._rules)
 
         async def work() -> None:
             while (taken := await tasks.take()) is not None:
-                episode = await self._episode(*taken)
+                episode = await runner.play(*taken)
                 if output is not None:
                     output.write(episode)
                 self._episodes.append(episode)
@@ -209,125 +199,19 @@ class Sampling:
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         finally:
+            await source.close()
             if output is not None:
                 output.close()
                 self.output_failure = output.failure
 
-    async def _episode(self, index: int, task: Task) -> Episode:
-        """Run one episode, and restart it after infrastructure failures."""
-        attempt = 1
-        while True:
-            episode = await self._attempt(index, task, attempt)
-            if episode.status is not EpisodeStatus.INFRA_FAILED or attempt > self._infra_retries:
-                return episode
-            await asyncio.sleep(RETRY_PAUSE_S * attempt)
-            attempt += 1
+    async def _instances(self) -> InstanceBatches:
+        connect = connector()
 
-    async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
-        steps: list[Step] = []
-        started = time.perf_counter()
-        fields: dict[str, Any] = {"index": index, "task_id": task.id, "attempts": attempt}
-        instance: AsyncEnvHandle | None = None
-        try:
-            instance = await AsyncEnvHandle.create(self._environment, self._options)
-            fields["create_s"] = time.perf_counter() - started
-            fields["instance_id"] = instance.handle.instance_id
-            fields["environment"] = instance.handle.reference
-            fields["environment_digest"] = instance.digest
-            fields |= await self._roll_out(instance, task, steps)
-        except INFRASTRUCTURE as exc:
-            fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
-        finally:
-            if instance is not None:
-                await _release(instance)
-        duration_s = time.perf_counter() - started
-        return Episode(steps=tuple(steps), duration_s=duration_s, **fields)
+        def resolved() -> tuple[Fabric, Project]:
+            fabric = connect()
+            return fabric, resolve(self._environment, lambda: fabric)
 
-    async def _roll_out(
-        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
-    ) -> dict[str, Any]:
-        """Run setup, policy and reward; infrastructure failures are raised."""
-        try:
-            if task.setup is not None:
-                function = task.setup.function or ""
-                await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
-        except ToolError as exc:
-            return _failure(EpisodeStatus.REWARD_FAILED, exc)
-        try:
-            return await self._act_and_score(instance, task, steps)
-        except (SandboxDiedInside, SandboxExhausted) as exc:
-            return self._death(task, exc)
-        except CallOutcomeUnknown:
-            # The call may have been lost with a server in the sandbox that an agent has ended.
-            try:
-                await instance.list_tools()
-            except SandboxDiedInside as exc:
-                return self._death(task, exc)
-            raise
-        except InstanceExpired as exc:
-            return _failure(EpisodeStatus.TIMED_OUT, exc)  # an agent can wait for its TTL
-
-    def _death(self, task: Task, exc: AenvError) -> dict[str, Any]:
-        reward = None if task.reward is None else self._reward_on_death
-        return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
-
-    async def _act_and_score(
-        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
-    ) -> dict[str, Any]:
-        """Run policy and reward; infrastructure failures and deaths from inside are raised."""
-        env = EpisodeEnv(instance, steps)
-        try:
-            acting = act(self._policy, env, task)
-            output = await within(acting, self._episode_timeout_s, lambda: _expect(instance))
-        except INFRASTRUCTURE:
-            raise
-        except PolicyTimedOut as exc:
-            if env.failure is not None:
-                raise env.failure from exc
-            return _failure(EpisodeStatus.TIMED_OUT, DeadlineExceeded(str(exc)))
-        except Exception as exc:  # every exception of a policy is its failure
-            if env.failure is not None:
-                raise env.failure from exc
-            return _failure(EpisodeStatus.POLICY_FAILED, exc)
-        if env.failure is not None:
-            raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
-        fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
-        fields["output"] = _recordable(output)
-        if task.reward is None:
-            return fields
-        try:
-            detail = await instance.call_reward(
-                task.reward.arguments, task.reward.name, CALL_TIMEOUT_S
-            )
-            return fields | {"reward": reward_number(detail), "reward_detail": detail}
-        except SandboxExhausted:
-            raise
-        except ToolError as exc:
-            return _failure(EpisodeStatus.REWARD_FAILED, exc)
-
-
-def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
-    code = exc.code if isinstance(exc, AenvError) else type(exc).__name__
-    message = exc.message if isinstance(exc, AenvError) else str(exc)
-    return {"status": status, "reward": None, "error": f"{code}: {message}"}
-
-
-async def _expect(instance: AsyncEnvHandle) -> None:
-    """Raise the error of a call if the instance has ended; otherwise make no call."""
-    if (await instance.info()).status is not InstanceStatus.RUNNING:
-        await instance.list_tools()
-
-
-async def _release(instance: AsyncEnvHandle) -> None:
-    """Release an instance, even if the episode is cancelled meanwhile."""
-    task = asyncio.ensure_future(instance.release())
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-    except AenvError:
-        pass  # its node is lost; the launcher's deadline and the controller clean up
+        return InstanceBatches(*await asyncio.to_thread(resolved), self._options)
 
 
 def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> bool:
@@ -347,14 +231,6 @@ def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> boo
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _recordable(output: Any) -> Any:
-    try:
-        json.dumps(output)
-    except (TypeError, ValueError):
-        return repr(output)[:TEXT_LIMIT]
-    return output
 
 
 def sample(
@@ -417,9 +293,7 @@ def sample(
         made,
         feed,
         concurrency=concurrency,
-        infra_retries=infra_retries,
-        reward_on_death=float(reward_on_death),
-        episode_timeout_s=limit_s,
+        rules=EpisodeRules(infra_retries, float(reward_on_death), limit_s),
         options=CreateOptions(actor=actor, **options),
         out=file,
         kept=finished_episodes(file, feed.known) if resume and file is not None else [],

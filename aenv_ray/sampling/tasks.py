@@ -113,6 +113,12 @@ class TaskFeed:
         async with self._taking:
             return self._ahead.popleft() if self._ahead else await self._read()
 
+    def left(self) -> int | None:
+        """Return how many tasks were not taken yet; None if the source has no length."""
+        if self._is_at_end:
+            return len(self._ahead)
+        return None if self.total is None else max(0, self.total - self._number) + len(self._ahead)
+
     async def skip(self, kept: Mapping[int, str], where: str) -> None:
         """Skip tasks that an earlier run finished.
 

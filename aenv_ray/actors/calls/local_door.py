@@ -55,15 +55,18 @@ class LocalDoor:
     Args:
         handle: Of the instance.
         role: What the connection may be used for.
+        introduction: For this role, if the host has given one already.
     """
 
     def __init__(
         self,
         handle: EnvHandle,
         role: DoorRole = DoorRole.OWNER,
+        introduction: Introduction | None = None,
     ) -> None:
         self._handle = handle
         self._role = role
+        self._given = introduction
         self.loop = asyncio.get_running_loop()
         self._connection: DoorSandbox | None = None
         self._host: _HostLink | None = None
@@ -157,6 +160,9 @@ class LocalDoor:
             self._opening = None
 
     async def _introduction(self) -> Introduction | None:
+        if self._given is not None:  # it is valid once
+            given, self._given = self._given, None
+            return given
         instance_id = self._handle.instance_id
         asked: Awaitable[Introduction | None] = host_of(self._handle).introduce.remote(
             instance_id, ray_api.session_scope(), self._role.value

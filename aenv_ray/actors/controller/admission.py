@@ -162,17 +162,24 @@ class Admission:
     # --- waiting --------------------------------------------------------------------------------
 
     async def wait(
-        self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
+        self,
+        ids: Sequence[InstanceId],
+        owner: str,
+        job_id: str | None,
+        wait_s: float,
+        is_divisible: bool = False,
     ) -> list[Reservation]:
         """Return places for all instances of a group, once it is the owner's turn.
 
-        The hosts keep the places for `RESERVED_S`. Cancelling leaves the queue.
+        If the group is divisible, these may be places for some of its instances; the caller asks
+        again for the others. The hosts keep the places for `RESERVED_S`. Cancelling leaves the
+        queue.
 
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
         """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(tuple(ids), owner, job_id, loop.time())
+        ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible)
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
         self._waiters[ticket] = granted
         self._queue.add(ticket)
@@ -240,10 +247,11 @@ class Admission:
         grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
         for grant in grants:
             await self._give(grant, actors)
-        granted = sum(len(grant.ticket.ids) for grant in grants)
+        granted = sum(grant.granted for grant in grants)
+        asked_again = sum(grant.left for grant in grants)  # they join the queue in a moment
         free = sum(load.free for load in loads.values()) - granted
         if may_grow(nodes.values()):
-            missing = self._queue.instances - free
+            missing = self._queue.instances + asked_again - free
             await self._demand(bundles(missing, self._slots_per_node))
         self._reason = explain_wait(
             self._queue,

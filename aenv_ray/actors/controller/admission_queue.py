@@ -33,6 +33,8 @@ class Ticket:
     """The Ray job that the instances end with; None: they outlive it."""
     since: float
     """Arrival, in seconds of a monotonic clock."""
+    is_divisible: bool = False
+    """Whether it may be granted in part, because its instances are independent."""
 
 
 class Grant(NamedTuple):
@@ -40,6 +42,16 @@ class Grant(NamedTuple):
 
     ticket: Ticket
     shares: dict[str, tuple[InstanceId, ...]]
+
+    @property
+    def granted(self) -> int:
+        """Number of instances that got a place."""
+        return sum(map(len, self.shares.values()))
+
+    @property
+    def left(self) -> int:
+        """Number of instances of a divisible ticket without a place; they are asked for again."""
+        return len(self.ticket.ids) - self.granted
 
 
 class AdmissionQueue:
@@ -88,7 +100,9 @@ class AdmissionQueue:
         while waiting:
             ticket = min(waiting, key=lambda t: (self._granted[t.owner], t.since))
             waiting.remove(ticket)
-            if len(ticket.ids) > sum(load.free for load in loads.values()):
+            free = sum(load.free for load in loads.values())
+            ids = ticket.ids[:free] if ticket.is_divisible and free else ticket.ids
+            if len(ids) > free:
                 fits_ever = len(ticket.ids) <= sum(load.capacity for load in loads.values())
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
                     break  # places that become free from now on are kept for this group
@@ -96,13 +110,13 @@ class AdmissionQueue:
                 waiting = [other for other in waiting if other.owner != ticket.owner]
                 continue
             shares, start = {}, 0
-            for name, count in spread(len(ticket.ids), list(loads.values())).items():
-                shares[name] = ticket.ids[start : start + count]
+            for name, count in spread(len(ids), list(loads.values())).items():
+                shares[name] = ids[start : start + count]
                 start += count
                 load = loads[name]
                 loads[name] = replace(load, instances=load.instances + count)
             granted.append(Grant(ticket, shares))
-            self._granted[ticket.owner] += len(ticket.ids)
+            self._granted[ticket.owner] += len(ids)
         for grant in granted:
             self.remove(grant.ticket)
         return granted

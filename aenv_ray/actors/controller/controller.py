@@ -75,10 +75,15 @@ class Controller:
         return await self._admission.shared_hosts(patience_s, wanted)
 
     async def places(
-        self, ids: Sequence[InstanceId], owner: str, job_id: str | None, wait_s: float
+        self,
+        ids: Sequence[InstanceId],
+        owner: str,
+        job_id: str | None,
+        wait_s: float,
+        is_divisible: bool = False,
     ) -> list[Reservation]:
         """See `Admission.wait`."""
-        return await self._admission.wait(ids, owner, job_id, wait_s)
+        return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible)
 
     async def queue_reason(self) -> str:
         """See `Admission.reason`."""

@@ -10,15 +10,24 @@ then is the project packed and sent, once to each node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
 from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
-from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
+from aenv_ray.actors.host.start_messages import (
+    Introductions,
+    Outcomes,
+    ProjectMissing,
+    decode_introduced,
+    decode_outcomes,
+    encode_specs,
+)
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceError
@@ -28,6 +37,12 @@ from aenv_ray.project.project import Project
 
 CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create: it may build a virtual environment first."""
+STARTS_PER_HOST: Final = 2
+"""Requests of one `create_each` that a host works on at once: the next one waits at the host while
+the answer to the first travels."""
+INSTANCES_PER_START: Final = 32
+"""Independent instances in one such request: it is answered when the last of them runs."""
+_LEAST_QUEUE_S: Final = 1.0
 _REASON_S: Final = 2.0
 
 
@@ -38,6 +53,8 @@ class Created(NamedTuple):
     host: RemoteHost
     """The host actor."""
     info: InstanceInfo
+    introduction: Introduction | None = None
+    """To its sandbox, if this process asked for it and is on the same node."""
 
 
 class _Started(NamedTuple):
@@ -46,10 +63,69 @@ class _Started(NamedTuple):
     spec: InstanceSpec
     host: RemoteHost
     outcome: InstanceInfo | AenvError
+    introduction: Introduction | None = None
+
+    def result(self) -> Created | AenvError:
+        if isinstance(self.outcome, AenvError):
+            return self.outcome
+        return Created(self.spec, self.host, self.outcome, self.introduction)
 
 
 _Refusals = dict[str, AenvError]
 """Why hosts, by name, started nothing of their share."""
+
+
+class EachCreate(Protocol):
+    """Who creates independent instances: receives what becomes of them."""
+
+    def on_outcome(self, outcome: Created | AenvError) -> None:
+        """One instance runs, or has failed."""
+
+    def on_queued(self, count: int) -> None:
+        """Some instances wait for room in the cluster."""
+
+    def on_placed(self, count: int) -> None:
+        """Some of the waiting instances have got room."""
+
+
+class _Each:
+    """One `create_each`.
+
+    Args:
+        source: The project.
+        queue_s: Longest wait for room.
+        news: Receives the outcomes.
+        tried: Ids that may be running and were not reported; kept up to date.
+    """
+
+    def __init__(
+        self, source: Project, queue_s: float, news: EachCreate, tried: set[InstanceId]
+    ) -> None:
+        self.source = source
+        self.queue_s = queue_s
+        self.news = news
+        self._tried = tried
+
+    def tell(self, started: Sequence[_Started]) -> None:
+        for one in started:
+            self._tried.discard(one.spec.instance_id)
+            self.news.on_outcome(one.result())
+
+    def fail(self, specs: Sequence[InstanceSpec], error: AenvError) -> None:
+        for spec in specs:
+            self._tried.discard(spec.instance_id)
+            self.news.on_outcome(error)
+
+    def replace(self, specs: Sequence[InstanceSpec], others: Sequence[InstanceSpec]) -> None:
+        self._tried -= {spec.instance_id for spec in specs}
+        self._tried |= {spec.instance_id for spec in others}
+
+    async def guarded(self, specs: Sequence[InstanceSpec], work: Coroutine[Any, Any, None]) -> None:
+        """Run a step for some instances; an error of ours fails these and no others."""
+        try:
+            await work
+        except AenvError as exc:
+            self.fail(specs, exc)
 
 
 class CreateProtocol:
@@ -57,18 +133,29 @@ class CreateProtocol:
 
     Args:
         notices: Logs that creates take long; None: nobody reads the log.
+        scope: Of this process, see `ray_api.session_scope`: the hosts of its node introduce it to
+            the shared instances that they start. "" if it does not call them directly.
 
     Attributes:
         shared_hosts: The shared hosts as this connection knows them.
     """
 
-    def __init__(self, controller: Any, waits: Waits, notices: WaitNotices | None = None) -> None:
+    def __init__(
+        self,
+        controller: Any,
+        waits: Waits,
+        notices: WaitNotices | None = None,
+        scope: str = "",
+    ) -> None:
         self._controller = controller
         self._waits = waits
         self._notices = notices
+        self._scope = scope
         self.shared_hosts = SharedHosts(controller, waits)
         self._sending = waits.lock()
         self._sends = 0
+        self._starting: dict[str, asyncio.Semaphore] = {}
+        """By host name; used by `create_each` only."""
         self._sent_as: dict[tuple[str, str], int] = {}
         """The last send of a project to a node, by node id and digest."""
 
@@ -104,12 +191,9 @@ class CreateProtocol:
             if ray_api.is_connected():
                 self._controller.release.remote(tried)
             raise
-        created = [
-            Created(one.spec, one.host, one.outcome)
-            for one in started
-            if isinstance(one.outcome, InstanceInfo)
-        ]
-        failures = [one.outcome for one in started if isinstance(one.outcome, AenvError)]
+        results = [one.result() for one in started]
+        created = [one for one in results if isinstance(one, Created)]
+        failures = [one for one in results if isinstance(one, AenvError)]
         if failures:
             await self._release([one.info.id for one in created])
             raise _group_error(failures[0], len(failures), len(specs))
@@ -219,12 +303,21 @@ class CreateProtocol:
         return [spec.model_copy(update={"instance_id": new_instance_id(name)}) for spec in specs]
 
     async def _queue(
-        self, source: Project, specs: list[InstanceSpec], queue_s: float
+        self,
+        source: Project,
+        specs: list[InstanceSpec],
+        queue_s: float,
+        *,
+        is_divisible: bool = False,
     ) -> list[Share]:
-        """Return reserved places for a group, once it is its turn and there is room."""
+        """Return reserved places for a group, once it is its turn and there is room.
+
+        These may be places for some of the instances, if the group is divisible.
+        """
         by_id = {spec.instance_id: spec for spec in specs}
+        owner = specs[0].owner or specs[0].job_id or ""
         reference = self._controller.places.remote(
-            list(by_id), specs[0].owner or specs[0].job_id or "", specs[0].job_id, queue_s
+            list(by_id), owner, specs[0].job_id, queue_s, is_divisible
         )
         what = f"room for {len(specs)} of {source.reference}"
         reserved = await self._long_wait(reference, what, source, queue_s)
@@ -235,26 +328,124 @@ class CreateProtocol:
     ) -> tuple[list[_Started], _Refusals]:
         """Have each host start its share, all at the same time."""
         mark = self._sends
-        asked = [(share, share.host.start.remote(encode_specs(share.specs))) for share in shares]
+        asked = [(share, self._ask_to_start(share)) for share in shares]
         started: list[_Started] = []
         refusals: _Refusals = {}
         for share, reference in asked:
             what = f"creating on {share.name}"
             try:
-                answer = decode_outcomes(await self._long_wait(reference, what, source))
+                answer, doors = self._answer(await self._long_wait(reference, what, source))
                 if isinstance(answer, ProjectMissing):
                     await self._send_project(source, answer.node_id, share.host, mark)
-                    reference = share.host.start.remote(encode_specs(share.specs))  # noqa: PLW2901
-                    answer = decode_outcomes(await self._long_wait(reference, what, source))
+                    reference = self._ask_to_start(share)  # noqa: PLW2901
+                    answer, doors = self._answer(await self._long_wait(reference, what, source))
             except (CapacityExceeded, FabricUnavailable) as exc:
                 refusals[share.name] = exc
                 continue
             if isinstance(answer, ProjectMissing):
                 refusals[share.name] = _lost_project(source, answer)
                 continue
-            pairs = zip(share.specs, answer, strict=True)
-            started += [_Started(spec, share.host, outcome) for spec, outcome in pairs]
+            doors = doors or [None] * len(answer)
+            for spec, outcome, door in zip(share.specs, answer, doors, strict=True):
+                started.append(_Started(spec, share.host, outcome, door))
         return started, refusals
+
+    def _ask_to_start(self, share: Share) -> Any:
+        specs = encode_specs(share.specs)
+        if self._scope:
+            return share.host.start_introduced.remote(specs, self._scope)
+        return share.host.start.remote(specs)
+
+    def _answer(self, data: bytes) -> tuple[Outcomes | ProjectMissing, Introductions]:
+        return decode_introduced(data) if self._scope else (decode_outcomes(data), [])
+
+    # --- independent instances --------------------------------------------------------------------
+
+    async def create_each(
+        self,
+        source: Project,
+        specs: Sequence[InstanceSpec],
+        density: ActorDensity,
+        queue_s: float,
+        news: EachCreate,
+    ) -> None:
+        """Create independent instances, and report each as soon as it runs or has failed.
+
+        As many as fit are started at once, and the others wait in the queue for `queue_s`. If it is
+        cancelled, the instances that were not reported are released. For event loops only.
+        """
+        tried = {spec.instance_id for spec in specs}
+        each = _Each(source, queue_s, news, tried)
+        try:
+            if density is ActorDensity.DEDICATED:
+                async with asyncio.TaskGroup() as group:
+                    for spec in specs:
+                        group.create_task(each.guarded([spec], self._dedicated_each(each, spec)))
+            else:
+                await each.guarded(specs, self._place_each(each, list(specs), None))
+        except BaseException:
+            if tried and ray_api.is_connected():
+                self._controller.release.remote(sorted(tried))
+            raise
+
+    async def _dedicated_each(self, each: _Each, spec: InstanceSpec) -> None:
+        each.tell(await self._create_dedicated(each.source, [spec], each.queue_s))
+
+    async def _place_each(
+        self, each: _Each, specs: list[InstanceSpec], avoid: set[str] | None
+    ) -> None:
+        """Start as many instances as fit, and queue the others; `avoid` as for `SharedHosts`."""
+        shares = await self.shared_hosts.place_some(specs, avoid=avoid)
+        left = specs[sum(len(share.specs) for share in shares) :]
+        async with asyncio.TaskGroup() as group:
+            for part in _parts(shares):
+                work = self._start_each(each, part, may_retry=avoid is None)
+                group.create_task(each.guarded(part.specs, work))
+            if left:
+                group.create_task(each.guarded(left, self._queue_each(each, left)))
+
+    async def _start_each(self, each: _Each, share: Share, *, may_retry: bool) -> None:
+        """Start instances on one host; if it refuses, they wait for others or move to one."""
+        async with self._starting.setdefault(share.name, asyncio.Semaphore(STARTS_PER_HOST)):
+            started, refusals = await self._start(each.source, [share])
+        each.tell(started)
+        for refusal in refusals.values():
+            self.shared_hosts.forget()
+            if not may_retry:
+                raise refusal
+            if isinstance(refusal, CapacityExceeded):
+                await self._queue_each(each, share.specs)
+                continue
+            again = self._renamed(share.specs, each.source.config.name)
+            each.replace(share.specs, again)
+            await each.guarded(again, self._place_each(each, again, {share.name}))
+
+    async def _queue_each(self, each: _Each, specs: list[InstanceSpec]) -> None:
+        """Start instances as the queue grants them places."""
+        if not each.queue_s or specs[0].node_ids:  # a place in the queue may be on any node
+            self.shared_hosts.forget()
+            raise CapacityExceeded(
+                f"there is no room for {len(specs)} instances of {each.source.reference}",
+                retry_after_s=1.0,
+                hint="release instances, lower the concurrency, or give a queue_timeout",
+            )
+        each.news.on_queued(len(specs))
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + each.queue_s
+        async with asyncio.TaskGroup() as group:
+            while specs:
+                left_s = max(_LEAST_QUEUE_S, ends - loop.time())
+                try:
+                    shares = await self._queue(each.source, specs, left_s, is_divisible=True)
+                except AenvError as exc:
+                    each.fail(specs, exc)
+                    return
+                for part in _parts(shares):
+                    work = self._start_each(each, part, may_retry=False)
+                    group.create_task(each.guarded(part.specs, work))
+                placed = {spec.instance_id for share in shares for spec in share.specs}
+                specs = [spec for spec in specs if spec.instance_id not in placed]
+                each.news.on_placed(len(placed))
 
     # --- projects -------------------------------------------------------------------------------
 
@@ -320,6 +511,13 @@ class CreateProtocol:
         if virtual_environment.may_be_installing(source.path):
             return f"the requirements of {source.reference} may be being installed"
         return "the nodes are busy starting sandboxes"
+
+
+def _parts(shares: Sequence[Share]) -> Iterator[Share]:
+    """Divide shares into requests of `INSTANCES_PER_START`."""
+    for name, host, specs in shares:
+        for start in range(0, len(specs), INSTANCES_PER_START):
+            yield Share(name, host, specs[start : start + INSTANCES_PER_START])
 
 
 def _without(specs: Sequence[InstanceSpec], started: Sequence[_Started]) -> list[InstanceSpec]:

@@ -13,11 +13,12 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import InstanceInfo, InstanceStatus
+from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
 from aenv_ray.project.project import Project
 
 if TYPE_CHECKING:
     from aenv_ray.actors.controller.placement import HostLoad
+    from aenv_ray.actors.fabric.quota_client import QuotaPlaces
 
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
@@ -111,6 +112,12 @@ class Fabric:
         from aenv_ray.actors.fabric.waits import run_blocking
 
         return run_blocking(self.protocol.shared_hosts.look(wanted))
+
+    def take_places(
+        self, specs: Sequence[InstanceSpec], options: CreateOptions
+    ) -> QuotaPlaces | None:
+        """See `QuotaClient.take_places`; blocks."""
+        return self._quotas.take_places(specs, options)
 
     # --- finding --------------------------------------------------------------------------------
 

@@ -91,6 +91,29 @@ class SharedHosts:
                 await self._look(FIRST_PATIENCE_S, len(specs))
                 return self._divide(specs, avoid or ())
 
+    async def place_some(
+        self, specs: Sequence[InstanceSpec], *, avoid: Collection[str] | None = None
+    ) -> list[Share]:
+        """Divide as many instances among the hosts as fit; the arguments are those of `place`.
+
+        Returns:
+            The shares, for the first of `specs`.
+
+        Raises:
+            FabricUnavailable: No node has a host.
+        """
+        async with self._lock:
+            is_first = avoid is not None or not self._hosts
+            if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+                await self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S, len(specs))
+            elif len(specs) > self._free():  # releases since the last look are not known here
+                await self._look(LATER_PATIENCE_S, len(specs))
+            return self._divide(specs[: self._free(specs[0].node_ids)], avoid or ())
+
+    def _free(self, node_ids: Sequence[str] = ()) -> int:
+        loads = on_nodes([load for load, _ in self._hosts], node_ids)
+        return sum(max(0, load.capacity - self._placed[load.name]) for load in loads)
+
     async def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts with their present load.
 

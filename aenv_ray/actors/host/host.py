@@ -7,6 +7,7 @@ host has many. `Host` is an ordinary class; `aenv_ray.actors.host.host_actor` is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -452,6 +453,17 @@ class Host:
         if self._introductions is None:
             return None
         return await self._introductions.introduce(instance_id, role)
+
+    async def introduce_started(self, outcomes: Outcomes) -> list[Introduction | None]:
+        """Introduce their owner to instances that have just started."""
+        found: list[Introduction | None] = []
+        for outcome in outcomes:
+            introduction = None
+            if isinstance(outcome, InstanceInfo):
+                with contextlib.suppress(AenvError):  # it has ended: the first call says why
+                    introduction = await self.introduce(outcome.id, DoorRole.OWNER)
+            found.append(introduction)
+        return found
 
     # --- looking ----------------------------------------------------------------------------
 

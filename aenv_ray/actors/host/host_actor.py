@@ -17,7 +17,12 @@ from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.host.start_messages import decode_specs, encode_outcomes
+from aenv_ray.actors.host.start_messages import (
+    ProjectMissing,
+    decode_specs,
+    encode_introduced,
+    encode_outcomes,
+)
 from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
@@ -174,6 +179,14 @@ class HostShell:
         """See `Host.start`; specs and outcomes are encoded as in `start_messages`."""
         host = self._host or await self._open()
         return encode_outcomes(await host.start(decode_specs(specs)))
+
+    async def start_introduced(self, specs: bytes, scope: str) -> bytes:
+        """Start instances, and introduce a caller with the same `scope` to each."""
+        host = self._host or await self._open()
+        outcomes = await host.start(decode_specs(specs))
+        if isinstance(outcomes, ProjectMissing) or scope != ray_api.session_scope():
+            return encode_introduced(outcomes, [])
+        return encode_introduced(outcomes, await host.introduce_started(outcomes))
 
     ready = _forwarded(Host.ready)
     info = _forwarded(Host.info)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from aenv_ray.actors.calls.call_batching import Answer, Begin
 from aenv_ray.ids import InstanceId
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class RemoteHost(Protocol):
         """Start instances; see `start_messages` for the encoding."""
 
     @property
+    def start_introduced(self) -> RemoteMethod[[bytes, str], bytes]:
+        """Start instances and introduce a caller in that session and node to them."""
+
+    @property
     def has_project(self) -> RemoteMethod[[str], bool]:
         """Return whether the node has the project with this digest."""
 
@@ -47,3 +52,11 @@ class RemoteHost(Protocol):
     @property
     def reserve(self) -> RemoteMethod[[Sequence[InstanceId], float], bool]:
         """Reserve places for instances for some seconds; False if there are too few."""
+
+    @property
+    def release(self) -> RemoteMethod[[Sequence[InstanceId]], Sequence[InstanceId]]:
+        """End instances; return the ids that the host knew."""
+
+    @property
+    def exchange(self) -> RemoteMethod[[list[Begin], list[str], list[str]], list[Answer]]:
+        """Make calls in batches; see `BatchServer.exchange`."""

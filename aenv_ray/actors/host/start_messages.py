@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
 
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.errors import AenvError, from_wire, to_wire
 from aenv_ray.models import InstanceInfo, InstanceSpec
 
@@ -34,8 +35,12 @@ class _Failure(BaseModel):
     error: dict[str, Any]
 
 
+Introductions = list[Introduction | None]
+"""For each spec, how a caller on the node reaches its instance; None if it cannot."""
+
 _SPECS: Final = TypeAdapter(list[InstanceSpec])
 _OUTCOMES: Final = TypeAdapter(list[InstanceInfo | _Failure])
+_INTRODUCTIONS: Final = TypeAdapter(list[Introduction | None])
 
 
 def encode_specs(specs: Sequence[InstanceSpec]) -> bytes:
@@ -65,3 +70,14 @@ def decode_outcomes(data: bytes) -> Outcomes | ProjectMissing:
         from_wire(one.error) if isinstance(one, _Failure) else one
         for one in _OUTCOMES.validate_json(data)
     ]
+
+
+def encode_introduced(outcomes: Outcomes | ProjectMissing, introductions: Introductions) -> bytes:
+    """Encode the answer of a host to a caller that wants to be introduced."""
+    return encode_outcomes(outcomes) + b"\n" + _INTRODUCTIONS.dump_json(introductions)
+
+
+def decode_introduced(data: bytes) -> tuple[Outcomes | ProjectMissing, Introductions]:
+    """Decode what `encode_introduced` wrote."""
+    outcomes, _, introductions = data.partition(b"\n")
+    return decode_outcomes(outcomes), _INTRODUCTIONS.validate_json(introductions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,17 @@ def test_a_group_is_given_all_its_places_or_none_and_they_may_be_on_several_host
     (grant,) = waiting.grants([room(2, name="x"), room(3, name="y")], 0.0)
     assert {name: len(ids) for name, ids in grant.shares.items()} == {"x": 2, "y": 3}
     assert sorted(i for ids in grant.shares.values() for i in ids) == sorted(group.ids)
+    assert len(waiting) == 0
+
+
+def test_independent_instances_get_the_places_that_there_are() -> None:
+    """Invariant 9: those without a place are asked for again, and counted until then."""
+    many = replace(ticket("a", 5), is_divisible=True)
+    waiting = backlog(many)
+    assert waiting.grants([room(0)], 0.0) == []
+    (grant,) = waiting.grants([room(1, name="x"), room(2, name="y")], 0.0)
+    assert (grant.granted, grant.left) == (3, 2)
+    assert sorted(i for ids in grant.shares.values() for i in ids) == sorted(many.ids[:3])
     assert len(waiting) == 0
 
 

@@ -136,10 +136,12 @@ class FakeController:
     def _shared_hosts(self, patience_s: float, wanted: int) -> Any:
         return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
 
-    def _places(self, ids: list[str], owner: str, job_id: str | None, wait_s: float) -> Any:
+    def _places(
+        self, ids: list[str], owner: str, job_id: str | None, wait_s: float, is_divisible: bool
+    ) -> Any:
         self.waited_for_room += ids
         name, host = next(iter(self.hosts.items()))
-        return [(name, host, ids)]
+        return [(name, host, ids[:1] if is_divisible else ids)]
 
     def _create_dedicated(self, specs: list[InstanceSpec], wait_s: float) -> Any:
         nodes = [host.node for host in self.hosts.values()]
@@ -283,6 +285,70 @@ def test_what_a_full_host_refuses_waits_in_the_queue_if_it_may(
         return
     assert len(bench.create(source, 4, ActorDensity.SHARED, queue_s=queue_s)) == 4
     assert len(bench.controller.waited_for_room) == 1
+
+
+class _News:
+    """What became of independent instances."""
+
+    def __init__(self) -> None:
+        self.created: list[Created] = []
+        self.failed: list[AenvError] = []
+        self.queued = 0
+
+    def on_outcome(self, outcome: Created | AenvError) -> None:
+        if isinstance(outcome, AenvError):
+            self.failed.append(outcome)
+        else:
+            self.created.append(outcome)
+
+    def on_queued(self, count: int) -> None:
+        self.queued += count
+
+    def on_placed(self, count: int) -> None:
+        self.queued -= count
+
+
+async def _create_each(bench: Bench, source: Project, count: int, queue_s: float = 5.0) -> _News:
+    for node in bench.nodes:
+        node.projects.add(source.digest)
+    news, protocol = _News(), CreateProtocol(bench.controller, AsyncWaits())
+    specs = CreateOptions().specs(source, count, job_id=None)
+    await protocol.create_each(source, specs, ActorDensity.SHARED, queue_s, news)
+    return news
+
+
+async def test_independent_instances_fail_alone(source: Project) -> None:
+    bench = Bench(is_async=True)
+    bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
+    news = await _create_each(bench, source, 8)
+    assert (len(news.created), [type(e) for e in news.failed]) == (7, [SandboxStartFailed])
+    assert bench.controller.released == []
+
+
+async def test_independent_instances_move_from_a_failed_host_under_new_ids(source: Project) -> None:
+    bench = Bench(is_async=True)
+    bench.hosts["h1"].failures = [FabricUnavailable("h1 died")]
+    news = await _create_each(bench, source, 8)
+    assert len(news.created) == 8
+    assert not {one.info.id for one in news.created} & set(bench.controller.released)
+    assert bench.hosts["h1"] not in [one.host for one in news.created]
+
+
+async def test_independent_instances_take_places_as_they_become_free(source: Project) -> None:
+    """The queue gives one place at a time; the others are asked for again."""
+    bench = Bench(is_async=True)
+    news = await _create_each(bench, source, 403)
+    assert (len(news.created), news.failed, news.queued) == (403, [], 0)
+    assert len(bench.controller.waited_for_room) == 3 + 2 + 1
+    assert len({one.info.id for one in news.created}) == 403
+
+
+async def test_independent_instances_without_room_fail_if_they_may_not_wait(
+    source: Project,
+) -> None:
+    news = await _create_each(Bench(is_async=True), source, 402, queue_s=0.0)
+    assert len(news.created) == 400
+    assert [type(error) for error in news.failed] == [CapacityExceeded] * 2
 
 
 def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,185 @@
+"""Independent instances of one project, created and released in batches, for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol, EachCreate
+from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
+from aenv_ray.actors.fabric.quota_client import QuotaPlaces
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
+from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, AsyncWaits, OnWait, WaitNotices
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
+from aenv_ray.errors import AenvError, FabricUnavailable, QuotaExceeded
+from aenv_ray.models import ActorDensity, InstanceSpec
+from aenv_ray.project.project import Project
+
+RELEASE_S: Final = 60.0
+"""Longest wait for a release; afterwards the deadlines of the instances end them."""
+
+
+class GatedWaits(AsyncWaits):
+    """Waits until the connection is shut down: then they fail instead of using Ray again."""
+
+    def __init__(self, gate: ShutdownGate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    async def result(  # noqa: D102
+        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> Any:
+        with self._gate:
+            answer = asyncio.ensure_future(super().result(reference, what, deadline_s))
+            waited_s = 0.0
+            try:
+                while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
+                    self._gate.check()
+                    waited_s += LOOK_S
+                    if on_wait is not None and waited_s % NOTICE_AFTER_S == 0:
+                        await self.run(functools.partial(on_wait, waited_s))
+                return answer.result()
+            finally:
+                answer.cancel()
+
+
+class InstanceBatches:
+    """Creates and releases independent instances of one project. Use it on one event loop.
+
+    Args:
+        fabric: The connection.
+        source: The project.
+        options: Of the instances.
+    """
+
+    def __init__(self, fabric: Fabric, source: Project, options: CreateOptions) -> None:
+        self._fabric = fabric
+        self.source = source
+        self._options = options
+        self._waits = GatedWaits(fabric.gate)
+        self._protocol = CreateProtocol(
+            fabric.controller,
+            self._waits,
+            WaitNotices(),
+            ray_api.session_scope() if settings().local_door else "",
+        )
+        self._job_id = ray_api.job_id()
+
+    async def create(self, count: int, news: EachCreate) -> None:
+        """Create instances; each is reported once it runs or has failed.
+
+        If it is cancelled, the instances that were not reported are released.
+        """
+        specs = self._options.specs(self.source, count, job_id=self._job_id)
+        if self._options.owner is None and not self._options.labels:
+            await self._create(specs, news)
+        else:
+            await self._create_under_quotas(specs, news)
+
+    async def _create(self, specs: Sequence[InstanceSpec], news: EachCreate) -> None:
+        options = self._options
+        await self._protocol.create_each(self.source, specs, options.actor, options.queue_s, news)
+
+    async def _create_under_quotas(self, specs: list[InstanceSpec], news: EachCreate) -> None:
+        """Create as many of the instances as the quotas allow."""
+        try:
+            places = await self._waits.run(lambda: self._fabric.take_places(specs, self._options))
+        except QuotaExceeded as exc:
+            if len(specs) == 1:
+                news.on_outcome(exc)
+                return
+            half = len(specs) // 2
+            await self._create_under_quotas(specs[:half], news)
+            await self._create_under_quotas(specs[half:], news)
+            return
+        except AenvError as exc:
+            for _ in specs:
+                news.on_outcome(exc)
+            return
+        if places is None:
+            await self._create(specs, news)
+            return
+        await self._create_in(places, specs, news)
+
+    async def _create_in(
+        self, places: QuotaPlaces, specs: Sequence[InstanceSpec], news: EachCreate
+    ) -> None:
+        """Create instances that have places under quotas; report them once the hub knows them."""
+        made = _Collected(news)
+        try:
+            await self._create(specs, made)
+            pairs = [(one.spec, one.info.id) for one in made.created]
+            await self._waits.run(lambda: places.settle(pairs))
+        except BaseException as exc:
+            if ray_api.is_connected():
+                self._fabric.controller.release.remote([one.info.id for one in made.created])
+                await self._waits.run(places.give_back)
+            if not isinstance(exc, AenvError):
+                raise
+            made.fail(exc)
+        else:
+            made.report()
+
+    def handle(self, created: Created) -> EnvHandle:
+        """Return a handle to an instance."""
+        host, controller = created.host, self._fabric.controller
+        return EnvHandle(created.info.id, created.spec.reference, host, controller)
+
+    async def release(self, instances: Sequence[Created]) -> None:
+        """End instances, in any state, with one request to each host.
+
+        Raises:
+            AenvError: A request failed; the instances end at their deadlines.
+        """
+        if self._options.actor is ActorDensity.DEDICATED:
+            await self._release_anywhere(instances)
+            return
+        by_host: dict[Any, list[Created]] = {}
+        for one in instances:
+            by_host.setdefault(one.host, []).append(one)
+        async with asyncio.TaskGroup() as group:
+            for same in by_host.values():
+                group.create_task(self._release_on(same))
+
+    async def _release_on(self, instances: Sequence[Created]) -> None:
+        """End instances of one shared host; the controller does it if that host is gone."""
+        reference = instances[0].host.release.remote([one.info.id for one in instances])
+        what = f"releasing {len(instances)} instances"
+        try:
+            await self._waits.result(reference, what, RELEASE_S)
+        except FabricUnavailable:
+            await self._release_anywhere(instances)
+
+    async def _release_anywhere(self, instances: Sequence[Created]) -> None:
+        reference = self._fabric.controller.release.remote([one.info.id for one in instances])
+        what = f"releasing {len(instances)} instances"
+        await self._waits.result(reference, what, RELEASE_S)
+
+
+class _Collected:
+    """Holds created instances back until their leases are recorded."""
+
+    def __init__(self, news: EachCreate) -> None:
+        self._news = news
+        self.created: list[Created] = []
+        self.on_queued = news.on_queued
+        self.on_placed = news.on_placed
+
+    def on_outcome(self, outcome: Created | AenvError) -> None:
+        if isinstance(outcome, Created):
+            self.created.append(outcome)
+        else:
+            self._news.on_outcome(outcome)
+
+    def report(self) -> None:
+        for one in self.created:
+            self._news.on_outcome(one)
+
+    def fail(self, error: AenvError) -> None:
+        for _ in self.created:
+            self._news.on_outcome(error)

@@ -1,0 +1,302 @@
+"""The instances of a runner: created in batches ahead of need, released in batches behind it.
+
+`StartPlan` decides how many to create; `InstanceSource` creates them and hands them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.errors import AenvError
+
+logger = logging.getLogger("aenv_ray")
+
+MOST_AHEAD: Final = 64
+"""Most instances that are started before an episode asks for them."""
+STALE_S: Final = 20.0
+"""An instance that waited longer than this is replaced: its time to live passes meanwhile."""
+_REQUESTS: Final = 2
+"""Requests for instances under way, apart from those that wait for room in the cluster. What is
+needed meanwhile becomes the next request, so that requests grow with the rate of episodes."""
+_SMOOTHING: Final = 0.2
+
+
+class Instances(Protocol):
+    """Creates and releases instances; see `aenv_ray.actors.fabric.instance_batches`."""
+
+    async def create(self, count: int, news: EachCreate) -> None:
+        """See `InstanceBatches.create`."""
+
+    async def release(self, instances: Sequence[Created]) -> None:
+        """See `InstanceBatches.release`."""
+
+
+class StartPlan:
+    """Decides how many instances to start ahead of need.
+
+    Enough for the episodes that begin while an instance starts: with short episodes there is always
+    an instance ready, and with long ones none waits idle.
+
+    Args:
+        concurrency: Most episodes at once; as many instances may be ahead or being released.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.most = concurrency + min(concurrency, MOST_AHEAD)
+        """Most instances at once, in whatever state."""
+        self._most_ahead = min(concurrency, MOST_AHEAD)
+        self._start_s = 0.0
+        self._interval_s = math.inf
+        self._last_need = -math.inf
+
+    def needed(self, now: float) -> None:
+        """Note that an episode needs an instance."""
+        interval_s = now - self._last_need
+        self._last_need = now
+        if math.isinf(self._interval_s):
+            self._interval_s = interval_s
+        else:
+            self._interval_s += _SMOOTHING * (interval_s - self._interval_s)
+
+    def started(self, seconds: float) -> None:
+        """Note how long the start of an instance took."""
+        self._start_s += (_SMOOTHING if self._start_s else 1.0) * (seconds - self._start_s)
+
+    def count(self, *, waiting: int, ready: int, starting: int, live: int, left: int | None) -> int:
+        """Return how many instances to start now.
+
+        Args:
+            waiting: Episodes that wait for one.
+            ready: Instances that wait for an episode.
+            starting: Instances that are being started.
+            live: Instances in any state.
+            left: Episodes that have not begun yet; None if that is unknown.
+        """
+        ahead = min(self._most_ahead, int(self._start_s / max(self._interval_s, 1e-6)))
+        if left is not None:
+            ahead = min(ahead, left)
+        return max(0, min(waiting + ahead - ready - starting, self.most - live))
+
+
+class Instance(NamedTuple):
+    """An instance for one episode."""
+
+    env: AsyncEnvHandle
+    created: Created
+    create_s: float
+    """How long its start took, including the wait for room."""
+
+
+class _Ready(NamedTuple):
+    instance: Instance
+    since: float
+
+
+class InstanceSource:
+    """Hands out instances, each to one episode. Use it on one event loop.
+
+    Args:
+        instances: Creates and releases them.
+        attach: Returns the handle with which an episode calls an instance.
+        concurrency: Most episodes at once.
+        left: Returns how many episodes have not begun yet; None if that is unknown.
+    """
+
+    def __init__(
+        self,
+        instances: Instances,
+        attach: Callable[[Created], AsyncEnvHandle],
+        *,
+        concurrency: int,
+        left: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instances = instances
+        self._attach = attach
+        self._plan = StartPlan(concurrency)
+        self._left = left
+        self._clock = clock
+        self._waiting: deque[asyncio.Future[Instance]] = deque()
+        self._ready: deque[_Ready] = deque()
+        self._requests: set[_Request] = set()
+        self._live = 0
+        self._ended: list[Created] = []
+        self._releaser: asyncio.Task[None] | None = None
+        self._is_ordering = False
+        self._is_closed = False
+
+    async def acquire(self) -> Instance:
+        """Return an instance for an episode, once one runs.
+
+        Raises:
+            AenvError: It does not start; as `aenv_ray.create`.
+        """
+        self._plan.needed(self._clock())
+        found = self._take_ready()
+        if found is not None:
+            self._order()
+            return found
+        future: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._order()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                self.release(future.result())
+            raise
+        finally:
+            if future in self._waiting:
+                self._waiting.remove(future)
+
+    def _take_ready(self) -> Instance | None:
+        while self._ready:
+            instance, since = self._ready.popleft()
+            if self._clock() - since <= STALE_S:
+                return instance
+            self.release(instance)
+        return None
+
+    def release(self, instance: Instance) -> None:
+        """Release an instance after its episode; its place is counted until it is gone."""
+        self._release(instance.created)
+
+    def _release(self, created: Created) -> None:
+        self._ended.append(created)
+        if self._releaser is None or self._releaser.done():
+            self._releaser = asyncio.create_task(self._release_ended())
+
+    async def _release_ended(self) -> None:
+        """Release instances until none is left; what ends meanwhile is the next batch."""
+        while self._ended:
+            batch, self._ended = self._ended, []
+            try:
+                await self._instances.release(batch)
+            except* AenvError as group:
+                # Their node is lost; the launcher's deadline and the controller clean up.
+                logger.info("%d instances were not released: %s", len(batch), group.exceptions[0])
+            self._live -= len(batch)
+            self._order()
+
+    async def close(self) -> None:
+        """Release all instances, and wait until they are gone."""
+        self._is_closed = True
+        running = [request.task for request in self._requests]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        while self._ready:
+            self._release(self._ready.popleft().instance.created)
+        if self._releaser is not None:
+            await asyncio.wait([self._releaser])
+
+    # --- starting -------------------------------------------------------------------------------
+
+    def _order(self) -> None:
+        """Request instances soon: episodes that begin in the same turn share a request."""
+        if not self._is_ordering:
+            self._is_ordering = True
+            asyncio.get_running_loop().call_soon(self._request)
+
+    def _request(self) -> None:
+        """Request the instances that are needed now, unless enough requests are under way."""
+        self._is_ordering = False
+        is_queued = any(request.queued for request in self._requests)
+        if self._is_closed or sum(not r.queued for r in self._requests) >= _REQUESTS:
+            return
+        starting = sum(request.pending for request in self._requests)
+        count = self._plan.count(
+            waiting=len(self._waiting),
+            ready=len(self._ready),
+            starting=starting,
+            live=self._live,
+            left=0 if is_queued else self._left(),
+        )
+        if count:
+            self._live += count
+            _Request(self, count)
+
+    def begin(self, request: _Request) -> asyncio.Task[None]:
+        """Begin a request."""
+        self._requests.add(request)
+        return asyncio.create_task(self._run(request))
+
+    async def _run(self, request: _Request) -> None:
+        try:
+            await self._instances.create(request.pending, request)
+        except Exception as exc:  # noqa: BLE001  # each episode that waits for it raises it
+            while request.pending:
+                request.on_outcome(exc)
+        finally:
+            self._live -= request.pending
+            self._requests.discard(request)
+            self._order()
+
+    def on_queued(self) -> None:
+        """A request waits for room, so that the next one may be made."""
+        self._order()
+
+    def on_started(self, created: Created, seconds: float) -> None:
+        """An instance runs."""
+        self._plan.started(seconds)
+        if self._is_closed:
+            self._release(created)
+            return
+        instance = Instance(self._attach(created), created, seconds)
+        waiting = self._next_waiting()
+        if waiting is None:
+            self._ready.append(_Ready(instance, self._clock()))
+        else:
+            waiting.set_result(instance)
+
+    def on_failed(self, error: Exception) -> None:
+        """An instance did not start."""
+        self._live -= 1
+        waiting = self._next_waiting()
+        if waiting is None:
+            logger.info("an instance that was started ahead of need failed: %s", error)
+        else:
+            waiting.set_exception(error)
+
+    def _next_waiting(self) -> asyncio.Future[Instance] | None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                return future
+        return None
+
+
+class _Request:
+    """A request for instances."""
+
+    def __init__(self, source: InstanceSource, count: int) -> None:
+        self._source = source
+        self._started = time.monotonic()
+        self.pending = count
+        """Instances without an outcome."""
+        self.queued = 0
+        """Those of them that wait for room in the cluster."""
+        self.task = source.begin(self)
+
+    def on_outcome(self, outcome: Created | Exception) -> None:
+        self.pending -= 1
+        if isinstance(outcome, Created):
+            self._source.on_started(outcome, time.monotonic() - self._started)
+        else:
+            self._source.on_failed(outcome)
+
+    def on_queued(self, count: int) -> None:
+        self.queued += count
+        self._source.on_queued()
+
+    def on_placed(self, count: int) -> None:
+        self.queued -= count

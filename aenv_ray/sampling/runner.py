@@ -1,0 +1,196 @@
+"""The runner: plays episodes, each on an instance of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    CallOutcomeUnknown,
+    DeadlineExceeded,
+    InstanceExpired,
+    SandboxDiedInside,
+    SandboxExhausted,
+    ToolError,
+)
+from aenv_ray.models import InstanceStatus
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
+from aenv_ray.sampling.instance_source import Instance, InstanceSource
+from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, act
+from aenv_ray.sampling.user_code import PolicyTimedOut, within
+
+INFRA_RETRIES: Final = 2
+"""Restarts of an episode, on a new instance, after infrastructure failures."""
+RETRY_PAUSE_S: Final = 0.5
+"""Pause before a restart, multiplied by the number of attempts."""
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """How episodes are played; see `aenv_ray.sample`."""
+
+    infra_retries: int
+    reward_on_death: float
+    episode_timeout_s: float | None
+
+
+class Runner:
+    """Plays episodes. Use it on one event loop; any number of episodes may be played at once.
+
+    Args:
+        policy: Acts in each episode.
+        source: Of the instances.
+        rules: How episodes are played.
+    """
+
+    def __init__(self, policy: Policy, source: InstanceSource, rules: EpisodeRules) -> None:
+        self._policy = policy
+        self._source = source
+        self._rules = rules
+        self._doors = _Doors()
+
+    async def play(self, index: int, task: Task) -> Episode:
+        """Run one episode, and restart it after infrastructure failures."""
+        attempt = 1
+        while True:
+            episode = await self._attempt(index, task, attempt)
+            if (
+                episode.status is not EpisodeStatus.INFRA_FAILED
+                or attempt > self._rules.infra_retries
+            ):
+                return episode
+            await asyncio.sleep(RETRY_PAUSE_S * attempt)
+            attempt += 1
+
+    async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
+        steps: list[Step] = []
+        started = time.perf_counter()
+        fields: dict[str, Any] = {"index": index, "task_id": task.id, "attempts": attempt}
+        instance: Instance | None = None
+        try:
+            instance = await self._source.acquire()
+            fields["create_s"] = instance.create_s
+            fields["instance_id"] = instance.created.info.id
+            fields["environment"] = instance.created.spec.reference
+            fields["environment_digest"] = instance.created.spec.digest
+            await self._doors.open(instance)
+            fields |= await self._roll_out(instance.env, task, steps)
+        except INFRASTRUCTURE as exc:
+            fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
+        finally:
+            if instance is not None:
+                await self._doors.close(instance)
+                self._source.release(instance)
+        duration_s = time.perf_counter() - started
+        return Episode(steps=tuple(steps), duration_s=duration_s, **fields)
+
+    async def _roll_out(
+        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
+    ) -> dict[str, Any]:
+        """Run setup, policy and reward; infrastructure failures are raised."""
+        try:
+            if task.setup is not None:
+                function = task.setup.function or ""
+                await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
+        except ToolError as exc:
+            return _failure(EpisodeStatus.REWARD_FAILED, exc)
+        try:
+            return await self._act_and_score(instance, task, steps)
+        except (SandboxDiedInside, SandboxExhausted) as exc:
+            return self._death(task, exc)
+        except CallOutcomeUnknown:
+            # The call may have been lost with a server in the sandbox that an agent has ended.
+            try:
+                await instance.list_tools()
+            except SandboxDiedInside as exc:
+                return self._death(task, exc)
+            raise
+        except InstanceExpired as exc:
+            return _failure(EpisodeStatus.TIMED_OUT, exc)  # an agent can wait for its TTL
+
+    def _death(self, task: Task, exc: AenvError) -> dict[str, Any]:
+        reward = None if task.reward is None else self._rules.reward_on_death
+        return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
+
+    async def _act_and_score(
+        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
+    ) -> dict[str, Any]:
+        """Run policy and reward; infrastructure failures and deaths from inside are raised."""
+        env = EpisodeEnv(instance, steps)
+        try:
+            acting = act(self._policy, env, task)
+            output = await within(acting, self._rules.episode_timeout_s, lambda: _expect(instance))
+        except INFRASTRUCTURE:
+            raise
+        except PolicyTimedOut as exc:
+            if env.failure is not None:
+                raise env.failure from exc
+            return _failure(EpisodeStatus.TIMED_OUT, DeadlineExceeded(str(exc)))
+        except Exception as exc:  # every exception of a policy is its failure
+            if env.failure is not None:
+                raise env.failure from exc
+            return _failure(EpisodeStatus.POLICY_FAILED, exc)
+        if env.failure is not None:
+            raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
+        fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
+        fields["output"] = _recordable(output)
+        if task.reward is None:
+            return fields
+        try:
+            detail = await instance.call_reward(
+                task.reward.arguments, task.reward.name, CALL_TIMEOUT_S
+            )
+            return fields | {"reward": reward_number(detail), "reward_detail": detail}
+        except SandboxExhausted:
+            raise
+        except ToolError as exc:
+            return _failure(EpisodeStatus.REWARD_FAILED, exc)
+
+
+class _Doors:
+    """The direct connections to sandboxes; an episode without one calls through the host.
+
+    A connection takes two descriptors, and most of them are left to the policies.
+    """
+
+    def __init__(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = soft // 4
+        self._open: set[str] = set()
+
+    async def open(self, instance: Instance) -> None:
+        if instance.created.introduction is not None and len(self._open) < self._most:
+            self._open.add(instance.env.instance_id)
+            await instance.env.connect_directly()
+
+    async def close(self, instance: Instance) -> None:
+        self._open.discard(instance.env.instance_id)
+        await instance.env.close()
+
+
+def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
+    code = exc.code if isinstance(exc, AenvError) else type(exc).__name__
+    message = exc.message if isinstance(exc, AenvError) else str(exc)
+    return {"status": status, "reward": None, "error": f"{code}: {message}"}
+
+
+async def _expect(instance: AsyncEnvHandle) -> None:
+    """Raise the error of a call if the instance has ended; otherwise make no call."""
+    if (await instance.info()).status is not InstanceStatus.RUNNING:
+        await instance.list_tools()
+
+
+def _recordable(output: Any) -> Any:
+    try:
+        json.dumps(output)
+    except (TypeError, ValueError):
+        return repr(output)[:TEXT_LIMIT]
+    return output

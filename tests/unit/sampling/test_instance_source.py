@@ -1,0 +1,181 @@
+"""The instances of a runner: how many are started, and that each is released once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.errors import CapacityExceeded, SandboxStartFailed
+from aenv_ray.sampling.instance_source import Instance, InstanceSource, StartPlan
+
+
+def _plan(concurrency: int, interval_s: float, start_s: float) -> StartPlan:
+    plan = StartPlan(concurrency)
+    for n in range(20):
+        plan.needed(n * interval_s)
+    plan.started(start_s)
+    return plan
+
+
+def test_long_episodes_have_no_instance_ahead() -> None:
+    """One that waits would occupy a place, and its time to live would pass."""
+    plan = _plan(16, interval_s=5.0, start_s=0.2)
+    assert plan.count(waiting=0, ready=0, starting=0, live=16, left=None) == 0
+
+
+def test_short_episodes_have_as_many_ahead_as_begin_during_a_start() -> None:
+    """At 100 episodes a second and starts of 100 ms, ten."""
+    plan = _plan(16, interval_s=0.01, start_s=0.1)
+    assert plan.count(waiting=0, ready=0, starting=0, live=16, left=None) == pytest.approx(
+        10, abs=1
+    )
+    assert plan.count(waiting=3, ready=2, starting=6, live=16, left=None) == pytest.approx(5, abs=1)
+
+
+def test_nothing_is_ahead_of_the_last_episodes() -> None:
+    """Instances for which no episode is left would only be released."""
+    plan = _plan(16, interval_s=0.01, start_s=0.1)
+    assert plan.count(waiting=0, ready=0, starting=0, live=4, left=0) == 0
+    assert plan.count(waiting=2, ready=0, starting=0, live=4, left=1) == 3
+
+
+def test_instances_that_are_being_released_count() -> None:
+    """A sandbox occupies its node until it is gone."""
+    plan = StartPlan(4)
+    assert plan.count(waiting=4, ready=0, starting=0, live=plan.most - 1, left=None) == 1
+    assert plan.count(waiting=4, ready=0, starting=0, live=plan.most, left=None) == 0
+
+
+class _FakeInstances:
+    """A cluster in which the starts end when told, in order."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[int, EachCreate]] = []
+        self.released: list[Created] = []
+        self.made = 0
+        self._never = asyncio.Event()
+
+    async def create(self, count: int, news: EachCreate) -> None:
+        self.requests.append((count, news))
+        await self._never.wait()
+
+    async def release(self, instances: Sequence[Created]) -> None:
+        self.released += instances
+
+    def start(self, request: int, count: int = 1) -> None:
+        for _ in range(count):
+            self.made += 1
+            self.requests[request][1].on_outcome(
+                Created(cast("Any", self.made), cast("Any", 0), cast("Any", 0))
+            )
+
+
+def _source(instances: _FakeInstances, concurrency: int = 8) -> InstanceSource:
+    return InstanceSource(
+        instances, lambda created: cast("AsyncEnvHandle", created), concurrency=concurrency
+    )
+
+
+async def _turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def _acquire(source: InstanceSource, count: int) -> list[asyncio.Task[Instance]]:
+    return [asyncio.create_task(source.acquire()) for _ in range(count)]
+
+
+async def _end(tasks: list[asyncio.Task[Instance]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_what_is_needed_meanwhile_is_the_next_request() -> None:
+    """Requests grow with the load, and few are under way."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    tasks = _acquire(source, 3)
+    await _turn()
+    tasks += _acquire(source, 1)
+    await _turn()
+    for _ in range(4):
+        tasks += _acquire(source, 1)
+        await _turn()
+    assert [count for count, _ in instances.requests] == [3, 1], "two requests are under way"
+    await _end(tasks)
+    await source.close()
+
+
+async def test_waiting_for_room_holds_up_no_request() -> None:
+    """All creates that wait are in the cluster's queue, so that it grows by as much."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    tasks = []
+    for _ in range(8):
+        tasks += _acquire(source, 1)
+        await _turn()
+        instances.requests[-1][1].on_queued(1)
+        await _turn()
+    assert sum(count for count, _ in instances.requests) == 8
+    await _end(tasks)
+    await source.close()
+
+
+async def test_an_abandoned_episode_leaves_no_instance() -> None:
+    """Its instance goes to the next episode, or is released at the end."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    (first,) = _acquire(source, 1)
+    await _turn()
+    first.cancel()
+    await _turn()
+    instances.start(0)
+    await source.close()
+    assert len(instances.released) == instances.made == 1
+
+
+async def test_an_instance_that_was_handed_over_to_a_cancelled_episode_is_released() -> None:
+    """The cancellation and the start may come in the same turn."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    (first,) = _acquire(source, 1)
+    await _turn()
+    instances.start(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await source.close()
+    assert len(instances.released) == 1
+
+
+async def test_a_failed_start_fails_one_episode() -> None:
+    """The others of its request go on."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    first, second = _acquire(source, 2)
+    await _turn()
+    instances.requests[0][1].on_outcome(SandboxStartFailed("no"))
+    instances.start(0)
+    with pytest.raises(SandboxStartFailed):
+        await first
+    source.release(await second)
+    await source.close()
+    assert len(instances.released) == 1
+
+
+async def test_a_failed_request_fails_its_episodes() -> None:
+    """An error of the whole request reaches everybody who waits for it."""
+
+    class Full(_FakeInstances):
+        async def create(self, count: int, news: EachCreate) -> None:
+            raise CapacityExceeded("full")
+
+    source = _source(Full())
+    with pytest.raises(CapacityExceeded):
+        await source.acquire()
+    await source.close()
