@@ -1,6 +1,6 @@
 """Rollouts at scale: many episodes over many instances."""
 
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, Usage
 from aenv_ray.sampling.policies.scripted import RandomPolicy
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.summary import Summary, summarize
@@ -14,6 +14,7 @@ __all__ = [
     "Step",
     "Summary",
     "Task",
+    "Usage",
     "load_tasks",
     "sample",
     "summarize",

@@ -66,6 +66,28 @@ class Step(BaseModel):
     duration_s: float
 
 
+class Usage(BaseModel):
+    """What the models of an episode were asked, as `EpisodeEnv.record_usage` was told."""
+
+    model_config = ConfigDict(frozen=True)
+
+    requests: int = 0
+    """Answers of the models."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    """Sum of the known costs; None if none is known."""
+
+    def __add__(self, other: Usage) -> Usage:
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Usage(
+            requests=self.requests + other.requests,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cost=sum(costs) if costs else None,
+        )
+
+
 class EpisodeStatus(StrEnum):
     """How an episode ended."""
 
@@ -99,6 +121,10 @@ class Episode(BaseModel):
     reward_detail: Any = None
     """The result of the reward function."""
     steps: tuple[Step, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    """The conversation with a model, in OpenAI's format, if the policy recorded it."""
+    usage: Usage | None = None
+    """None if the policy recorded none."""
     output: Any = None
     """The result of the policy; its repr if it is not JSON."""
     error: str | None = None

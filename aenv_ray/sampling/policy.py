@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
+    ConfigError,
     InstanceReleased,
     SandboxDiedInside,
     ToolError,
 )
 from aenv_ray.models import ExecResult, ToolResult
-from aenv_ray.sampling.episode import Step, Task
+from aenv_ray.sampling.episode import Step, Task, Usage
 from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 
@@ -32,15 +35,32 @@ TEXT_LIMIT: Final = 20_000
 """Maximum number of characters of a step's text in a record."""
 
 
+@dataclass
+class EpisodeLog:
+    """What an episode's record says of the policy: its steps, and what it noted itself."""
+
+    steps: list[Step] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    usage: Usage | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `Episode`."""
+        return {
+            "steps": tuple(self.steps),
+            "messages": tuple(self.messages),
+            "usage": self.usage,
+        }
+
+
 class EpisodeEnv:
     """The environment of one episode for an async policy: tools, commands and files.
 
     Rewards, functions and release are left to the sampler (invariant 8).
     """
 
-    def __init__(self, instance: AsyncEnvHandle, steps: list[Step]) -> None:
+    def __init__(self, instance: AsyncEnvHandle, log: EpisodeLog) -> None:
         self._instance = instance
-        self._steps = steps
+        self._log = log
         self.failure: AenvError | None = None
         """The first infrastructure failure, or the end of the sandbox; it ends the episode even if
         the policy ignores it."""
@@ -91,7 +111,7 @@ class EpisodeEnv:
     ) -> None:
         if len(text) > TEXT_LIMIT:
             text = f"{text[:TEXT_LIMIT]}\n[truncated: {len(text)} characters]"
-        self._steps.append(
+        self._log.steps.append(
             Step(
                 tool=name,
                 # Other arguments were refused; the text says so.
@@ -102,6 +122,35 @@ class EpisodeEnv:
                 duration_s=time.perf_counter() - started,
             )
         )
+
+    def record_message(self, message: Mapping[str, Any]) -> None:
+        """Add a chat message, in OpenAI's format, to the episode's record.
+
+        Raises:
+            ConfigError: It is not JSON.
+        """
+        try:
+            self._log.messages.append(json.loads(json.dumps(message, allow_nan=False)))
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(f"the message to record is not JSON: {exc}") from exc
+
+    def record_usage(
+        self, *, prompt_tokens: int = 0, completion_tokens: int = 0, cost: float | None = None
+    ) -> None:
+        """Add an answer of a model to the usage in the episode's record.
+
+        Args:
+            prompt_tokens: Tokens that the model read.
+            completion_tokens: Tokens that it wrote.
+            cost: Its cost; None if it is not known.
+        """
+        added = Usage(
+            requests=1,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost=cost,
+        )
+        self._log.usage = added if self._log.usage is None else self._log.usage + added
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
         """Run a command; this is not a step."""
@@ -153,6 +202,18 @@ class SyncEpisodeEnv:
             return future.result()
         finally:
             self._calls.discard(future)
+
+    def record_message(self, message: Mapping[str, Any]) -> None:
+        """Like `EpisodeEnv.record_message`."""
+        self._env.record_message(message)
+
+    def record_usage(
+        self, *, prompt_tokens: int = 0, completion_tokens: int = 0, cost: float | None = None
+    ) -> None:
+        """Like `EpisodeEnv.record_usage`."""
+        self._env.record_usage(
+            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost=cost
+        )
 
     def abandon(self) -> None:
         """Cancel the policy's running calls and refuse further ones."""

@@ -21,10 +21,10 @@ from aenv_ray.errors import (
     ToolError,
 )
 from aenv_ray.models import InstanceStatus
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, reward_number
+from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task, reward_number
 from aenv_ray.sampling.instance_source import Instance, InstanceSource
 from aenv_ray.sampling.policies.base import Policy
-from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, act
+from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, EpisodeLog, act
 from aenv_ray.sampling.user_code import PolicyTimedOut, within
 
 INFRA_RETRIES: Final = 2
@@ -71,7 +71,7 @@ class Runner:
             attempt += 1
 
     async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
-        steps: list[Step] = []
+        log = EpisodeLog()
         started = time.perf_counter()
         fields: dict[str, Any] = {"index": index, "task_id": task.id, "attempts": attempt}
         instance: Instance | None = None
@@ -82,7 +82,7 @@ class Runner:
             fields["environment"] = instance.created.spec.reference
             fields["environment_digest"] = instance.created.spec.digest
             await self._doors.open(instance)
-            fields |= await self._roll_out(instance.env, task, steps)
+            fields |= await self._roll_out(instance.env, task, log)
         except INFRASTRUCTURE as exc:
             fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
         finally:
@@ -90,10 +90,10 @@ class Runner:
                 await self._doors.close(instance)
                 self._source.release(instance)
         duration_s = time.perf_counter() - started
-        return Episode(steps=tuple(steps), duration_s=duration_s, **fields)
+        return Episode(duration_s=duration_s, **log.fields(), **fields)
 
     async def _roll_out(
-        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
+        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog
     ) -> dict[str, Any]:
         """Run setup, policy and reward; infrastructure failures are raised."""
         try:
@@ -103,7 +103,7 @@ class Runner:
         except ToolError as exc:
             return _failure(EpisodeStatus.REWARD_FAILED, exc)
         try:
-            return await self._act_and_score(instance, task, steps)
+            return await self._act_and_score(instance, task, log)
         except (SandboxDiedInside, SandboxExhausted) as exc:
             return self._death(task, exc)
         except CallOutcomeUnknown:
@@ -121,10 +121,10 @@ class Runner:
         return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
 
     async def _act_and_score(
-        self, instance: AsyncEnvHandle, task: Task, steps: list[Step]
+        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog
     ) -> dict[str, Any]:
         """Run policy and reward; infrastructure failures and deaths from inside are raised."""
-        env = EpisodeEnv(instance, steps)
+        env = EpisodeEnv(instance, log)
         try:
             acting = act(self._policy, env, task)
             output = await within(acting, self._rules.episode_timeout_s, lambda: _expect(instance))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import sample
-from aenv_ray.sampling.policy import Policy, act
+from aenv_ray.sampling import Episode, Usage, sample
+from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.policy import EpisodeEnv, EpisodeLog, act
 
 
 class Instance:
@@ -77,3 +78,29 @@ def test_what_cannot_act_is_refused_before_anything_starts() -> None:
     for policy in wrong:
         with pytest.raises(ConfigError, match=r"the policy .* (is a generator|is not callable)"):
             sample("mini-terminal", policy, [])
+
+
+# --- what a policy adds to the record -------------------------------------------------------------
+
+
+def test_messages_and_usage_are_recorded() -> None:
+    log = EpisodeLog()
+    env = EpisodeEnv(InstanceOfOne(), log)  # type: ignore[arg-type]  # only its id is read
+    env.record_message({"role": "user", "content": "go"})
+    env.record_usage(prompt_tokens=10, completion_tokens=2)
+    env.record_usage(prompt_tokens=20, completion_tokens=3, cost=0.5)
+    episode = Episode(index=0, task_id="t", status="completed", reward=None, **log.fields())  # type: ignore[arg-type]
+    assert episode.messages == ({"role": "user", "content": "go"},)
+    assert episode.usage == Usage(requests=2, prompt_tokens=30, completion_tokens=5, cost=0.5)
+    assert Episode.model_validate_json(episode.model_dump_json()) == episode
+
+
+@pytest.mark.parametrize("message", [{"content": object()}, {"content": float("nan")}])
+def test_a_message_that_is_not_json_is_refused(message: dict[str, Any]) -> None:
+    env = EpisodeEnv(InstanceOfOne(), EpisodeLog())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not JSON"):
+        env.record_message(message)
+
+
+class InstanceOfOne:
+    handle = Instance()
