@@ -25,6 +25,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.sampling.episode import Episode
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
 from aenv_ray.sampling.instance_source import InstanceSource
+from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import Policy, make
 from aenv_ray.sampling.policies.named import named_policy
 from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules, Runner
@@ -179,6 +180,7 @@ class Sampling:
 
         source = InstanceSource(instances, attach, concurrency=self._concurrency, left=tasks.left)
         runner = Runner(self._policy, source, self._rules)
+        metrics = SamplingMetrics(self._environment)
 
         async def work() -> None:
             while (taken := await tasks.take()) is not None:
@@ -186,6 +188,7 @@ class Sampling:
                 if output is not None:
                     output.write(episode)
                 self._episodes.append(episode)
+                metrics.add(episode)
                 self._wall_s = time.perf_counter() - self._started
                 finished.put_nowait(episode)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -118,3 +119,41 @@ def test_ray_stop_in_the_middle_leaves_nothing(
     eventually_empty(lambda: ours(short_dir))
     program.kill()
     eventually_empty(lambda: processes_of(short_dir))
+
+
+SAMPLED: Final = f"""
+import socket
+import urllib.request
+
+def export():
+    with urllib.request.urlopen(f"http://127.0.0.1:{{port}}/metrics") as answer:
+        return answer.read().decode()
+
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+ray.init(num_cpus=2, include_dashboard=False, _metrics_export_port=port, _system_config={{
+    "enable_metrics_collection": True, "metrics_report_interval_ms": 500}})
+aenv_ray.sample({str(PROBE)!r}, lambda env, task: env.call_tool("count"),
+                [{{"id": str(n), "reward": None}} for n in range(3)]).run()
+def figures():
+    return [line for line in export().splitlines() if line.startswith("ray_aenv_sampling")]
+
+found = []
+while not any("call_seconds_count" in line and line.endswith(" 3.0") for line in found):
+    found = figures()
+say(found)
+"""
+
+
+def test_a_sampling_is_in_rays_prometheus_exporter(alone: Callable[..., Driver]) -> None:
+    program = alone(SAMPLED)
+    values = {name: value for name, _, value in (line.rpartition(" ") for line in program.said())}
+
+    def value(metric: str) -> float:
+        return sum(float(v) for name, v in values.items() if name.startswith(f"ray_{metric}{{"))
+
+    assert value("aenv_sampling_episodes_total") == 3
+    assert value("aenv_sampling_calls_total") == 3
+    assert value("aenv_sampling_create_seconds_count") == 3
+    assert any('status="completed"' in name for name in values)
+    program.finish()
