@@ -56,6 +56,19 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         float,
         typer.Option("--reward-on-death", help="Reward of episodes whose sandbox died inside."),
     ] = 0.0,
+    reward_on_timeout: Annotated[
+        str,
+        typer.Option(
+            "--reward-on-timeout", help="Reward of episodes that tool calls let time out, or none."
+        ),
+    ] = "0.0",
+    reward_on_failure: Annotated[
+        str,
+        typer.Option(
+            "--reward-on-failure",
+            help="Reward of episodes whose reward raised after the agent acted, or none.",
+        ),
+    ] = "0.0",
     ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
     engine: Engine = None,
     env: Annotated[
@@ -67,8 +80,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
 
     The policy is `policy(env, task)`, sync or async; see docs/rollouts.md.
     Infrastructure failures are excluded from means. Exits with 1 if an episode
-    failed for such a reason. A sandbox that its agent ended or exhausted is an
-    outcome: it counts with --reward-on-death.
+    failed for such a reason. What an agent causes is an outcome: a sandbox that it
+    ended counts with --reward-on-death, time that it used up with
+    --reward-on-timeout, a reward that raises with --reward-on-failure.
 
     Example:
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
@@ -102,6 +116,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             infra_retries=infra_retries,
             episode_timeout=episode_timeout,
             reward_on_death=reward_on_death,
+            reward_on_timeout=_reward(reward_on_timeout, "--reward-on-timeout"),
+            reward_on_failure=_reward(reward_on_failure, "--reward-on-failure"),
             out=out,
             resume=resume,
             ttl=ttl,
@@ -119,6 +135,16 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     console.say(f"episodes written to {out}")
     if finished.infra_failed:
         raise typer.Exit(1)
+
+
+def _reward(value: str, option: str) -> float | None:
+    """Return the reward that an option gives; None leaves the episodes out of means."""
+    if value.strip().lower() == "none":
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter("give a number or none", param_hint=option) from None
 
 
 def _tasks(environment: str, file: Path | None) -> list[Task]:

@@ -94,17 +94,20 @@ class EpisodeStatus(StrEnum):
     COMPLETED = "completed"
     """The policy ended, and the reward was computed if the task has one."""
     DIED_INSIDE = "died_inside"
-    """While or after the policy acted, something in the sandbox ended it or kept the reward from
-    running: an outcome, counted in means with `reward_on_death`, and not restarted."""
+    """While or after the policy acted, something in the sandbox ended it, or kept it from answering
+    or the reward from running: an outcome, counted in means with `reward_on_death`, and not
+    restarted."""
     INFRA_FAILED = "infra_failed"
     """The infrastructure failed: void, excluded from means."""
     POLICY_FAILED = "policy_failed"
-    """The policy raised: void, excluded from means."""
+    """The policy raised: void, excluded from means, unless a tool call raised it: then
+    `reward_on_failure` counts."""
     TIMED_OUT = "timed_out"
-    """The policy did not end within `episode_timeout` or the life of the instance: void, excluded
-    from means, and not restarted."""
+    """The policy did not end within `episode_timeout` or the life of the instance; not restarted.
+    Counted in means with `reward_on_timeout` if calls to the sandbox took the time, else void."""
     REWARD_FAILED = "reward_failed"
-    """Setup or reward raised, or returned no number: void, excluded from means."""
+    """The reward raised, or returned no number: counted in means with `reward_on_failure` if the
+    policy had acted. Otherwise, and if the setup raised: void, excluded from means."""
 
 
 class Episode(BaseModel):
@@ -117,7 +120,7 @@ class Episode(BaseModel):
     task_id: str
     status: EpisodeStatus
     reward: float | None
-    """None unless `status` is completed or died_inside."""
+    """None if the episode is void: it enters no mean."""
     reward_detail: Any = None
     """The result of the reward function."""
     steps: tuple[Step, ...] = ()

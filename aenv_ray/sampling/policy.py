@@ -23,6 +23,7 @@ from aenv_ray.errors import (
     ToolError,
 )
 from aenv_ray.models import ExecResult, ToolResult
+from aenv_ray.sampling.attribution import Acting, CallClock
 from aenv_ray.sampling.episode import Step, Task, Usage
 from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.user_code import call, hand_over, outcome
@@ -65,6 +66,13 @@ class EpisodeEnv:
         """The first infrastructure failure, or the end of the sandbox; it ends the episode even if
         the policy ignores it."""
         self.instance_id = str(instance.handle.instance_id)
+        self._clock = CallClock()
+        self._began = time.perf_counter()
+
+    def acting(self) -> Acting:
+        """Return what the policy has done so far."""
+        now = time.perf_counter()
+        return Acting(self._clock.has_acted, self._clock.busy_s(now), now - self._began)
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
@@ -77,6 +85,14 @@ class EpisodeEnv:
         except INFRASTRUCTURE as exc:
             self.failure = self.failure or exc
             raise
+
+    async def _acting(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call as `_noting` does, and measure it."""
+        self._clock.begin(time.perf_counter())
+        try:
+            return await self._noting(call)
+        finally:
+            self._clock.end(time.perf_counter())
 
     async def call_tool(
         self,
@@ -93,7 +109,7 @@ class EpisodeEnv:
         """
         started = time.perf_counter()
         try:
-            result = await self._noting(self._instance.call_tool(name, arguments, timeout_s))
+            result = await self._acting(self._instance.call_tool(name, arguments, timeout_s))
         except (ToolError, SandboxDiedInside) as exc:
             self._note(name, arguments, exc.message, True, exc.code, started)
             raise
@@ -154,15 +170,15 @@ class EpisodeEnv:
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
         """Run a command; this is not a step."""
-        return await self._noting(self._instance.exec(command, timeout_s))
+        return await self._acting(self._instance.exec(command, timeout_s))
 
     async def read_file(self, path: str) -> bytes:
         """Read a file of the sandbox."""
-        return await self._noting(self._instance.read_file(path))
+        return await self._acting(self._instance.read_file(path))
 
     async def write_file(self, path: str, data: bytes | str) -> int:
         """Write a file of the sandbox; returns its size."""
-        return await self._noting(self._instance.write_file(path, data))
+        return await self._acting(self._instance.write_file(path, data))
 
 
 def _blocking(

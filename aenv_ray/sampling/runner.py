@@ -21,6 +21,7 @@ from aenv_ray.errors import (
     ToolError,
 )
 from aenv_ray.models import InstanceStatus
+from aenv_ray.sampling.attribution import NOT_ACTED, Acting, FailureRewards, Stage
 from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task, reward_number
 from aenv_ray.sampling.instance_source import Instance, InstanceSource
 from aenv_ray.sampling.policies.base import Policy
@@ -38,7 +39,7 @@ class EpisodeRules:
     """How episodes are played; see `aenv_ray.sample`."""
 
     infra_retries: int
-    reward_on_death: float
+    rewards: FailureRewards
     episode_timeout_s: float | None
 
 
@@ -101,30 +102,27 @@ class Runner:
                 function = task.setup.function or ""
                 await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
         except ToolError as exc:
-            return _failure(EpisodeStatus.REWARD_FAILED, exc)
+            return self._failed(task, exc, Stage.SETUP)
+        env = EpisodeEnv(instance, log)
         try:
-            return await self._act_and_score(instance, task, log)
-        except (SandboxDiedInside, SandboxExhausted) as exc:
-            return self._death(task, exc)
-        except CallOutcomeUnknown:
-            # The call may have been lost with a server in the sandbox that an agent has ended.
-            try:
-                await instance.list_tools()
-            except SandboxDiedInside as exc:
-                return self._death(task, exc)
-            raise
-        except InstanceExpired as exc:
-            return _failure(EpisodeStatus.TIMED_OUT, exc)  # an agent can wait for its TTL
+            return await self._act_and_score(instance, task, env)
+        except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
+            return self._failed(task, exc, Stage.POLICY, env.acting())
+        except CallOutcomeUnknown as exc:
+            end = await _why_silent(instance, exc)
+            return self._failed(task, end, Stage.POLICY, env.acting())
 
-    def _death(self, task: Task, exc: AenvError) -> dict[str, Any]:
-        reward = None if task.reward is None else self._rules.reward_on_death
-        return _failure(EpisodeStatus.DIED_INSIDE, exc) | {"reward": reward}
+    def _failed(
+        self, task: Task, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED
+    ) -> dict[str, Any]:
+        verdict = self._rules.rewards.verdict(exc, stage, acting)
+        reward = None if task.reward is None else verdict.reward
+        return _failure(verdict.status, exc) | {"reward": reward}
 
     async def _act_and_score(
-        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog
+        self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv
     ) -> dict[str, Any]:
         """Run policy and reward; infrastructure failures and deaths from inside are raised."""
-        env = EpisodeEnv(instance, log)
         try:
             acting = act(self._policy, env, task)
             output = await within(acting, self._rules.episode_timeout_s, lambda: _expect(instance))
@@ -133,11 +131,11 @@ class Runner:
         except PolicyTimedOut as exc:
             if env.failure is not None:
                 raise env.failure from exc
-            return _failure(EpisodeStatus.TIMED_OUT, DeadlineExceeded(str(exc)))
+            return self._failed(task, DeadlineExceeded(str(exc)), Stage.POLICY, env.acting())
         except Exception as exc:  # every exception of a policy is its failure
             if env.failure is not None:
                 raise env.failure from exc
-            return _failure(EpisodeStatus.POLICY_FAILED, exc)
+            return self._failed(task, exc, Stage.POLICY)
         if env.failure is not None:
             raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
         fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
@@ -152,7 +150,7 @@ class Runner:
         except SandboxExhausted:
             raise
         except ToolError as exc:
-            return _failure(EpisodeStatus.REWARD_FAILED, exc)
+            return self._failed(task, exc, Stage.REWARD, env.acting())
 
 
 class _Doors:
@@ -180,6 +178,23 @@ def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
     code = exc.code if isinstance(exc, AenvError) else type(exc).__name__
     message = exc.message if isinstance(exc, AenvError) else str(exc)
     return {"status": status, "reward": None, "error": f"{code}: {message}"}
+
+
+async def _why_silent(instance: AsyncEnvHandle, exc: CallOutcomeUnknown) -> Exception:
+    """Return what ended an episode in which a call had no answer.
+
+    The call may have been lost with a server in the sandbox that an agent has ended or keeps busy.
+
+    Raises:
+        AenvError: The infrastructure failed.
+    """
+    try:
+        await instance.list_tools()
+    except (SandboxDiedInside, InstanceExpired) as end:
+        return end
+    except CallOutcomeUnknown:
+        pass  # it runs, and still does not answer
+    return exc
 
 
 async def _expect(instance: AsyncEnvHandle) -> None:

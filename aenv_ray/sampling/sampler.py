@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
 from aenv_ray.project.project import Project
+from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode import Episode
 from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
 from aenv_ray.sampling.instance_source import InstanceSource
@@ -232,10 +232,6 @@ def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> boo
     return True
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def sample(
     environment: str | Path,
     policy: Policy | type | str,
@@ -245,6 +241,8 @@ def sample(
     infra_retries: int = INFRA_RETRIES,
     episode_timeout: str | float | None = None,
     reward_on_death: float = 0.0,
+    reward_on_timeout: float | None = 0.0,
+    reward_on_failure: float | None = 0.0,
     out: str | Path | None = None,
     resume: bool = False,
     actor: str = "shared",
@@ -263,8 +261,15 @@ def sample(
         infra_retries: Restarts of an episode after infrastructure failures.
         episode_timeout: Limit for the policy in an episode: 90, "90s", "30m". Then the policy is
             cancelled, and the episode is ``timed_out``. None: the life of the instance.
-        reward_on_death: Reward of episodes whose sandbox the agent ended or exhausted, on purpose
-            or not; they are ``died_inside``, counted in means, and not restarted. A finite number.
+        reward_on_death: Reward of episodes whose sandbox the agent ended, exhausted or kept from
+            answering, on purpose or not; they are ``died_inside``, counted in means, and not
+            restarted. A finite number.
+        reward_on_timeout: Reward of episodes that are ``timed_out`` because of calls to the
+            sandbox: they took a tenth of the policy's time or more, or one reached its timeout and
+            the policy did not handle that. None leaves them out of means.
+        reward_on_failure: Reward of episodes in which the reward raised after the policy had acted
+            (``reward_failed``), or in which the policy did not handle the error of a tool call
+            (``policy_failed``). None leaves them out of means.
         out: File for one JSON object per line and finished episode. If it cannot be written, the
             run continues, and raises ConfigError after its last episode.
         resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
@@ -280,8 +285,7 @@ def sample(
         ConfigError: An invalid file, option or task, or a policy that does not exist, is not
             callable or is a generator.
     """
-    if not _is_finite(reward_on_death):
-        raise ConfigError(f"reward_on_death must be a finite number, not {reward_on_death!r}")
+    rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
     made = make(named_policy(policy) if isinstance(policy, str) else policy)
@@ -296,7 +300,7 @@ def sample(
         made,
         feed,
         concurrency=concurrency,
-        rules=EpisodeRules(infra_retries, float(reward_on_death), limit_s),
+        rules=EpisodeRules(infra_retries, rewards, limit_s),
         options=CreateOptions(actor=actor, **options),
         out=file,
         kept=finished_episodes(file, feed.known) if resume and file is not None else [],

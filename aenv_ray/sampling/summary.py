@@ -25,7 +25,8 @@ class Summary(BaseModel):
     timed_out: int
     reward_failed: int
     reward_mean: float | None
-    """Mean over episodes with a reward: completed ones, and those that died inside."""
+    """Mean over episodes with a reward: completed ones, and those that failed
+    by what their agent did."""
     tool_calls: int
     calls_per_s: float
     create_p50_ms: float | None

@@ -135,14 +135,15 @@ def table(summary: Summary, left: int | None = None) -> str:
         return "-" if value is None else f"{value:.1f} ms"
 
     mean = "-" if summary.reward_mean is None else f"{summary.reward_mean:.3f}"
-    own = summary.policy_failed + summary.timed_out + summary.reward_failed
     rows = [
         ("rollouts", f"{summary.rollouts}"),
         ("success", f"{summary.succeeded} of {summary.rollouts}"),
         ("reward mean", mean),
         ("died inside", f"{summary.died_inside}"),
         ("infrastructure failures", f"{summary.infra_failed}"),
-        ("void in total", f"{summary.infra_failed + own}"),
+        ("policy failed", f"{summary.policy_failed}"),
+        ("timed out", f"{summary.timed_out}"),
+        ("reward failed", f"{summary.reward_failed}"),
         ("tool calls", f"{summary.tool_calls}"),
         ("calls/s", f"{summary.calls_per_s:.0f}"),
         ("create p50 / p99", f"{ms(summary.create_p50_ms)} / {ms(summary.create_p99_ms)}"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 import aenv_ray
 from aenv_ray.errors import AenvError
@@ -59,3 +63,61 @@ def test_an_agent_in_the_runtime_gains_nothing_either(cluster: Cluster) -> None:
     assert (summary.died_inside, summary.infra_failed, summary.reward_mean) == (1, 0, 0.25)
     died = next(e for e in sampling.episodes if e.status is EpisodeStatus.DIED_INSIDE)
     assert (died.task_id, died.attempts) == ("t0", 1)
+
+
+_SABOTAGED: Final = '''
+import ctypes, json, time
+from pathlib import Path
+from aenv_ray.runtime import register_reward, register_tool
+
+@register_tool
+def wait(seconds: float) -> None:
+    """Wait."""
+    time.sleep(seconds)
+
+@register_tool
+def seize(seconds: int) -> None:
+    """Keep the interpreter to itself, as a slow regular expression does."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+@register_reward
+def score() -> float:
+    """Read what the agent wrote."""
+    answer = Path("answer.json")
+    return json.loads(answer.read_text())["score"] if answer.exists() else 0.0
+'''
+
+
+def test_playing_for_time_and_breaking_the_reward_count(
+    cluster: Cluster, project: Callable[..., Path]
+) -> None:
+    """Invariant 14: an agent that is losing gains nothing by either; nor is it rerun."""
+    del cluster
+
+    async def act(env: Any, task: Task) -> None:
+        if task.id == "waits":
+            await env.call_tool("wait", {"seconds": 600}, timeout_s=600)
+        elif task.id == "times-out":
+            await env.call_tool("wait", {"seconds": 600}, timeout_s=0.2)
+        elif task.id == "is-silent":
+            await env.call_tool("seize", {"seconds": 10}, timeout_s=0.2)
+        elif task.id == "breaks-reward":
+            await env.write_file("answer.json", "{")
+        elif task.id == "wins":
+            await env.write_file("answer.json", '{"score": 1}')
+
+    names = ("waits", "times-out", "is-silent", "breaks-reward", "wins", "loses")
+    sampling = aenv_ray.sample(
+        project(_SABOTAGED), act, [{"id": name} for name in names], episode_timeout="25s"
+    )
+    summary = sampling.run()
+    found = {e.task_id: (e.status.value, e.reward, e.attempts) for e in sampling.episodes}
+    assert found == {
+        "waits": ("timed_out", 0.0, 1),
+        "times-out": ("timed_out", 0.0, 1),
+        "is-silent": ("died_inside", 0.0, 1),
+        "breaks-reward": ("reward_failed", 0.0, 1),
+        "wins": ("completed", 1.0, 1),
+        "loses": ("completed", 0.0, 1),
+    }
+    assert summary.reward_mean == pytest.approx(1 / 6)

@@ -1,0 +1,115 @@
+"""Which episodes without a result count: an agent cannot leave the mean (invariant 14)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aenv_ray.errors import (
+    AenvError,
+    CallOutcomeUnknown,
+    ConfigError,
+    DeadlineExceeded,
+    FunctionFailed,
+    InsideCause,
+    InstanceExpired,
+    SandboxDiedInside,
+    SandboxExhausted,
+    ToolInputInvalid,
+    ToolNotFound,
+    ToolTimeout,
+)
+from aenv_ray.sampling import EpisodeStatus
+from aenv_ray.sampling.attribution import (
+    NOT_ACTED,
+    SANDBOX_SHARE,
+    Acting,
+    CallClock,
+    FailureRewards,
+    Stage,
+)
+
+REWARDS = FailureRewards(on_death=-1.0, on_timeout=-2.0, on_failure=-3.0)
+BUSY = Acting(has_acted=True, busy_s=5.0, duration_s=10.0)
+THINKING = Acting(has_acted=True, busy_s=0.5, duration_s=10.0)
+
+
+@pytest.mark.parametrize("stage", [Stage.POLICY, Stage.REWARD])
+@pytest.mark.parametrize(
+    "exc",
+    [
+        SandboxDiedInside("gone", instance_id="i", died_of=InsideCause.EXIT),
+        SandboxExhausted("full", died_of=InsideCause.DISK),
+        CallOutcomeUnknown("silent", instance_id="i"),
+    ],
+)
+def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage) -> None:
+    """Whenever it happens: the agent can have caused it."""
+    for acting in (BUSY, NOT_ACTED):
+        verdict = REWARDS.verdict(exc, stage, acting)
+        assert (verdict.status, verdict.reward) == (EpisodeStatus.DIED_INSIDE, -1.0)
+
+
+@pytest.mark.parametrize(
+    "exc", [DeadlineExceeded("too late"), InstanceExpired("TTL", instance_id="i")]
+)
+def test_time_that_calls_used_up_counts(exc: AenvError) -> None:
+    """A slow model is void, a sandbox that plays for time is not."""
+    verdicts = [REWARDS.verdict(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NOT_ACTED)]
+    assert [one.reward for one in verdicts] == [-2.0, None, None]
+    assert {one.status for one in verdicts} == {EpisodeStatus.TIMED_OUT}
+
+
+def test_a_tool_call_that_its_policy_does_not_handle_counts() -> None:
+    """An exception of the policy's own is void."""
+    late = REWARDS.verdict(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
+    wrong = REWARDS.verdict(ToolNotFound("no such tool"), Stage.POLICY, THINKING)
+    own = REWARDS.verdict(KeyError("action"), Stage.POLICY, BUSY)
+    assert (late.status, late.reward) == (EpisodeStatus.TIMED_OUT, -2.0)
+    assert (wrong.status, wrong.reward) == (EpisodeStatus.POLICY_FAILED, -3.0)
+    assert (own.status, own.reward) == (EpisodeStatus.POLICY_FAILED, None)
+
+
+def test_a_reward_that_raises_counts_once_the_agent_has_acted() -> None:
+    """Before that, and for what the task itself asks for wrongly, no agent is to blame."""
+    for exc in (FunctionFailed("ValueError"), ToolTimeout("slow")):
+        assert REWARDS.verdict(exc, Stage.REWARD, THINKING).reward == -3.0
+        assert REWARDS.verdict(exc, Stage.REWARD, NOT_ACTED).reward is None
+    for wrong in (ToolNotFound("no such reward"), ToolInputInvalid("arguments")):
+        assert REWARDS.verdict(wrong, Stage.REWARD, BUSY).reward is None
+    setup = REWARDS.verdict(FunctionFailed("ValueError"), Stage.SETUP)
+    assert (setup.status, setup.reward) == (EpisodeStatus.REWARD_FAILED, None)
+
+
+def test_rewards_are_finite_numbers_or_left_out() -> None:
+    """A death from inside always counts."""
+    assert FailureRewards(on_timeout=None, on_failure=None).on_death == 0.0
+    with pytest.raises(ConfigError, match="reward_on_timeout"):
+        FailureRewards(on_timeout=float("inf"))
+    with pytest.raises(ConfigError, match="reward_on_death"):
+        FailureRewards(on_death=None)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), min_size=1, max_size=8))
+def test_calls_that_overlap_are_measured_once(calls: list[tuple[float, float]]) -> None:
+    """The clock shows how long any call was under way, whatever their order."""
+    clock = CallClock()
+    spans = [(start, start + length) for start, length in calls]
+    events = sorted([(at, 0) for at, _ in spans] + [(at, 1) for _, at in spans])
+    for at, is_end in events:
+        (clock.end if is_end else clock.begin)(at)
+    covered, last = 0.0, 0.0
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, last))
+        last = max(last, end)
+    assert clock.busy_s(1000.0) == pytest.approx(covered, abs=1e-6)
+
+
+def test_a_call_under_way_counts_until_now() -> None:
+    """A call that never returns uses up the whole time."""
+    clock = CallClock()
+    clock.begin(2.0)
+    assert clock.busy_s(12.0) == 10.0
+    assert Acting(clock.has_acted, clock.busy_s(12.0), 12.0).is_slow_by_sandbox
+    assert not Acting(True, SANDBOX_SHARE * 12.0 - 0.01, 12.0).is_slow_by_sandbox
