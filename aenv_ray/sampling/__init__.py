@@ -1,10 +1,10 @@
 """Rollouts at scale: many episodes over many instances."""
 
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Step, Task, Usage
 from aenv_ray.sampling.policies.scripted import RandomPolicy
 from aenv_ray.sampling.sampler import Sampling, sample
-from aenv_ray.sampling.summary import Summary, summarize
 from aenv_ray.sampling.tasks import load_tasks
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step, Task, Usage
+from aenv_ray.trajectories.statistics import Summary, summarize
 
 __all__ = [
     "Episode",

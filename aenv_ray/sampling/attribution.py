@@ -25,7 +25,7 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
 )
-from aenv_ray.sampling.episode import EpisodeStatus
+from aenv_ray.trajectories.schema import EpisodeStatus
 
 SANDBOX_SHARE: Final = 0.1
 """An episode that ran out of time counts if its calls to the sandbox took this share of the time or

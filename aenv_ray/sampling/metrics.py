@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aenv_ray.sampling.episode import Episode
+from aenv_ray.trajectories.schema import Episode
 
 _BUCKETS_S: Final = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0]
 _LABELS: Final = ("environment",)

@@ -24,9 +24,9 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.attribution import Acting, CallClock
-from aenv_ray.sampling.episode import Step, Task, Usage
 from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.user_code import call, hand_over, outcome
+from aenv_ray.trajectories.schema import Step, Task, Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from aenv_ray.sampling.episode import Episode, EpisodeStatus
-from aenv_ray.sampling.summary import quantile_ms
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+from aenv_ray.trajectories.statistics import quantile_ms
 
 RATE_WINDOW_S: Final = 30
 """Rates cover this many seconds before now."""

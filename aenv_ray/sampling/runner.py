@@ -22,11 +22,17 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.attribution import NOT_ACTED, Acting, FailureRewards, Stage
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task, reward_number
 from aenv_ray.sampling.instance_source import Instance, InstanceSource
 from aenv_ray.sampling.policies.base import Policy
 from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, EpisodeLog, act
 from aenv_ray.sampling.user_code import PolicyTimedOut, within
+from aenv_ray.trajectories.schema import (
+    Episode,
+    EpisodeStatus,
+    Task,
+    recordable_task,
+    reward_number,
+)
 
 INFRA_RETRIES: Final = 2
 """Restarts of an episode, on a new instance, after infrastructure failures."""
@@ -74,7 +80,8 @@ class Runner:
     async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
         log = EpisodeLog()
         started = time.perf_counter()
-        fields: dict[str, Any] = {"index": index, "task_id": task.id, "attempts": attempt}
+        fields: dict[str, Any] = {"index": index, "task_id": task.id, "task": recordable_task(task)}
+        fields["attempts"] = attempt
         instance: Instance | None = None
         try:
             instance = await self._source.acquire()

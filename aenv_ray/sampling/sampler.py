@@ -22,15 +22,15 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
-from aenv_ray.sampling.episode import Episode
-from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
 from aenv_ray.sampling.instance_source import InstanceSource
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import Policy, make
 from aenv_ray.sampling.policies.named import named_policy
 from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules, Runner
-from aenv_ray.sampling.summary import Summary, summarize
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
+from aenv_ray.trajectories.files import EpisodeFile, finished_episodes
+from aenv_ray.trajectories.schema import Episode
+from aenv_ray.trajectories.statistics import Summary, summarize
 from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")

@@ -23,8 +23,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.episode import Task
 from aenv_ray.sampling.user_code import call, hand_over, outcome
+from aenv_ray.trajectories.files import of_another_run
+from aenv_ray.trajectories.schema import Task
 
 TaskObjects = Iterable[Task | Mapping[str, Any]]
 TaskSource = str | Path | TaskObjects | AsyncIterable[Task | Mapping[str, Any]]
@@ -160,14 +161,6 @@ class TaskFeed:
         """Stop reading, any number of times. The source itself is not closed."""
         self._is_at_end = True
         self._reader.close()
-
-
-def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
-    """Return the error for a recorded episode that does not belong to this run."""
-    return ConfigError(
-        f"{where}: episode {number} is of task {task_id!r}, but this run has another task {number}",
-        hint="resume with the same tasks and number of rollouts, or write to another file",
-    )
 
 
 class _Direct:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, MutableMapping, MutableSequence,
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.episode import Task
+from aenv_ray.trajectories.schema import Task
 
 logger = logging.getLogger("aenv_ray")
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError, ToolError
-from aenv_ray.sampling.episode import Task
 from aenv_ray.sampling.policy import EpisodeEnv
+from aenv_ray.trajectories.schema import Task
 
 RANDOM_CALLS: Final = 8
 """Tool calls of an episode of `RandomPolicy`."""

@@ -11,8 +11,8 @@ import pytest
 
 from aenv_ray.errors import ConfigError, FunctionFailed
 from aenv_ray.sampling import Task, load_tasks
-from aenv_ray.sampling.episode import reward_number
 from aenv_ray.sampling.sampler import sample
+from aenv_ray.trajectories.schema import reward_number
 
 
 def task_file(directory: Path, *lines: str) -> Path:

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task
-from aenv_ray.sampling.tasks import of_another_run
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
 
 logger = logging.getLogger("aenv_ray")
 
@@ -105,6 +104,14 @@ def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]
         if episode.status is not EpisodeStatus.INFRA_FAILED:
             found[episode.index] = episode
     return list(found.values())
+
+
+def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
+    """Return the error for a recorded episode that does not belong to this run."""
+    return ConfigError(
+        f"{where}: episode {number} is of task {task_id!r}, but this run has another task {number}",
+        hint="resume with the same tasks and number of rollouts, or write to another file",
+    )
 
 
 def _is_of(episode: Episode, tasks: Sequence[Task] | None) -> bool:

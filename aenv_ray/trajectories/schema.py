@@ -1,16 +1,20 @@
-"""Records of a rollout: task, steps, and outcome."""
+"""The schema of trajectories: task, steps, and outcome of an episode."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.errors import FunctionFailed
+
+SCHEMA_VERSION: Final = 1
+"""Raised when the meaning of a field changes. Fields that are added have defaults."""
 
 
 class Call(BaseModel):
@@ -57,13 +61,20 @@ class Step(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     tool: str
+    """Name of the tool."""
     arguments: dict[str, Any]
+    """The arguments, empty if they were not a mapping."""
     text: str
     """The text that the policy got; the error message if the call had no result."""
     is_error: bool
     error: str | None = None
     """Error code if the call had no result."""
     duration_s: float
+    """Seconds from the call to its result."""
+    call_id: str | None = None
+    """Id of the call, under which it ran once."""
+    started_s: float | None = None
+    """Seconds from the start of the episode to the call."""
 
 
 class Usage(BaseModel):
@@ -74,7 +85,9 @@ class Usage(BaseModel):
     requests: int = 0
     """Answers of the models."""
     prompt_tokens: int = 0
+    """Tokens of the prompts."""
     completion_tokens: int = 0
+    """Tokens that the models produced."""
     cost: float | None = None
     """Sum of the known costs; None if none is known."""
 
@@ -140,7 +153,37 @@ class Episode(BaseModel):
     attempts: int = 1
     """1 + the number of restarts after infrastructure failures."""
     create_s: float | None = None
+    """Seconds to create the instance; None if none was created."""
     duration_s: float = 0.0
+    """Seconds from the start of the episode to its end."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this schema."""
+    group: str | None = None
+    """Id shared by the samples of one task (`samples_per_task`)."""
+    sample: int | None = None
+    """Number of the episode in its group, from 0."""
+    seed: int | None = None
+    """Seed given to the environment and the policy."""
+    phases: dict[str, float] = Field(default_factory=dict)
+    """Seconds spent in each phase: queue, create, setup, policy, reward, release."""
+    start_mode: str | None = None
+    """How the instance was obtained, such as fork, warm, or reset."""
+    node_id: str | None = None
+    """The node that the episode ran on."""
+    policy: str | None = None
+    """Name of the policy."""
+    task: Task | None = None
+    """The task; None in records without it. Values that JSON lacks are replaced by their repr."""
+
+
+def recordable_task(task: Task) -> Task:
+    """Return the task with every value that JSON lacks replaced by its repr."""
+    try:
+        task.model_dump_json()
+    except ValueError:
+        data = json.loads(json.dumps(task.model_dump(), default=repr, skipkeys=True))
+        return Task.model_validate(data)
+    return task
 
 
 def reward_number(detail: Any) -> float:

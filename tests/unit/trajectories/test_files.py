@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.episode import Episode, EpisodeStatus, Task
-from aenv_ray.sampling.episode_file import EpisodeFile, finished_episodes
+from aenv_ray.trajectories.files import EpisodeFile, finished_episodes
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
 
 
 def episode(index: int) -> Episode:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from aenv_ray.sampling.episode import Episode, EpisodeStatus
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 
 SUCCESS_REWARD = 1.0
 """A completed episode with at least this reward counts as a success."""

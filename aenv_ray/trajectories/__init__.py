@@ -1,0 +1,1 @@
+"""Trajectories as data: the schema of episodes, their files, and their statistics."""
